@@ -1,0 +1,24 @@
+"""Thin modules over `spherenet.functional`."""
+
+from spherenet.layers.conv import (
+    LazySphereConv1d,
+    LazySphereConv2d,
+    LazySphereConv3d,
+    SphereConv1d,
+    SphereConv2d,
+    SphereConv3d,
+)
+from spherenet.layers.linear import LazySphereLinear, SphereLinear
+from spherenet.layers.sphere import SphereLayer
+
+__all__ = [
+    "LazySphereConv1d",
+    "LazySphereConv2d",
+    "LazySphereConv3d",
+    "LazySphereLinear",
+    "SphereConv1d",
+    "SphereConv2d",
+    "SphereConv3d",
+    "SphereLayer",
+    "SphereLinear",
+]

@@ -1,0 +1,1 @@
+"""Pure functions: angle functions g(θ), norms, and the slow reference of every operator."""

@@ -1,0 +1,98 @@
+"""Norms of vectors and of the patches a convolution looks at: ‖x‖ = sqrt(Σx² + eps) (SPEC 1).
+
+eps > 0 gives a zero patch the cosine 0 and a finite gradient. Norms of half-precision tensors are computed
+and returned in float32. Squares are taken of x/64, a power of two that costs no digit and moves float32's
+overflow from Σx² = 3e38 to 1e42: 10⁶ inputs of 1e18 still have a norm. Beyond, the norm is inf, and callers
+give such a patch the cosine 0, as they do for a zero patch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+__all__ = ["DEFAULT_EPS", "direction", "norm", "pad_input", "patch_norm", "working_dtype"]
+
+DEFAULT_EPS = 1e-4
+"""The authors' value (SPEC 10): it bounds the gradient of a patch of norm r by 1/max(r, 0.01)."""
+
+_SHRINK = 2.0**-6
+
+_CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+
+
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype norms and angles are computed in: float32 for half precision, else the dtype itself."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def _root(shrunk_sum: Tensor, eps: float) -> Tensor:
+    """sqrt(Σx² + eps) from Σ(x/64)²."""
+    return (shrunk_sum + eps * _SHRINK**2).sqrt() / _SHRINK
+
+
+def norm(x: Tensor, dim: int | tuple[int, ...], eps: float = DEFAULT_EPS) -> Tensor:
+    """Return sqrt(Σx² + eps) over `dim`, which is kept with size 1."""
+    shrunk = x.to(working_dtype(x.dtype)) * _SHRINK
+    return _root(shrunk.square().sum(dim, keepdim=True), eps)
+
+
+def direction(x: Tensor, dim: int | tuple[int, ...], eps: float = DEFAULT_EPS) -> Tensor:
+    """Return x/‖x‖ over `dim` in the dtype of x; zero where x is zero or its norm is not finite."""
+    return (x.to(working_dtype(x.dtype)) / norm(x, dim, eps)).to(x.dtype)
+
+
+def pad_input(
+    x: Tensor,
+    kernel_size: Sequence[int],
+    padding: str | Sequence[int],
+    dilation: Sequence[int],
+    padding_mode: str,
+) -> Tensor:
+    """Pad the spatial dimensions of x as torch.nn's convolutions do for `padding_mode`.
+
+    "same" puts the odd pixel at the end, as torch does.
+    """
+    amounts: list[int] = []
+    for index in reversed(range(len(kernel_size))):
+        if isinstance(padding, str):
+            total = dilation[index] * (kernel_size[index] - 1) if padding == "same" else 0
+            amounts += [total // 2, total - total // 2]
+        else:
+            amounts += [padding[index]] * 2
+    return F.pad(x, amounts, mode="constant" if padding_mode == "zeros" else padding_mode)
+
+
+def patch_norm(
+    x: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: str | Sequence[int],
+    dilation: Sequence[int],
+    groups: int = 1,
+    padding_mode: str = "zeros",
+    eps: float = DEFAULT_EPS,
+) -> Tensor:
+    """Return ‖patch‖ for each patch that a convolution of this geometry looks at.
+
+    The squares are summed over channels first, so the sliding window runs over one map a group, not over all
+    channels.
+
+    Shapes: x [N, C, *spatial] or [C, *spatial] → [N, groups, *out] or [groups, *out].
+    """
+    spatial_dims = len(kernel_size)
+    if padding_mode != "zeros":
+        x = pad_input(x, kernel_size, padding, dilation, padding_mode)
+        padding = (0,) * spatial_dims
+    shrunk = x.to(working_dtype(x.dtype)) * _SHRINK
+    channels_at = x.dim() - spatial_dims - 1
+    squares = torch.unflatten(shrunk.square(), channels_at, (groups, -1)).sum(channels_at + 1)
+    box = squares.new_ones(groups, 1, *kernel_size)
+    # Autocast would run this convolution in half precision.
+    with torch.autocast(x.device.type, enabled=False):
+        window = _CONV[spatial_dims](squares, box, None, stride, padding, dilation, groups)
+    # Some convolution algorithms (Winograd, FFT) return a tiny negative for a sum of zeros.
+    return _root(window.clamp_min(0), eps)

@@ -1,0 +1,106 @@
+"""The slow and obvious form of every operator: one patch at a time, formulas as SPEC 1 prints them.
+
+This is the oracle behind every fast path in the tests. It is differentiable (away from θ = 0 and π, where
+acos has no derivative), runs in any floating dtype and is meant for float64. Nothing else may use it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["g_cosine", "g_linear", "g_sigmoid", "patches", "slope_cosine", "slope_linear", "slope_sigmoid",
+           "sphere_conv", "sphere_linear", "theta"]  # fmt: skip
+
+
+def g_linear(theta: Tensor) -> Tensor:
+    """1 − 2θ/π."""
+    return 1 - 2 * theta / math.pi
+
+
+def g_cosine(theta: Tensor) -> Tensor:
+    """cos θ."""
+    return torch.cos(theta)
+
+
+def g_sigmoid(theta: Tensor, k: Tensor | float) -> Tensor:
+    """C(k)·(1−e^u)/(1+e^u), u = θ/k − π/(2k), C(k) = (1+e^{−π/2k})/(1−e^{−π/2k})."""
+    k = torch.as_tensor(k, dtype=theta.dtype)
+    u = theta / k - math.pi / (2 * k)
+    scale = (1 + torch.exp(-math.pi / (2 * k))) / (1 - torch.exp(-math.pi / (2 * k)))
+    return scale * (1 - torch.exp(u)) / (1 + torch.exp(u))
+
+
+def slope_linear(theta: Tensor) -> Tensor:
+    """dg/dθ = −2/π."""
+    return torch.full_like(theta, -2 / math.pi)
+
+
+def slope_cosine(theta: Tensor) -> Tensor:
+    """dg/dθ = −sin θ."""
+    return -torch.sin(theta)
+
+
+def slope_sigmoid(theta: Tensor, k: Tensor | float) -> Tensor:
+    """dg/dθ = −C(k)·2e^u / (k(1+e^u)²); the paper omits C(k)."""
+    k = torch.as_tensor(k, dtype=theta.dtype)
+    u = theta / k - math.pi / (2 * k)
+    scale = (1 + torch.exp(-math.pi / (2 * k))) / (1 - torch.exp(-math.pi / (2 * k)))
+    return -scale * 2 * torch.exp(u) / (k * (1 + torch.exp(u)) ** 2)
+
+
+def theta(w: Tensor, x: Tensor, eps: float) -> Tensor:
+    """The angle between two vectors of any shape: acos(wᵀx / (‖w‖‖x‖)), ‖v‖ = sqrt(Σv² + eps)."""
+    length = torch.sqrt((w * w).sum() + eps) * torch.sqrt((x * x).sum() + eps)
+    return torch.acos((w * x).sum() / length)
+
+
+def patches(
+    image: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+) -> tuple[list[Tensor], list[int]]:
+    """All patches [C, *kernel_size] of an already padded image [C, *spatial] in row order, and the output's size."""
+    reach = [d * (k - 1) + 1 for k, d in zip(kernel_size, dilation, strict=True)]
+    size = [(n - r) // s + 1 for n, r, s in zip(image.shape[1:], reach, stride, strict=True)]
+    found = []
+    for position in itertools.product(*(range(n) for n in size)):
+        window = tuple(slice(p * s, p * s + r, d) for p, s, r, d in zip(position, stride, reach, dilation, strict=True))
+        found.append(image[(slice(None), *window)])
+    return found, size
+
+
+def sphere_conv(
+    padded: Tensor,
+    weight: Tensor,
+    g: Callable[[Tensor, int], Tensor],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    eps: float,
+) -> Tensor:
+    """SphereConv by five nested loops: g(θ) for each image, filter and patch.
+
+    padded: [N, C, *spatial], padded already. weight: [O, C/groups, *kernel]. g: (θ, filter's index) → value.
+    """
+    filters_a_group = weight.shape[0] // groups
+    channels_a_group = padded.shape[1] // groups
+    images = []
+    for image in padded:
+        maps = []
+        for index, w in enumerate(weight):
+            first = (index // filters_a_group) * channels_a_group
+            seen, size = patches(image[first : first + channels_a_group], weight.shape[2:], stride, dilation)
+            maps.append(torch.stack([g(theta(w, x, eps), index) for x in seen]).reshape(size))
+        images.append(torch.stack(maps))
+    return torch.stack(images)
+
+
+def sphere_linear(x: Tensor, weight: Tensor, g: Callable[[Tensor, int], Tensor], eps: float) -> Tensor:
+    """SphereLinear by two loops. x: [N, in], weight: [out, in]."""
+    return torch.stack([torch.stack([g(theta(w, row, eps), i) for i, w in enumerate(weight)]) for row in x])
