@@ -25,7 +25,7 @@ types: $(READY)  ## static types of the package
 	$(BIN)/mypy
 
 imports: $(READY)  ## the directions in which packages may import each other
-	$(BIN)/lint-imports --no-timings
+	$(BIN)/lint-imports --no-logo
 
 pytest: $(READY)  ## the tests alone
 	$(BIN)/python -m pytest --numprocesses 2

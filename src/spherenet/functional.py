@@ -21,8 +21,17 @@ from torch.nn import functional as F
 from spherenet.ops import angles
 from spherenet.ops.angle_functions import DEFAULT_K, AngleFunction, make_angle
 from spherenet.ops.angles import SMALLEST_K
-from spherenet.ops.arguments import require_floating, require_k, require_positive
-from spherenet.ops.norms import DEFAULT_EPS, direction, norm, patch_norm, working_dtype
+from spherenet.ops.arguments import require_floating, require_k, require_one_of, require_positive
+from spherenet.ops.geometry import per_dimension, same_as_numbers
+from spherenet.ops.norms import (
+    DEFAULT_EPS,
+    autocast_is_on,
+    direction,
+    norm,
+    patch_norm,
+    without_autocast,
+    working_dtype,
+)
 
 __all__ = ["sphere_conv1d", "sphere_conv2d", "sphere_conv3d", "sphere_linear"]
 
@@ -125,7 +134,7 @@ def sphere_linear(
             f"input must have {weight.shape[1]} features in its last dimension for a weight of shape "
             f"{list(weight.shape)}, got shape {list(input.shape)}."
         )
-    with torch.autocast(input.device.type, enabled=False):
+    with without_autocast(input):
         unit_weight = direction(weight, 1, eps)
         length = norm(input, -1, eps)
     product = F.linear(input, unit_weight)
@@ -151,9 +160,9 @@ def _sphere_conv(
     eps = require_positive("eps", eps)
     _check_dtypes(input, weight)
     _check_shapes(input, weight, groups, spatial_dims)
-    stride, dilation = (_per_dimension(v, spatial_dims) for v in (stride, dilation))
-    padding = padding if isinstance(padding, str) else _per_dimension(padding, spatial_dims)
-    with torch.autocast(input.device.type, enabled=False):
+    stride, dilation = per_dimension(stride, spatial_dims), per_dimension(dilation, spatial_dims)
+    input, padding = _resolve_padding(input, weight.shape[2:], stride, padding, dilation)
+    with without_autocast(input):
         unit_weight = direction(weight, tuple(range(1, weight.dim())), eps)
         length = patch_norm(input, weight.shape[2:], stride, padding, dilation, groups, eps=eps)
     product = _CONV[spatial_dims](input, unit_weight, None, stride, padding, dilation, groups)
@@ -173,10 +182,12 @@ def _apply_angle(
     gamma: Rescale,
 ) -> Tensor:
     """β·(g(product/length) + bias) + γ, computed in float32 at least, returned in the dtype of `product`."""
-    with torch.autocast(product.device.type, enabled=False):
+    with without_autocast(product):
         # An overflowed norm leaves no direction. Its product may be inf or NaN, which 0/inf must not meet,
         # neither here nor in backward: so the product is replaced, not the quotient.
-        safe = product.to(working_dtype(product.dtype)).masked_fill(length.isinf(), 0)
+        # (`where`, because masked_fill would give up channels-last.)
+        wide = product.to(working_dtype(product.dtype))
+        safe = torch.where(length.isinf(), torch.zeros((), dtype=wide.dtype, device=wide.device), wide)
         out = angle((safe / length).movedim(filters_at, -1))
         out = out if bias is None else out + bias
         out = out if beta is None else out * beta
@@ -208,7 +219,7 @@ def _check_k_tensor(k: Tensor) -> Tensor:
 def _check_dtypes(input: Tensor, weight: Tensor) -> None:
     require_floating("input", input)
     require_floating("weight", weight)
-    if input.dtype != weight.dtype and not torch.is_autocast_enabled(input.device.type):
+    if input.dtype != weight.dtype and not autocast_is_on(input):
         raise TypeError(f"input must have the dtype of weight, {weight.dtype}, got {input.dtype}.")
 
 
@@ -230,7 +241,16 @@ def _check_shapes(input: Tensor, weight: Tensor, groups: int, spatial_dims: int)
         )
 
 
-def _per_dimension(value: int | Sequence[int], spatial_dims: int) -> tuple[int, ...]:
-    return (
-        (value,) * spatial_dims if isinstance(value, int) else tuple(value) * (spatial_dims if len(value) == 1 else 1)
-    )
+def _resolve_padding(
+    input: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: str | int | Sequence[int],
+    dilation: Sequence[int],
+) -> tuple[Tensor, tuple[int, ...]]:
+    if not isinstance(padding, str):
+        return input, per_dimension(padding, len(kernel_size))
+    require_one_of("padding", padding, ("same", "valid"))
+    if padding == "same" and any(s != 1 for s in stride):
+        raise ValueError(f'padding must not be "same" for a strided convolution, got stride={tuple(stride)}.')
+    return same_as_numbers(input, kernel_size, padding, dilation)

@@ -59,12 +59,20 @@ class _BoundedAsin(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
         ctx.save_for_backward(inputs[0])
-        ctx.save_for_forward(inputs[0])
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> Tensor:
         (cosine,) = ctx.saved_tensors
         return grad_output / sine(cosine)
+
+
+class _BoundedAsinForward(_BoundedAsin):
+    """The same with a forward-mode derivative, which torch.compile does not admit."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0])
+        ctx.save_for_forward(inputs[0])
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
@@ -74,7 +82,8 @@ class _BoundedAsin(torch.autograd.Function):
 
 def asin(cosine: Tensor) -> Tensor:
     """π/2 − θ from c = cos θ; c is clamped to [−1, 1], the derivative is bounded (see the module)."""
-    result: Tensor = _BoundedAsin.apply(cosine)  # type: ignore[no-untyped-call]
+    function = _BoundedAsin if torch.compiler.is_compiling() else _BoundedAsinForward
+    result: Tensor = function.apply(cosine)  # type: ignore[no-untyped-call]
     return result
 
 

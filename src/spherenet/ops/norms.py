@@ -9,12 +9,15 @@ give such a patch the cosine 0, as they do for a zero patch.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["DEFAULT_EPS", "direction", "norm", "pad_input", "patch_norm", "working_dtype"]
+from spherenet.ops.geometry import pad_input, same_as_numbers
+
+__all__ = ["DEFAULT_EPS", "autocast_is_on", "direction", "norm", "patch_norm", "without_autocast", "working_dtype"]
 
 DEFAULT_EPS = 1e-4
 """The authors' value (SPEC 10): it bounds the gradient of a patch of norm r by 1/max(r, 0.01)."""
@@ -27,6 +30,17 @@ _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype norms and angles are computed in: float32 for half precision, else the dtype itself."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def autocast_is_on(x: Tensor) -> bool:
+    """Whether autocast changes dtypes on the device of x; some devices (meta) have none."""
+    device_type = x.device.type
+    return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[object]:
+    """A context in which operations keep the dtype they are given."""
+    return torch.autocast(x.device.type, enabled=False) if autocast_is_on(x) else nullcontext()
 
 
 def _root(shrunk_sum: Tensor, eps: float) -> Tensor:
@@ -43,27 +57,6 @@ def norm(x: Tensor, dim: int | tuple[int, ...], eps: float = DEFAULT_EPS) -> Ten
 def direction(x: Tensor, dim: int | tuple[int, ...], eps: float = DEFAULT_EPS) -> Tensor:
     """Return x/‖x‖ over `dim` in the dtype of x; zero where x is zero or its norm is not finite."""
     return (x.to(working_dtype(x.dtype)) / norm(x, dim, eps)).to(x.dtype)
-
-
-def pad_input(
-    x: Tensor,
-    kernel_size: Sequence[int],
-    padding: str | Sequence[int],
-    dilation: Sequence[int],
-    padding_mode: str,
-) -> Tensor:
-    """Pad the spatial dimensions of x as torch.nn's convolutions do for `padding_mode`.
-
-    "same" puts the odd pixel at the end, as torch does.
-    """
-    amounts: list[int] = []
-    for index in reversed(range(len(kernel_size))):
-        if isinstance(padding, str):
-            total = dilation[index] * (kernel_size[index] - 1) if padding == "same" else 0
-            amounts += [total // 2, total - total // 2]
-        else:
-            amounts += [padding[index]] * 2
-    return F.pad(x, amounts, mode="constant" if padding_mode == "zeros" else padding_mode)
 
 
 def patch_norm(
@@ -84,15 +77,16 @@ def patch_norm(
     Shapes: x [N, C, *spatial] or [C, *spatial] → [N, groups, *out] or [groups, *out].
     """
     spatial_dims = len(kernel_size)
-    if padding_mode != "zeros":
-        x = pad_input(x, kernel_size, padding, dilation, padding_mode)
-        padding = (0,) * spatial_dims
+    if padding_mode == "zeros":
+        x, padding = same_as_numbers(x, kernel_size, padding, dilation)
+    else:
+        x, padding = pad_input(x, kernel_size, padding, dilation, padding_mode), (0,) * spatial_dims
     shrunk = x.to(working_dtype(x.dtype)) * _SHRINK
     channels_at = x.dim() - spatial_dims - 1
     squares = torch.unflatten(shrunk.square(), channels_at, (groups, -1)).sum(channels_at + 1)
     box = squares.new_ones(groups, 1, *kernel_size)
     # Autocast would run this convolution in half precision.
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
         window = _CONV[spatial_dims](squares, box, None, stride, padding, dilation, groups)
     # Some convolution algorithms (Winograd, FFT) return a tiny negative for a sum of zeros.
     return _root(window.clamp_min(0), eps)

@@ -1,0 +1,99 @@
+"""Margins: what a loss puts in the place of g(θ) for the right class, so that a small angle is not enough.
+
+All are functions of c = cos θ, elementwise, with gradients that are finite at θ = 0, θ = π and wherever two
+pieces meet. Two of them ask for g beyond [0, π]; there each g is continued by its own shape, one copy lower
+for every π,
+
+    g(φ) = g(φ − jπ) − j·(g(0) − g(π)),   j = ⌊φ/π⌋,
+
+which is continuous and decreasing for every decreasing g. Since the pieces meet, a j that rounding puts one
+too high or too low changes the value by rounding error, not by a jump.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from spherenet.ops.angle_functions import (
+    AngleFunction,
+    CosineAngle,
+    CustomAngle,
+    LearnableSigmoidAngle,
+    LinearAngle,
+    SigmoidAngle,
+)
+from spherenet.ops.angles import angle_from_cosine
+
+__all__ = ["additive_angle", "additive_cosine", "continued", "psi", "same_for_all_classes"]
+
+
+def psi(cosine: Tensor, m: float, angle: AngleFunction) -> Tensor:
+    """ψ_m(θ) = g(mθ − jπ) − j·(g(0) − g(π)), j = ⌊mθ/π⌋ (SPEC 1 (5)), for any real m ≥ 1 and any g.
+
+    m = 1 is g itself; with the linear g it is 1 − 2mθ/π without pieces; with the cosine it is A-Softmax's ψ.
+    Shapes: cosine [*, C], or [*] for one class a row where g is the same for all classes → the same shape.
+    """
+    if m == 1:
+        return angle(cosine)  # type: ignore[no-any-return]
+    if isinstance(angle, LinearAngle):
+        # 1 − 2mθ/π from 1 − 2θ/π, which is computed without cancellation at θ = π/2.
+        value: Tensor = angle(cosine) * m - (m - 1)
+        return value
+    return continued(angle, angle_from_cosine(cosine) * m)
+
+
+def additive_cosine(cosine: Tensor, m: float) -> Tensor:
+    """cos θ − m: the margin of CosFace."""
+    return cosine.clamp(-1, 1) - m
+
+
+def additive_angle(cosine: Tensor, m: float) -> Tensor:
+    """cos(θ + m), the margin of ArcFace, continued for θ + m > π by −2 − cos(θ + m).
+
+    The continuation is that of ψ: at θ + m = π it joins in value and slope, and it goes on falling, where
+    cos(θ + m) itself would turn and reward the widest angles.
+    """
+    return continued(CosineAngle(), angle_from_cosine(cosine) + m)
+
+
+def continued(angle: AngleFunction, phi: Tensor) -> Tensor:
+    """g continued to all φ ≥ 0: g(φ − jπ) − j·(g(0) − g(π)), j = ⌊φ/π⌋."""
+    turns = (phi.detach() / math.pi).floor()
+    return _at_angle(angle, phi - turns * math.pi) - turns * _drop(angle, phi)
+
+
+def same_for_all_classes(angle: AngleFunction) -> bool:
+    """Whether g treats every class alike, so that it may be applied to a row's target cosine alone."""
+    if isinstance(angle, LearnableSigmoidAngle):
+        return angle.raw_k.dim() == 0
+    return isinstance(angle, (LinearAngle, CosineAngle, SigmoidAngle, CustomAngle))
+
+
+def _at_angle(angle: AngleFunction, phi: Tensor) -> Tensor:
+    """g(φ) for φ ∈ [0, π], give or take rounding.
+
+    Written in φ, not in cos φ: the way back from cos φ to φ would lose half the digits near 0 and π, and
+    with them the slope of a g that has one there.
+    """
+    if isinstance(angle, LinearAngle):
+        return 1 - phi * (2 / math.pi)
+    if isinstance(angle, CosineAngle):
+        return phi.cos()
+    if isinstance(angle, (SigmoidAngle, LearnableSigmoidAngle)):
+        k = angle.k
+        largest = math.tanh(math.pi / (4 * k)) if isinstance(k, float) else (math.pi / (4 * k)).tanh()
+        return ((math.pi / 2 - phi) / (2 * k)).tanh() / largest
+    # A user's g need not be defined outside [0, π]: its value is taken inside, its slope is let through.
+    inside = phi + (phi.clamp(0, math.pi) - phi).detach()
+    return angle.g(inside) if isinstance(angle, CustomAngle) else angle.at(inside)
+
+
+def _drop(angle: AngleFunction, phi: Tensor) -> Tensor | float:
+    """g(0) − g(π); a value a class where g differs between classes."""
+    if isinstance(angle, (LinearAngle, CosineAngle, SigmoidAngle, LearnableSigmoidAngle)):
+        return 2.0
+    at_zero = phi.new_ones(phi.shape[-1:])
+    drop: Tensor = angle(at_zero) - angle(-at_zero)
+    return drop

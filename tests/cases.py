@@ -1,0 +1,143 @@
+"""Tables that several tests run over: operators with their oracle, and the geometries of convolutions."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import spherenet as sn
+from spherenet.ops import reference
+from spherenet.ops.geometry import pad_input
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator as a user names it, and g by the slow formula."""
+
+    name: str
+    k: float | None = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return {"operator": self.name} if self.k is None else {"operator": self.name, "k": self.k}
+
+    def g(self, theta: Tensor, k: Tensor | float | None = None) -> Tensor:
+        if self.name == "linear":
+            return reference.g_linear(theta)
+        if self.name == "cosine":
+            return reference.g_cosine(theta)
+        return reference.g_sigmoid(theta, self.k if k is None else k)
+
+    def steepest(self) -> float:
+        """max |dg/dθ| over [0, π]."""
+        theta = torch.linspace(0, math.pi, 100_001, dtype=torch.float64)
+        slopes = {"linear": reference.slope_linear, "cosine": reference.slope_cosine}
+        slope = slopes[self.name](theta) if self.name in slopes else reference.slope_sigmoid(theta, self.k)
+        return slope.abs().max().item()
+
+    def __str__(self) -> str:
+        return self.name if self.k is None else f"{self.name}-{self.k:g}"
+
+
+OPERATORS = [
+    Operator("linear"),
+    Operator("cosine"),
+    Operator("sigmoid", 0.1),
+    Operator("sigmoid", 0.3),
+    Operator("sigmoid", 0.7),
+    Operator("learnable", 0.5),
+]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """One way to call a convolution: its dimension, its arguments and the size of its input."""
+
+    dims: int
+    size: tuple[int, ...]
+    kernel: int | tuple[int, ...] = 3
+    channels: int = 3
+    filters: int = 4
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def layer_class(self) -> type[nn.Module]:
+        return {1: sn.SphereConv1d, 2: sn.SphereConv2d, 3: sn.SphereConv3d}[self.dims]
+
+    def layer(self, **sphere: Any) -> nn.Module:
+        sphere.setdefault("dtype", torch.float64)
+        return self.layer_class(self.channels, self.filters, self.kernel, **self.arguments, **sphere)
+
+    def images(self, batch: int = 2, dtype: torch.dtype = torch.float64) -> Tensor:
+        return torch.randn(batch, self.channels, *self.size, dtype=dtype)
+
+    def __str__(self) -> str:
+        words = [f"{self.dims}d", "x".join(map(str, self.size)), f"kernel={self.kernel}"]
+        return "-".join(words + [f"{name}={value}" for name, value in self.arguments.items()])
+
+
+GEOMETRIES = [
+    Geometry(1, (7,)),
+    Geometry(1, (9,), 4, arguments={"stride": 2, "padding": 2, "dilation": 2}),
+    Geometry(1, (6,), 4, arguments={"padding": "same"}),
+    Geometry(1, (6,), 3, arguments={"padding": 1, "padding_mode": "circular"}),
+    Geometry(1, (5,), 1),
+    Geometry(2, (5, 4)),
+    Geometry(2, (5, 5), arguments={"padding": 1}),
+    Geometry(2, (5, 6), arguments={"padding": "same", "dilation": 2}),
+    Geometry(2, (5, 6), 2, arguments={"padding": "same"}),
+    Geometry(2, (5, 6), arguments={"padding": "valid"}),
+    Geometry(2, (6, 7), arguments={"stride": 2, "padding": 1}),
+    Geometry(2, (7, 7), (3, 2), arguments={"stride": (2, 1), "padding": (2, 0), "dilation": (1, 2)}),
+    Geometry(2, (6, 5), (2, 3), arguments={"stride": 3}),
+    Geometry(2, (4, 4), 1, arguments={"stride": 2}),
+    Geometry(2, (4, 4), 1),
+    Geometry(2, (3, 3), 3),
+    Geometry(2, (5, 5), channels=4, arguments={"groups": 2, "padding": 1}),
+    Geometry(2, (5, 5), channels=4, filters=8, arguments={"groups": 4, "stride": 2}),
+    Geometry(2, (5, 5), arguments={"padding": 1, "padding_mode": "reflect"}),
+    Geometry(2, (5, 5), arguments={"padding": (2, 1), "padding_mode": "replicate"}),
+    Geometry(2, (5, 5), arguments={"padding": 1, "padding_mode": "circular", "stride": 2}),
+    Geometry(2, (5, 6), 2, arguments={"padding": "same", "padding_mode": "reflect"}),
+    Geometry(3, (3, 4, 3), 2),
+    Geometry(3, (4, 3, 4), (2, 1, 3), channels=2, filters=2, arguments={"padding": 1, "stride": 2}),
+    Geometry(3, (3, 3, 4), 2, channels=2, filters=2, arguments={"padding": 1, "padding_mode": "replicate"}),
+    Geometry(3, (4, 4, 4), 2, channels=2, filters=2, arguments={"groups": 2, "dilation": 2}),
+]
+
+
+def oracle_conv(layer: Any, images: Tensor, operator: Operator) -> Tensor:
+    """The layer's output by the slow reference, rescaling and bias included."""
+    padded = pad_input(images, layer.kernel_size, layer.padding, layer.dilation, layer.padding_mode)
+
+    def g(theta: Tensor, index: int) -> Tensor:
+        return operator.g(theta, layer.k[index] if isinstance(layer.k, Tensor) else layer.k)
+
+    out = reference.sphere_conv(padded, layer.weight, g, layer.stride, layer.dilation, layer.groups, layer.eps)
+    return finish(layer, out, layer.weight.dim() - 2)
+
+
+def oracle_linear(layer: Any, rows: Tensor, operator: Operator) -> Tensor:
+    """The layer's output by the slow reference, rescaling and bias included."""
+
+    def g(theta: Tensor, index: int) -> Tensor:
+        return operator.g(theta, layer.k[index] if isinstance(layer.k, Tensor) else layer.k)
+
+    return finish(layer, reference.sphere_linear(rows, layer.weight, g, layer.eps), 0)
+
+
+def finish(layer: Any, out: Tensor, spatial_dims: int) -> Tensor:
+    def by_filter(value: Any) -> Any:
+        return value.reshape(-1, *(1,) * spatial_dims) if isinstance(value, Tensor) else value
+
+    out = out if layer.bias is None else out + by_filter(layer.bias)
+    return out if layer.beta is None else out * by_filter(layer.beta) + by_filter(layer.gamma)
+
+
+def public_signature(function: Any) -> list[str]:
+    return list(inspect.signature(function).parameters)

@@ -1,0 +1,101 @@
+"""Wrong arguments: an error of the right type that names the argument, the value and what is allowed."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+
+import spherenet as sn
+from spherenet.functional import sphere_conv2d, sphere_linear
+
+conv = partial(sn.SphereConv2d, 3, 4, 3)
+linear = partial(sn.SphereLinear, 3, 4)
+
+CONSTRUCTORS = {
+    "unknown operator": (lambda: conv(operator="cosin"), ValueError, "'cosin'.*mean 'cosine'"),
+    "operator of another type": (lambda: conv(operator=3), TypeError, "AngleFunction object, got 3"),
+    "zero k": (lambda: conv(operator="sigmoid", k=0), ValueError, "k must be greater than 0, got 0"),
+    "negative k": (lambda: conv(operator="learnable", k=-0.5), ValueError, "k must.*got -0.5"),
+    "NaN k": (lambda: conv(operator="sigmoid", k=math.nan), ValueError, "k must be finite, got nan"),
+    "infinite k": (lambda: linear(operator="sigmoid", k=math.inf), ValueError, "k must be finite"),
+    "k below use": (lambda: linear(operator="sigmoid", k=1e-9), ValueError, "at least 1e-06, got 1e-09"),
+    "learned k below its floor": (lambda: linear(operator="learnable", k=0.01), ValueError, "than 0.01"),
+    "k as text": (lambda: linear(operator="sigmoid", k="0.3"), TypeError, "k must be a number, got '0.3'"),
+    "k for cosine": (lambda: linear(operator="cosine", k=0.3), ValueError, "k must be None.*cosine"),
+    "k beside an object": (lambda: linear(operator=sn.LinearAngle(), k=0.3), ValueError, "k must be None"),
+    "k_sharing": (lambda: linear(k_sharing="network"), ValueError, "'filter', 'layer', got 'network'"),
+    "angle for other filters": (
+        lambda: linear(operator=sn.LearnableSigmoidAngle(5)), ValueError, "must have 4 k.*with 5",
+    ),
+    "zero eps": (lambda: conv(eps=0), ValueError, "eps must be greater than 0, got 0"),
+    "negative eps": (lambda: conv(eps=-1e-4), ValueError, "eps must be greater than 0, got -0.0001"),
+    "rescale word": (lambda: conv(rescale="fixed"), ValueError, "rescale must.*got 'fixed'"),
+    "rescale of three": (lambda: conv(rescale=(1, 2, 3)), ValueError, r"rescale must.*\(1, 2, 3\)"),
+    "rescale of text": (lambda: conv(rescale=("a", 1)), TypeError, r"rescale\[0\] must be a number"),
+    "padding mode": (lambda: conv(padding_mode="zero"), ValueError, "padding_mode"),
+    "same with stride": (lambda: conv(padding="same", stride=2), ValueError, "same"),
+    "groups": (lambda: conv(groups=2), ValueError, "in_channels must be divisible by groups"),
+    "custom angle": (lambda: sn.CustomAngle(0.3), TypeError, "g must be a function of θ, got 0.3"),
+}  # fmt: skip
+
+CONV, LINEAR = conv(), linear()
+IMAGE, ROW = torch.randn(1, 3, 6, 6), torch.randn(1, 3)
+W2, W4 = torch.randn(4, 3), torch.randn(4, 3, 3, 3)
+CALLS = {
+    "rank too low": (lambda: CONV(torch.randn(3, 6)), ValueError, r"3 \(unbatched\) or 4 \(batched\).*got 2"),
+    "rank too high": (lambda: CONV(torch.randn(1, 1, 3, 6, 6)), ValueError, "input must have.*got 5"),
+    "channels": (lambda: CONV(torch.randn(1, 2, 6, 6)), ValueError, "input must have 3 channels.*got 2"),
+    "features": (lambda: LINEAR(torch.randn(2, 5)), ValueError, r"input must have 3 features.*\[2, 5\]"),
+    "scalar to linear": (lambda: LINEAR(torch.tensor(1.0)), ValueError, "input must have 3 features"),
+    "integers": (lambda: CONV(torch.ones(1, 3, 6, 6, dtype=torch.uint8)), TypeError, "floating point.*torch.uint8"),
+    "complex": (lambda: CONV(torch.ones(1, 3, 6, 6, dtype=torch.complex64)), TypeError, "floating point.*complex64"),
+    "another dtype": (lambda: CONV(torch.randn(1, 3, 6, 6).double()), TypeError, "torch.float32, got torch.float64"),
+    "not a tensor": (lambda: CONV([1.0]), TypeError, "input must be a tensor, got list"),
+    "image smaller than kernel": (lambda: CONV(torch.randn(1, 3, 2, 2)), RuntimeError, "Kernel size"),
+    "weight rank": (lambda: sphere_conv2d(IMAGE, W2), ValueError, "weight must have 4"),
+    "linear weight rank": (lambda: sphere_linear(ROW, W4), ValueError, "weight must have 2"),
+    "function without k": (
+        lambda: sphere_linear(ROW, W2, operator="learnable"), ValueError, "owns no k",
+    ),
+    "function, wrong operator": (
+        lambda: sphere_linear(ROW, W2, operator="tanh"), ValueError, "operator.*'tanh'",
+    ),
+    "tensor k at or below zero": (
+        lambda: sphere_linear(ROW, W2, operator="sigmoid", k=torch.tensor(0.0)),
+        ValueError, "k must be finite and at least",
+    ),
+    "tensor k NaN": (
+        lambda: sphere_linear(ROW, W2, operator="sigmoid", k=torch.tensor(math.nan)),
+        ValueError, "k must be finite and at least",
+    ),
+    "tensor k of integers": (
+        lambda: sphere_linear(ROW, W2, operator="sigmoid", k=torch.tensor(1)),
+        TypeError, "k must be a floating point tensor",
+    ),
+    "tensor k for cosine": (
+        lambda: sphere_linear(ROW, W2, k=torch.tensor(0.3)), ValueError, "unless operator",
+    ),
+    "eps of a function": (lambda: sphere_linear(ROW, W2, eps=0.0), ValueError, "eps must"),
+    "padding word": (
+        lambda: sphere_conv2d(IMAGE, W4, padding="full"), ValueError, "'same', 'valid'",
+    ),
+    "same with stride": (
+        lambda: sphere_conv2d(IMAGE, W4, stride=2, padding="same"),
+        ValueError, r"stride=\(2, 2\)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CONSTRUCTORS)
+def test_constructor(case):
+    call, error, message = CONSTRUCTORS[case]
+    with pytest.raises(error, match=message):
+        call()
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_call(case):
+    call, error, message = CALLS[case]
+    with pytest.raises(error, match=message):
+        call()

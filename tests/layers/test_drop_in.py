@@ -1,0 +1,284 @@
+"""A spherical layer can stand wherever torch's own stood: arguments, shapes, state, tools of torch."""
+
+import copy
+import inspect
+import io
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.testing._internal import common_nn
+from torch.testing._internal.common_modules import module_db
+
+import spherenet as sn
+
+TWINS = {
+    nn.Conv1d: sn.SphereConv1d,
+    nn.Conv2d: sn.SphereConv2d,
+    nn.Conv3d: sn.SphereConv3d,
+    nn.Linear: sn.SphereLinear,
+}
+LAZY_TWINS = {
+    nn.LazyConv1d: sn.LazySphereConv1d,
+    nn.LazyConv2d: sn.LazySphereConv2d,
+    nn.LazyConv3d: sn.LazySphereConv3d,
+    nn.LazyLinear: sn.LazySphereLinear,
+}
+OPERATORS = ["linear", "cosine", "sigmoid", "learnable"]
+every_operator = pytest.mark.parametrize("operator", OPERATORS)
+
+
+def samples_of_torch():
+    """Every constructor and forward call that torch keeps in its own test database for these classes."""
+    for info in module_db:
+        twin = (TWINS | LAZY_TWINS).get(info.module_cls)
+        if twin is None:
+            continue
+        calls = info.module_inputs_func(info, device="cpu", dtype=torch.float32, requires_grad=True, training=True)
+        for index, call in enumerate(calls):
+            made, called = call.constructor_input, call.forward_input
+            yield pytest.param(
+                info.module_cls,
+                twin,
+                made.args,
+                made.kwargs,
+                (*called.args, *called.kwargs.values()),
+                id=f"{info.name}-{index}-{call.desc}",
+            )
+    for sample in [*common_nn.get_new_module_tests(), *common_nn.module_tests]:  # torch's older table
+        plain = getattr(nn, sample.get("module_name", ""), None)
+        if plain in TWINS:
+            inputs = sample["input_fn"]() if "input_fn" in sample else torch.randn(sample["input_size"])
+            name = f"older-{plain.__name__}-{sample.get('desc', 'plain')}"
+            yield pytest.param(plain, TWINS[plain], sample["constructor_args"], {}, (inputs,), id=name)
+
+
+SAMPLES = list(samples_of_torch())
+
+
+def test_torch_still_keeps_samples_of_every_class():
+    assert {sample.values[0] for sample in SAMPLES} == set(TWINS | LAZY_TWINS) - {nn.LazyLinear}  # it keeps none
+    assert len(SAMPLES) >= 60
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")  # of the plain twin
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature:UserWarning")
+@every_operator
+@pytest.mark.parametrize(("plain", "twin", "sizes", "options", "inputs"), SAMPLES)
+def test_torchs_own_samples_run_with_the_same_shape(plain, twin, sizes, options, inputs, operator):
+    expected = plain(*sizes, **options)(*inputs)
+    got = twin(*sizes, **options, operator=operator)(*inputs)
+    assert got.shape == expected.shape
+    assert got.isfinite().all()
+    got.sum().backward()
+
+
+@pytest.mark.parametrize(("plain", "twin"), TWINS.items(), ids=lambda c: c.__name__)
+def test_arguments_come_in_torchs_order(plain, twin):
+    positional = [
+        name
+        for name, p in inspect.signature(plain).parameters.items()
+        if p.kind is p.POSITIONAL_OR_KEYWORD and name not in ("device", "dtype")
+    ]
+    assert list(inspect.signature(twin).parameters)[: len(positional)] == positional
+
+
+@pytest.mark.parametrize(("plain", "twin"), TWINS.items(), ids=lambda c: c.__name__)
+def test_same_seed_same_weights_and_isinstance(plain, twin):
+    sizes = (6, 8) if plain is nn.Linear else (6, 8, 3)
+    torch.manual_seed(1)
+    expected = plain(*sizes, bias=False)
+    torch.manual_seed(1)
+    layer = twin(*sizes)
+    assert isinstance(layer, plain)
+    torch.testing.assert_close(layer.weight, expected.weight, rtol=0, atol=0)
+    layer.load_state_dict(expected.state_dict())
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature:UserWarning")
+@every_operator
+@pytest.mark.parametrize("bias", [False, True])
+def test_lazy_layers_become_what_they_stand_for(operator, bias):
+    for lazy, twin, shape in [
+        (sn.LazySphereConv1d(4, 3, operator=operator, bias=bias), sn.SphereConv1d, (2, 3, 5)),
+        (sn.LazySphereConv2d(4, 3, operator=operator, bias=bias), sn.SphereConv2d, (2, 3, 5, 5)),
+        (sn.LazySphereConv3d(4, 3, operator=operator, bias=bias), sn.SphereConv3d, (2, 3, 5, 5, 5)),
+        (sn.LazySphereLinear(4, operator=operator, bias=bias), sn.SphereLinear, (2, 3)),
+    ]:
+        assert lazy.has_uninitialized_params()
+        lazy(torch.randn(shape))
+        assert type(lazy) is twin
+        sizes = (3, 4) if twin is sn.SphereLinear else (3, 4, 3)
+        assert repr(lazy) == repr(twin(*sizes, operator=operator, bias=bias))
+        twin(*sizes, operator=operator, bias=bias).load_state_dict(lazy.state_dict())
+
+
+def test_repr_shows_geometry_and_operator():
+    layer = sn.SphereConv2d(3, 8, 3, padding=1, operator="sigmoid", k=0.7, rescale="learned")
+    text = repr(layer)
+    for part in ("3, 8, kernel_size=(3, 3)", "padding=(1, 1)", "operator='sigmoid'", "k=0.7", "rescale='learned'"):
+        assert part in text
+    assert "eps=0.0001" in repr(sn.SphereLinear(3, 4))
+
+
+def test_reset_parameters_restores_everything_learned():
+    layer = sn.SphereConv2d(3, 8, 3, operator="learnable", k=0.4, rescale="learned", bias=True)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.fill_(7.0)
+    layer.reset_parameters()
+    assert layer.weight.abs().max() < 1
+    torch.testing.assert_close(layer.k, torch.full((8,), 0.4))
+    assert (layer.beta == 1).all()
+    assert (layer.gamma == 0).all()
+
+
+@every_operator
+def test_state_dict_keys_are_fixed(operator):
+    """Saved files depend on these names: changing one needs a migration in `_load_from_state_dict`."""
+    layer = sn.SphereConv2d(3, 8, 3, operator=operator, bias=True, rescale="learned")
+    expected = {"weight": (8, 3, 3, 3), "bias": (8,), "beta": (8,), "gamma": (8,)}
+    expected |= {"angle.raw_k": (8,)} if operator == "learnable" else {}
+    assert {name: tuple(value.shape) for name, value in layer.state_dict().items()} == expected
+
+
+def test_state_saved_by_the_first_version_still_gives_the_same_outputs():
+    """Numbers written down when the layout was fixed; they guard names, parametrisation of k and formula together."""
+    layer = sn.SphereLinear(2, 2, operator="learnable", bias=True, rescale="learned")
+    layer.load_state_dict(
+        {
+            "weight": torch.tensor([[1.0, 2.0], [3.0, -1.0]]),
+            "bias": torch.tensor([0.1, -0.2]),
+            "beta": torch.tensor([2.0, 0.5]),
+            "gamma": torch.tensor([0.0, 1.0]),
+            "angle.raw_k": torch.tensor([-0.5, 0.5]),
+        }
+    )
+    expected = torch.tensor([[2.1474046918, 0.9], [-0.3861057582, 1.2992182671]])
+    torch.testing.assert_close(layer(torch.tensor([[0.5, 1.5], [2.0, -1.8]])), expected)
+
+
+@every_operator
+@pytest.mark.parametrize("copier", ["deepcopy", "pickle", "torch.save"])
+def test_copies_compute_the_same(operator, copier):
+    layer = sn.SphereConv2d(3, 4, 3, operator=operator, rescale="learned")
+    if copier == "deepcopy":
+        twin = copy.deepcopy(layer)
+    elif copier == "pickle":
+        twin = pickle.loads(pickle.dumps(layer))
+    else:
+        file = io.BytesIO()
+        torch.save(layer.state_dict(), file)
+        file.seek(0)
+        twin = sn.SphereConv2d(3, 4, 3, operator=operator, rescale="learned")
+        twin.load_state_dict(torch.load(file, weights_only=True))
+    x = torch.randn(2, 3, 5, 5)
+    torch.testing.assert_close(twin(x), layer(x), rtol=0, atol=0)
+    assert twin.weight.data_ptr() != layer.weight.data_ptr()
+
+
+@pytest.mark.parametrize("size", [(2, 3, 6, 6), (2, 3, 6, 6, 6)])
+@every_operator
+def test_channels_last_is_kept(operator, size):
+    memory_format = torch.channels_last if len(size) == 4 else torch.channels_last_3d
+    cls = sn.SphereConv2d if len(size) == 4 else sn.SphereConv3d
+    layer = cls(3, 4, 3, operator=operator, bias=True, rescale="learned")
+    x = torch.randn(size)
+    expected = layer(x)
+    out = layer.to(memory_format=memory_format)(x.to(memory_format=memory_format))
+    assert out.is_contiguous(memory_format=memory_format)
+    torch.testing.assert_close(out, expected)
+
+
+@every_operator
+def test_autocast_returns_what_a_convolution_returns(operator):
+    layer = sn.SphereConv2d(3, 4, 3, operator=operator, bias=True, rescale="learned")
+    linear = sn.SphereLinear(5, 4, operator=operator)
+    x, rows = torch.randn(2, 3, 6, 6, requires_grad=True), torch.randn(3, 5)
+    expected, expected_rows = layer(x), linear(rows)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out, out_rows = layer(x), linear(rows)
+    assert out.dtype == out_rows.dtype == torch.bfloat16
+    torch.testing.assert_close(out.float(), expected, rtol=0.02, atol=0.05)
+    torch.testing.assert_close(out_rows.float(), expected_rows, rtol=0.02, atol=0.05)
+    out.float().sum().backward()
+    assert x.grad.dtype == layer.weight.grad.dtype == torch.float32
+    assert x.grad.isfinite().all()
+
+
+def test_norms_stay_float32_under_autocast():
+    """A norm taken in bfloat16 would move outputs by up to 0.4 %; the product alone moves them by less."""
+    layer = sn.SphereConv2d(64, 4, 3)
+    x = torch.rand(1, 64, 8, 8) + 3
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = layer(x)
+    torch.testing.assert_close(out.float(), layer(x), rtol=0, atol=2e-3)
+
+
+@every_operator
+def test_compile_equals_eager(operator):
+    layer = sn.SphereConv2d(3, 4, 3, padding=1, operator=operator, bias=True, rescale="learned")
+    x = torch.randn(2, 3, 6, 6, requires_grad=True)
+    compiled = torch.compile(layer, fullgraph=True)
+    out = compiled(x)
+    torch.testing.assert_close(out, layer(x), rtol=1e-5, atol=1e-6)
+    wanted = [x, *layer.parameters()]
+    for got, expected in zip(
+        torch.autograd.grad(out.square().sum(), wanted),
+        torch.autograd.grad(layer(x).square().sum(), wanted),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+@every_operator
+def test_per_sample_gradients_by_vmap_of_grad(operator):
+    layer = sn.SphereConv2d(3, 4, 3, operator=operator, rescale="learned")
+    weights = {name: value.detach() for name, value in layer.named_parameters()}
+    x = torch.randn(5, 3, 6, 6)
+
+    def loss(weights, image):
+        return torch.func.functional_call(layer, weights, (image[None],)).square().sum()
+
+    got = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, x)
+    for index in range(5):
+        expected = torch.func.grad(loss)(weights, x[index])
+        for name in weights:
+            torch.testing.assert_close(got[name][index], expected[name], rtol=1e-4, atol=1e-6)
+
+
+@every_operator
+def test_vmap_over_weights_and_jacobians(operator):
+    x, weights = torch.randn(2, 6), torch.randn(3, 4, 6)
+    k = torch.tensor(0.4)
+
+    def call(w, x):
+        name, arguments = ("sigmoid", {"k": k}) if operator == "learnable" else (operator, {})
+        return sn.functional.sphere_linear(x, w, operator=name, **arguments)
+
+    got = torch.func.vmap(call, in_dims=(0, None))(weights, x)
+    torch.testing.assert_close(got, torch.stack([call(w, x) for w in weights]))
+    reverse, forward = torch.func.jacrev(call)(weights[0], x), torch.func.jacfwd(call)(weights[0], x)
+    torch.testing.assert_close(reverse, forward)
+
+
+def test_meta_device_gives_shapes():
+    layer = sn.SphereConv2d(3, 4, 3, operator="learnable", rescale="learned", device="meta")
+    assert layer(torch.empty(2, 3, 6, 6, device="meta")).shape == (2, 4, 4, 4)
+
+
+def test_device_and_dtype_reach_every_parameter():
+    layer = sn.SphereConv2d(3, 4, 3, operator="learnable", rescale="learned", bias=True, dtype=torch.float64)
+    assert {p.dtype for p in layer.parameters()} == {torch.float64}
+
+
+def test_in_place_relu_after_the_layer():
+    layer = sn.SphereConv2d(3, 4, 3, operator="sigmoid")
+    x = torch.randn(2, 3, 6, 6)
+    gradients = []
+    for inplace in (False, True):
+        layer.zero_grad()
+        nn.functional.relu(layer(x), inplace=inplace).square().sum().backward()
+        gradients.append(layer.weight.grad.clone())
+    torch.testing.assert_close(*gradients)

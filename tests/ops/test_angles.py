@@ -1,0 +1,190 @@
+"""The angle functions, operator × property, against the formulas as SPEC 1 prints them."""
+
+import math
+
+import pytest
+import torch
+
+import spherenet as sn
+from cases import OPERATORS
+from spherenet.ops import angles, reference
+
+K = [0.1, 0.3, 0.7, 2.0]
+FUNCTIONS = {
+    "linear": (angles.linear, angles.linear_derivative, angles.linear_inverse),
+    "cosine": (angles.cosine, angles.cosine_derivative, angles.cosine_inverse),
+} | {
+    f"sigmoid-{k}": (
+        lambda c, k=k: angles.sigmoid(c, k),
+        lambda c, k=k: angles.sigmoid_derivative(c, k),
+        lambda v, k=k: angles.sigmoid_inverse(v, k),
+    )
+    for k in K
+}
+PRINTED = {
+    "linear": (reference.g_linear, reference.slope_linear),
+    "cosine": (reference.g_cosine, reference.slope_cosine),
+} | {
+    f"sigmoid-{k}": (lambda t, k=k: reference.g_sigmoid(t, k), lambda t, k=k: reference.slope_sigmoid(t, k)) for k in K
+}
+every_function = pytest.mark.parametrize("name", FUNCTIONS)
+
+
+def interior(count=2001, dtype=torch.float64):
+    return torch.linspace(0.01, math.pi - 0.01, count, dtype=dtype)
+
+
+@every_function
+def test_value_is_the_printed_formula(name):
+    theta = interior()
+    torch.testing.assert_close(FUNCTIONS[name][0](theta.cos()), PRINTED[name][0](theta), rtol=0, atol=1e-13)
+
+
+@every_function
+def test_derivative_is_the_printed_one(name):
+    theta = interior()
+    in_angle = -theta.sin() * FUNCTIONS[name][1](theta.cos())
+    torch.testing.assert_close(in_angle, PRINTED[name][1](theta), rtol=1e-11, atol=1e-12)
+
+
+@every_function
+def test_derivative_is_that_of_autograd(name):
+    cosine = interior().cos().requires_grad_()
+    (slope,) = torch.autograd.grad(FUNCTIONS[name][0](cosine).sum(), cosine)
+    torch.testing.assert_close(slope, FUNCTIONS[name][1](cosine.detach()), rtol=1e-9, atol=1e-9)
+
+
+@every_function
+def test_inverse_undoes_the_value(name):
+    cosine = interior().cos()
+    # For k = 0.1 tanh is so flat near ±1 that a last-place change of g moves c by 1e-9.
+    torch.testing.assert_close(FUNCTIONS[name][2](FUNCTIONS[name][0](cosine)), cosine, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@every_function
+def test_ends_and_middle(name, dtype):
+    value = FUNCTIONS[name][0](torch.tensor([1.0, 0.0, -1.0], dtype=dtype))
+    torch.testing.assert_close(value, torch.tensor([1.0, 0.0, -1.0], dtype=dtype), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@every_function
+def test_range_and_oddness(name, dtype):
+    cosine = torch.linspace(-1, 1, 200_001, dtype=dtype)
+    value = FUNCTIONS[name][0](cosine)
+    assert value.abs().max() <= 1
+    torch.testing.assert_close(FUNCTIONS[name][0](-cosine), -value, rtol=0, atol=0)
+
+
+@every_function
+def test_strictly_decreasing_in_float64(name):
+    value = FUNCTIONS[name][0](torch.linspace(0, math.pi, 5001, dtype=torch.float64).cos())
+    assert (value.diff() < 0).all()
+
+
+@pytest.mark.parametrize("k", [0.01, 0.05, *K])
+def test_sigmoid_never_increases_in_float32(k):
+    value = angles.sigmoid(torch.linspace(1, -1, 100_001), k)
+    assert value.diff().max() <= 2 * torch.finfo(torch.float32).eps
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sigmoid_tends_to_linear_for_large_k(dtype):
+    cosine = torch.linspace(-1, 1, 1001, dtype=dtype)
+    errors = [(angles.sigmoid(cosine, k) - angles.linear(cosine)).abs().max().item() for k in (1, 10, 100, 1e4)]
+    assert errors[0] > 30 * errors[1] > 0  # the distance falls as 1/k²
+    assert errors[2] < 2e-5
+    assert errors[3] < 1e-6
+
+
+@pytest.mark.parametrize("k", [1e-6, 1e-4, 1e-3])
+def test_sigmoid_tends_to_the_step_for_small_k(k):
+    cosine = torch.cat([torch.linspace(-1, -0.02, 500), torch.linspace(0.02, 1, 500)])
+    torch.testing.assert_close(angles.sigmoid(cosine, k), cosine.sign(), rtol=0, atol=1e-7)
+    assert angles.sigmoid(torch.zeros(1), k).item() == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("beyond", [0.0, 1e-7, 3e-3])
+@every_function
+def test_finite_at_and_beyond_one(name, beyond, dtype):
+    """Half-precision cosines reach 1.003: values stay in range, derivatives finite, twice."""
+    cosine = torch.tensor([1 + beyond, -1 - beyond], dtype=dtype, requires_grad=True)
+    value = FUNCTIONS[name][0](cosine)
+    assert value.detach().abs().max() <= 1
+    (slope,) = torch.autograd.grad(value.sum(), cosine, create_graph=True)
+    assert slope.isfinite().all()
+    if slope.requires_grad:
+        assert torch.autograd.grad(slope.sum(), cosine)[0].isfinite().all()
+    assert FUNCTIONS[name][1](cosine.detach()).isfinite().all()
+
+
+@pytest.mark.parametrize("k", [1e-6, 0.01, 0.1, 0.5, 3.0, 1e3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradient_of_k_is_finite_everywhere(k, dtype):
+    k = torch.tensor(k, dtype=dtype, requires_grad=True)
+    cosine = torch.linspace(-1.001, 1.001, 1001, dtype=dtype)
+    (slope,) = torch.autograd.grad(angles.sigmoid(cosine, k).abs().sum(), k)
+    assert slope.isfinite()
+
+
+def test_gradcheck_of_sigmoid_with_k():
+    cosine = torch.linspace(-0.95, 0.95, 12, dtype=torch.float64, requires_grad=True)
+    k = torch.linspace(0.1, 1.5, 12, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(angles.sigmoid, (cosine, k))
+    assert torch.autograd.gradgradcheck(angles.sigmoid, (cosine, k))
+    assert torch.autograd.gradcheck(angles.sigmoid, (cosine, k), check_forward_ad=True)
+
+
+@pytest.mark.parametrize("operator", OPERATORS, ids=str)
+def test_objects_agree_with_functions(operator):
+    angle = sn.ops.angle_functions.make_angle(**operator.arguments, num_filters=5, dtype=torch.float64)
+    theta = interior(50)[:, None].expand(50, 5)
+    torch.testing.assert_close(angle(theta.cos()), operator.g(theta), rtol=0, atol=1e-12)
+    torch.testing.assert_close(angle.at(theta), operator.g(theta), rtol=0, atol=1e-12)
+    by_autograd = sn.AngleFunction.derivative(angle, theta.cos())
+    torch.testing.assert_close(angle.derivative(theta.cos()), by_autograd, rtol=1e-10, atol=1e-10)
+
+
+def test_a_users_own_function_of_theta():
+    def square(theta):
+        return 1 - 2 * (theta / math.pi) ** 2
+
+    angle = sn.CustomAngle(square, name="square")
+    theta = interior()
+    torch.testing.assert_close(angle(theta.cos()), square(theta))
+    torch.testing.assert_close(angle.derivative(theta.cos()) * -theta.sin(), -4 * theta / math.pi**2)
+    layer = sn.SphereConv2d(3, 4, 3, operator=angle)
+    images = torch.zeros(1, 3, 5, 5, requires_grad=True)
+    out = layer(images)
+    out.sum().backward()
+    torch.testing.assert_close(out, torch.full_like(out, 0.5))  # g(π/2)
+    assert images.grad.isfinite().all()
+    assert layer.operator == "square"
+
+
+def test_a_users_own_class_with_a_parameter_per_filter():
+    class Power(sn.AngleFunction):
+        def __init__(self, filters):
+            super().__init__()
+            self.exponent = torch.nn.Parameter(torch.ones(filters))
+
+        def forward(self, cosine):
+            return cosine.sign() * cosine.abs() ** self.exponent
+
+    layer = sn.SphereConv2d(3, 4, 3, operator=Power(4))
+    layer(torch.randn(2, 3, 5, 5)).sum().backward()
+    assert layer.angle.exponent.grad.shape == (4,)
+    with pytest.raises(NotImplementedError, match="AngleFunction must define forward"):
+        sn.AngleFunction()(torch.zeros(2))
+
+
+@pytest.mark.parametrize("k", [0.02, 0.5, 5.0, 80.0])
+def test_learned_k_starts_where_it_is_told_and_stays_positive(k):
+    angle = sn.LearnableSigmoidAngle(3, k, dtype=torch.float64)
+    torch.testing.assert_close(angle.k, torch.full((3,), k, dtype=torch.float64), rtol=1e-12, atol=0)
+    with torch.no_grad():
+        angle.raw_k.fill_(-1e4)
+    assert (angle.k >= 0.01).all()
+    assert sn.LearnableSigmoidAngle(3, k).to(torch.bfloat16).k.dtype == torch.float32
