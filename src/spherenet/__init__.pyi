@@ -15,5 +15,16 @@ from .ops.angle_functions import CustomAngle as CustomAngle
 from .ops.angle_functions import LearnableSigmoidAngle as LearnableSigmoidAngle
 from .ops.angle_functions import LinearAngle as LinearAngle
 from .ops.angle_functions import SigmoidAngle as SigmoidAngle
+from .optim import KeptNorms as KeptNorms
+from .optim import keep_norms as keep_norms
+from .optim import param_groups as param_groups
+from .regularizers import KernelNorms as KernelNorms
+from .regularizers import hyperspherical_energy as hyperspherical_energy
+from .regularizers import k_values as k_values
+from .regularizers import kernel_angles as kernel_angles
+from .regularizers import layer_diagnostics as layer_diagnostics
+from .regularizers import orthogonality as orthogonality
+from .regularizers import orthogonality_minimum as orthogonality_minimum
+from .regularizers import sphere_layers as sphere_layers
 
 __version__: str

@@ -12,31 +12,45 @@ A patch whose squares overflow (‖x‖ > 1e21 in float32) is treated as a zero 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from spherenet.ops import angles
-from spherenet.ops.angle_functions import DEFAULT_K, AngleFunction, make_angle
+from spherenet.kernels.sphere_conv import sphere_conv
+from spherenet.ops import angles, composite
+from spherenet.ops.angle_functions import (
+    DEFAULT_K,
+    AngleFunction,
+    CosineAngle,
+    LearnableSigmoidAngle,
+    LinearAngle,
+    SigmoidAngle,
+    make_angle,
+)
 from spherenet.ops.angles import SMALLEST_K
 from spherenet.ops.arguments import require_floating, require_k, require_one_of, require_positive
 from spherenet.ops.geometry import per_dimension, same_as_numbers
-from spherenet.ops.norms import (
-    DEFAULT_EPS,
-    autocast_is_on,
-    direction,
-    norm,
-    patch_norm,
-    without_autocast,
-    working_dtype,
-)
+from spherenet.ops.norms import DEFAULT_EPS, autocast_is_on, direction, without_autocast, working_dtype
 
-__all__ = ["sphere_conv1d", "sphere_conv2d", "sphere_conv3d", "sphere_linear"]
+__all__ = ["backend", "sphere_conv1d", "sphere_conv2d", "sphere_conv3d", "sphere_linear"]
 
 Rescale = Tensor | float | None
-_CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+BACKENDS = ("fused", "reference")
+_backend: ContextVar[str] = ContextVar("spherenet_backend", default="fused")
+
+
+@contextmanager
+def backend(name: str) -> Iterator[None]:
+    """Compute with the "fused" kernels (the default) or with the plain differentiable "reference" inside a `with`."""
+    token = _backend.set(require_one_of("backend", name, BACKENDS))
+    try:
+        yield
+    finally:
+        _backend.reset(token)
 
 
 def sphere_conv1d(
@@ -134,11 +148,9 @@ def sphere_linear(
             f"input must have {weight.shape[1]} features in its last dimension for a weight of shape "
             f"{list(weight.shape)}, got shape {list(input.shape)}."
         )
-    with without_autocast(input):
-        unit_weight = direction(weight, 1, eps)
-        length = norm(input, -1, eps)
-    product = F.linear(input, unit_weight)
-    return _apply_angle(product, length, -1, angle, bias, beta, gamma)
+    rows = input.reshape(-1, weight.shape[1])
+    out = _evaluate(rows, weight, angle, bias, beta, gamma, (), (), (), 1, eps)
+    return out.reshape(*input.shape[:-1], weight.shape[0])
 
 
 def _sphere_conv(
@@ -162,49 +174,91 @@ def _sphere_conv(
     _check_shapes(input, weight, groups, spatial_dims)
     stride, dilation = per_dimension(stride, spatial_dims), per_dimension(dilation, spatial_dims)
     input, padding = _resolve_padding(input, weight.shape[2:], stride, padding, dilation)
-    with without_autocast(input):
-        unit_weight = direction(weight, tuple(range(1, weight.dim())), eps)
-        length = patch_norm(input, weight.shape[2:], stride, padding, dilation, groups, eps=eps)
-    product = _CONV[spatial_dims](input, unit_weight, None, stride, padding, dilation, groups)
-    filters_at = -spatial_dims - 1
-    if groups > 1:  # one norm a group, for all filters of the group
-        length = length.repeat_interleave(weight.shape[0] // groups, filters_at)
-    return _apply_angle(product, length, filters_at, angle, bias, beta, gamma)
+    batch = input if input.dim() == spatial_dims + 2 else input.unsqueeze(0)
+    out = _evaluate(batch, weight, angle, bias, beta, gamma, stride, padding, dilation, groups, eps)
+    return out if batch is input else out.squeeze(0)
 
 
-def _apply_angle(
-    product: Tensor,
-    length: Tensor,
-    filters_at: int,
-    angle: Callable[[Tensor], Tensor],
+def _evaluate(
+    batch: Tensor,
+    weight: Tensor,
+    angle: _Angle,
     bias: Tensor | None,
     beta: Rescale,
     gamma: Rescale,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    eps: float,
 ) -> Tensor:
-    """β·(g(product/length) + bias) + γ, computed in float32 at least, returned in the dtype of `product`."""
-    with without_autocast(product):
-        # An overflowed norm leaves no direction. Its product may be inf or NaN, which 0/inf must not meet,
-        # neither here nor in backward: so the product is replaced, not the quotient.
-        # (`where`, because masked_fill would give up channels-last.)
-        wide = product.to(working_dtype(product.dtype))
-        safe = torch.where(length.isinf(), torch.zeros((), dtype=wide.dtype, device=wide.device), wide)
-        out = angle((safe / length).movedim(filters_at, -1))
-        out = out if bias is None else out + bias
-        out = out if beta is None else out * beta
-        out = out if gamma is None else out + gamma
-    return out.movedim(-1, filters_at).to(product.dtype)
+    """β·(g(θ) + bias) + γ for a checked batch [N, C, *spatial], by the kernels or the reference."""
+    geometry = (stride, padding, dilation, groups)
+    casts = autocast_is_on(batch) and batch.dtype != torch.float64
+    dtype = torch.get_autocast_dtype(batch.device.type) if casts else batch.dtype
+    with without_autocast(batch):
+        unit_weight = direction(weight, tuple(range(1, weight.dim())), eps).to(dtype)
+        batch = batch.to(dtype)
+        if angle.kernel is not None and _kernels_can(batch):
+            k_of_filters = _k_of_filters(angle.k, weight)
+            keep_cosine = dtype in (torch.float16, torch.bfloat16)
+            out = sphere_conv(batch, unit_weight, k_of_filters, *geometry, eps, angle.kernel, keep_cosine)[0]
+        else:
+            out = angle.function(composite.cosines(batch, unit_weight, *geometry, eps).movedim(1, -1)).movedim(-1, 1)
+        if bias is not None or beta is not None or gamma is not None:
+            out = out.to(working_dtype(dtype)).movedim(1, -1)
+            out = out if bias is None else out + bias
+            out = out if beta is None else out * beta
+            out = out if gamma is None else out + gamma
+            out = out.movedim(-1, 1)
+        return out.to(dtype)
 
 
-def _resolve_angle(operator: str | AngleFunction, k: float | Tensor | None) -> Callable[[Tensor], Tensor]:
-    """The function from cosines to outputs that `operator` and `k` name."""
+def _k_of_filters(k: Tensor | float | None, weight: Tensor) -> Tensor | None:
+    """k as the kernels take it: one number a filter."""
+    if k is None or isinstance(k, Tensor):
+        return k if k is None else k.expand(weight.shape[0])
+    return torch.full((weight.shape[0],), k, dtype=working_dtype(weight.dtype), device=weight.device)
+
+
+def _kernels_can(batch: Tensor) -> bool:
+    """Whether this call can go to the kernels: eager, not mapped, not in forward mode, and not switched off.
+
+    The compiler fuses the reference by itself when it sees it whole, so tracing takes that.
+    """
+    return (
+        not torch.compiler.is_compiling()
+        and _backend.get() == "fused"
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and torch.autograd.forward_ad._current_level < 0
+        and batch.numel() > 0
+        and batch.device.type != "meta"
+    )
+
+
+class _Angle(NamedTuple):
+    """An angle function as a callable on cosines with filters last, and as the kernels know it."""
+
+    function: Callable[[Tensor], Tensor]
+    kernel: str | None = None
+    k: Tensor | float | None = None
+
+
+_KERNELS = {LinearAngle: "linear", CosineAngle: "cosine", SigmoidAngle: "sigmoid", LearnableSigmoidAngle: "sigmoid"}
+
+
+def _resolve_angle(operator: str | AngleFunction, k: float | Tensor | None) -> _Angle:
+    """The angle function that `operator` and `k` name."""
     if operator == "learnable":
         raise ValueError('operator must not be "learnable" in a function, which owns no k: pass "sigmoid" and k.')
     if operator == "sigmoid":
         checked_k = _check_k_tensor(k) if isinstance(k, Tensor) else require_k(DEFAULT_K if k is None else k)
-        return lambda cosine: angles.sigmoid(cosine, checked_k)
+        return _Angle(lambda cosine: angles.sigmoid(cosine, checked_k), "sigmoid", checked_k)
     if isinstance(k, Tensor):
         raise ValueError(f'k must be None unless operator is "sigmoid", got a tensor k with operator {operator!r}.')
-    return make_angle(operator, k)
+    angle = make_angle(operator, k)
+    # By exact type: a subclass may have changed the function.
+    return _Angle(angle, _KERNELS.get(type(angle)), angle.k)
 
 
 def _check_k_tensor(k: Tensor) -> Tensor:

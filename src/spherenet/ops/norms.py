@@ -17,12 +17,22 @@ from torch.nn import functional as F
 
 from spherenet.ops.geometry import pad_input, same_as_numbers
 
-__all__ = ["DEFAULT_EPS", "autocast_is_on", "direction", "norm", "patch_norm", "without_autocast", "working_dtype"]
+__all__ = [
+    "DEFAULT_EPS",
+    "SHRINK",
+    "autocast_is_on",
+    "direction",
+    "norm",
+    "patch_norm",
+    "without_autocast",
+    "working_dtype",
+]
 
 DEFAULT_EPS = 1e-4
 """The authors' value (SPEC 10): it bounds the gradient of a patch of norm r by 1/max(r, 0.01)."""
 
-_SHRINK = 2.0**-6
+SHRINK = 2.0**-6
+"""What x is multiplied by before it is squared; see the module."""
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
@@ -45,12 +55,12 @@ def without_autocast(x: Tensor) -> AbstractContextManager[object]:
 
 def _root(shrunk_sum: Tensor, eps: float) -> Tensor:
     """sqrt(Σx² + eps) from Σ(x/64)²."""
-    return (shrunk_sum + eps * _SHRINK**2).sqrt() / _SHRINK
+    return (shrunk_sum + eps * SHRINK**2).sqrt() / SHRINK
 
 
 def norm(x: Tensor, dim: int | tuple[int, ...], eps: float = DEFAULT_EPS) -> Tensor:
     """Return sqrt(Σx² + eps) over `dim`, which is kept with size 1."""
-    shrunk = x.to(working_dtype(x.dtype)) * _SHRINK
+    shrunk = x.to(working_dtype(x.dtype)) * SHRINK
     return _root(shrunk.square().sum(dim, keepdim=True), eps)
 
 
@@ -81,7 +91,7 @@ def patch_norm(
         x, padding = same_as_numbers(x, kernel_size, padding, dilation)
     else:
         x, padding = pad_input(x, kernel_size, padding, dilation, padding_mode), (0,) * spatial_dims
-    shrunk = x.to(working_dtype(x.dtype)) * _SHRINK
+    shrunk = x.to(working_dtype(x.dtype)) * SHRINK
     channels_at = x.dim() - spatial_dims - 1
     squares = torch.unflatten(shrunk.square(), channels_at, (groups, -1)).sum(channels_at + 1)
     box = squares.new_ones(groups, 1, *kernel_size)

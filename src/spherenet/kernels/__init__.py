@@ -1,0 +1,1 @@
+"""Fused twins of the operators: what a convolution costs, plus one pass over its output each way."""
