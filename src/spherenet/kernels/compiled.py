@@ -66,12 +66,15 @@ def fused(one_expression: Callable[..., Any], in_steps: Callable[..., Any]) -> C
         if _worth_compiling(example):
             constants = tuple(None if isinstance(value, (Tensor, tuple)) else value for value in arguments)
             key = (example.device.type, example.dtype, example.dim(), constants)
-            if key not in variants:
+            try:
+                if key in variants:
+                    return variants[key](example, *arguments)
                 variants[key] = torch.compile(
                     _copy(one_expression), dynamic=True, fullgraph=True, backend=_counting_inductor
                 )
-            try:
-                return variants[key](example, *arguments)
+                # Sizes are symbols, but numbers such as π are constants: as symbols they would be loaded at every step.
+                with torch._dynamo.config.patch(specialize_float=True):
+                    return variants[key](example, *arguments)
             except Exception as error:  # no compiler, no Triton, a read-only cache: many types, one answer
                 _broken = True
                 _log.info("spherenet runs without compiled kernels: %s", error)

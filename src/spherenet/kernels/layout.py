@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 __all__ = ["Layout"]
@@ -28,6 +29,16 @@ class Layout:
         if x.movedim(1, -1).is_contiguous():
             return x, Layout(-1, groups)
         return x.contiguous(), Layout(-2, groups)
+
+    def dense(self, x: Tensor) -> Tensor:
+        """Return x with its memory in this layout; copied only if it lies otherwise."""
+        return x.movedim(1, -1).contiguous().movedim(-1, 1) if self.channels_at == -1 else x.contiguous()
+
+    def empty_like(self, x: Tensor, images: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Return an uninitialised tensor of this layout, as x but for its number of images."""
+        if self.channels_at == -1:
+            return x.new_empty(images, *x.shape[2:], x.shape[1], dtype=dtype).movedim(-1, 1)
+        return x.new_empty(images, *x.shape[1:], dtype=dtype)
 
     def view(self, x: Tensor) -> Tensor:
         """See x [N, C, *spatial] of this layout as [pixels, (groups,) C] or [N, (groups,) C, pixels]."""

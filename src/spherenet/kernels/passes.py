@@ -1,6 +1,6 @@
 """The passes over memory that turn a convolution into a SphereConv, each in one loop.
 
-    forward    c = P·r,  out = g(c)                          in place on the convolution's output P
+    forward    c = P·r,  out = g(c)                          from the convolution's output P
     backward   D = ∂L/∂P = grad·g'(c)·r,  s = r²·Σ grad·g'(c)·c over filters
     correct    gx ← gx − x·m,  m the window sum of s
 
@@ -55,48 +55,56 @@ def _floor(x: Tensor) -> float:
 # --- forward ---------------------------------------------------------------------------------------------------
 
 
-def _forward_cosine(out: Tensor, inverse_norm: Tensor, kept: Tensor | None) -> None:
-    c = _cosine(out, inverse_norm)
+def _put(value: Tensor, product: Tensor, into: Tensor | None) -> None:
+    (product if into is None else into).copy_(value)
+
+
+def _forward_cosine(product: Tensor, inverse_norm: Tensor, into: Tensor | None, kept: Tensor | None) -> None:
+    c = _cosine(product, inverse_norm)
     if kept is not None:
         kept.copy_(c)
-    out.copy_(c)
+    _put(c, product, into)
 
 
-def _forward_linear(out: Tensor, inverse_norm: Tensor, kept: Tensor | None) -> None:
-    c = _cosine(out, inverse_norm)
+def _forward_linear(product: Tensor, inverse_norm: Tensor, into: Tensor | None, kept: Tensor | None) -> None:
+    c = _cosine(product, inverse_norm)
     if kept is not None:
         kept.copy_(c)
-    out.copy_((fast.asin(c) * (2 / math.pi)).clamp(-1, 1))
+    _put((fast.asin(c) * (2 / math.pi)).clamp(-1, 1), product, into)
 
 
-def _forward_sigmoid(out: Tensor, inverse_norm: Tensor, kept: Tensor | None, shape: Steepness) -> None:
-    c = _cosine(out, inverse_norm)
+def _forward_sigmoid(
+    product: Tensor, inverse_norm: Tensor, into: Tensor | None, kept: Tensor | None, shape: Steepness
+) -> None:
+    c = _cosine(product, inverse_norm)
     if kept is not None:
         kept.copy_(c)
-    out.copy_((fast.tanh(fast.asin(c) * shape.half_inverse) * shape.inverse_tau).clamp(-1, 1))
+    _put((fast.tanh(fast.asin(c) * shape.half_inverse) * shape.inverse_tau).clamp(-1, 1), product, into)
 
 
-def _cosine_in_steps(out: Tensor, inverse_norm: Tensor, kept: Tensor | None) -> Tensor:
-    """Return the tensor that holds the cosines and may be overwritten: out itself, or a wider copy."""
-    out.masked_fill_(inverse_norm == 0, 0)
-    c = out if out.dtype == inverse_norm.dtype else out.to(inverse_norm.dtype)
+def _cosine_in_steps(product: Tensor, inverse_norm: Tensor, kept: Tensor | None) -> Tensor:
+    """Return the tensor that holds the cosines and may be overwritten: product itself, or a wider copy."""
+    product.masked_fill_(inverse_norm == 0, 0)
+    c = product if product.dtype == inverse_norm.dtype else product.to(inverse_norm.dtype)
     c.mul_(inverse_norm).clamp_(-1, 1)
     if kept is not None:
         kept.copy_(c)
     return c
 
 
-def _forward_cosine_in_steps(out: Tensor, inverse_norm: Tensor, kept: Tensor | None) -> None:
-    out.copy_(_cosine_in_steps(out, inverse_norm, kept))
+def _forward_cosine_in_steps(product: Tensor, inverse_norm: Tensor, into: Tensor | None, kept: Tensor | None) -> None:
+    _put(_cosine_in_steps(product, inverse_norm, kept), product, into)
 
 
-def _forward_linear_in_steps(out: Tensor, inverse_norm: Tensor, kept: Tensor | None) -> None:
-    out.copy_(_cosine_in_steps(out, inverse_norm, kept).asin_().mul_(2 / math.pi))
+def _forward_linear_in_steps(product: Tensor, inverse_norm: Tensor, into: Tensor | None, kept: Tensor | None) -> None:
+    _put(_cosine_in_steps(product, inverse_norm, kept).asin_().mul_(2 / math.pi), product, into)
 
 
-def _forward_sigmoid_in_steps(out: Tensor, inverse_norm: Tensor, kept: Tensor | None, shape: Steepness) -> None:
-    c = _cosine_in_steps(out, inverse_norm, kept)
-    out.copy_(c.asin_().mul_(shape.half_inverse).tanh_().mul_(shape.inverse_tau).clamp_(-1, 1))
+def _forward_sigmoid_in_steps(
+    product: Tensor, inverse_norm: Tensor, into: Tensor | None, kept: Tensor | None, shape: Steepness
+) -> None:
+    c = _cosine_in_steps(product, inverse_norm, kept)
+    _put(c.asin_().mul_(shape.half_inverse).tanh_().mul_(shape.inverse_tau).clamp_(-1, 1), product, into)
 
 
 _FORWARD = {
@@ -106,9 +114,19 @@ _FORWARD = {
 }
 
 
-def forward(angle: str, out: Tensor, inverse_norm: Tensor, kept: Tensor | None, shape: Steepness | None) -> None:
-    """Turn products into outputs in place; write the cosines to `kept` where one is given."""
-    _FORWARD[angle](out, inverse_norm, kept, *(() if shape is None else (shape,)))
+def forward(
+    angle: str,
+    product: Tensor,
+    inverse_norm: Tensor,
+    into: Tensor | None,
+    kept: Tensor | None,
+    shape: Steepness | None,
+) -> None:
+    """Turn products into outputs, in place or into `into`; write the cosines to `kept` where one is given.
+
+    Without `into` the products are overwritten; with it they may be.
+    """
+    _FORWARD[angle](product, inverse_norm, into, kept, *(() if shape is None else (shape,)))
 
 
 # --- backward --------------------------------------------------------------------------------------------------
@@ -249,16 +267,13 @@ sum_of_squares = fused(_sum_of_squares, _sum_of_squares)
 """Σ (SHRINK·x)² over the channels, which are kept with size 1."""
 
 
-def _correct(gradient: Tensor, x: Tensor, m: Tensor) -> None:
-    gradient.copy_(gradient.to(m.dtype) - x.to(m.dtype) * m)
+def _correct(gradient: Tensor, x: Tensor, m: Tensor, into: Tensor | None) -> None:
+    _put(gradient.to(m.dtype) - x.to(m.dtype) * m, gradient, into)
 
 
-def _correct_in_steps(gradient: Tensor, x: Tensor, m: Tensor) -> None:
-    if gradient.dtype == m.dtype:
-        gradient.addcmul_(x, m, value=-1)
-    else:
-        gradient.copy_(gradient.to(m.dtype).addcmul_(x.to(m.dtype), m, value=-1))
+def _correct_in_steps(gradient: Tensor, x: Tensor, m: Tensor, into: Tensor | None) -> None:
+    _put(gradient.to(m.dtype).addcmul_(x.to(m.dtype), m, value=-1), gradient, into)
 
 
 correct = fused(_correct, _correct_in_steps)
-"""gradient ← gradient − x·m in place: what the length of the patch contributes to the gradient of x."""
+"""gradient − x·m, in place or into `into`: what the length of the patch contributes to the gradient of x."""

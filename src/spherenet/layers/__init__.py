@@ -8,10 +8,12 @@ from spherenet.layers.conv import (
     SphereConv2d,
     SphereConv3d,
 )
+from spherenet.layers.head import AngularHead
 from spherenet.layers.linear import LazySphereLinear, SphereLinear
 from spherenet.layers.sphere import SphereLayer
 
 __all__ = [
+    "AngularHead",
     "LazySphereConv1d",
     "LazySphereConv2d",
     "LazySphereConv3d",

@@ -28,6 +28,8 @@ from spherenet.ops.angles import angle_from_cosine
 
 __all__ = ["additive_angle", "additive_cosine", "continued", "psi", "same_for_all_classes"]
 
+_COSINE = CosineAngle()
+
 
 def psi(cosine: Tensor, m: float, angle: AngleFunction) -> Tensor:
     """ψ_m(θ) = g(mθ − jπ) − j·(g(0) − g(π)), j = ⌊mθ/π⌋ (SPEC 1 (5)), for any real m ≥ 1 and any g.
@@ -37,7 +39,7 @@ def psi(cosine: Tensor, m: float, angle: AngleFunction) -> Tensor:
     """
     if m == 1:
         return angle(cosine)  # type: ignore[no-any-return]
-    if isinstance(angle, LinearAngle):
+    if type(angle) is LinearAngle:
         # 1 − 2mθ/π from 1 − 2θ/π, which is computed without cancellation at θ = π/2.
         value: Tensor = angle(cosine) * m - (m - 1)
         return value
@@ -55,7 +57,7 @@ def additive_angle(cosine: Tensor, m: float) -> Tensor:
     The continuation is that of ψ: at θ + m = π it joins in value and slope, and it goes on falling, where
     cos(θ + m) itself would turn and reward the widest angles.
     """
-    return continued(CosineAngle(), angle_from_cosine(cosine) + m)
+    return continued(_COSINE, angle_from_cosine(cosine) + m)
 
 
 def continued(angle: AngleFunction, phi: Tensor) -> Tensor:
@@ -66,9 +68,10 @@ def continued(angle: AngleFunction, phi: Tensor) -> Tensor:
 
 def same_for_all_classes(angle: AngleFunction) -> bool:
     """Whether g treats every class alike, so that it may be applied to a row's target cosine alone."""
-    if isinstance(angle, LearnableSigmoidAngle):
+    if type(angle) is LearnableSigmoidAngle:
         return angle.raw_k.dim() == 0
-    return isinstance(angle, (LinearAngle, CosineAngle, SigmoidAngle, CustomAngle))
+    # Not their subclasses, which may have any g.
+    return type(angle) in (LinearAngle, CosineAngle, SigmoidAngle, CustomAngle)
 
 
 def _at_angle(angle: AngleFunction, phi: Tensor) -> Tensor:
@@ -77,22 +80,23 @@ def _at_angle(angle: AngleFunction, phi: Tensor) -> Tensor:
     Written in φ, not in cos φ: the way back from cos φ to φ would lose half the digits near 0 and π, and
     with them the slope of a g that has one there.
     """
-    if isinstance(angle, LinearAngle):
+    if type(angle) is LinearAngle:
         return 1 - phi * (2 / math.pi)
-    if isinstance(angle, CosineAngle):
+    if type(angle) is CosineAngle:
         return phi.cos()
-    if isinstance(angle, (SigmoidAngle, LearnableSigmoidAngle)):
+    if type(angle) in (SigmoidAngle, LearnableSigmoidAngle):
         k = angle.k
+        assert k is not None
         largest = math.tanh(math.pi / (4 * k)) if isinstance(k, float) else (math.pi / (4 * k)).tanh()
         return ((math.pi / 2 - phi) / (2 * k)).tanh() / largest
     # A user's g need not be defined outside [0, π]: its value is taken inside, its slope is let through.
     inside = phi + (phi.clamp(0, math.pi) - phi).detach()
-    return angle.g(inside) if isinstance(angle, CustomAngle) else angle.at(inside)
+    return angle.g(inside) if type(angle) is CustomAngle else angle.at(inside)
 
 
 def _drop(angle: AngleFunction, phi: Tensor) -> Tensor | float:
     """g(0) − g(π); a value a class where g differs between classes."""
-    if isinstance(angle, (LinearAngle, CosineAngle, SigmoidAngle, LearnableSigmoidAngle)):
+    if type(angle) in (LinearAngle, CosineAngle, SigmoidAngle, LearnableSigmoidAngle):
         return 2.0
     at_zero = phi.new_ones(phi.shape[-1:])
     drop: Tensor = angle(at_zero) - angle(-at_zero)

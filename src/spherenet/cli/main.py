@@ -1,0 +1,54 @@
+"""Find the verb, run it, and turn what goes wrong into one sentence and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from spherenet import __version__
+from spherenet.cli.parser import suggestion
+
+__all__ = ["VERBS", "main"]
+
+VERBS = {
+    "bench": "time and memory of a SphereNet beside its CNN twin",
+}
+"""Each verb is the module of its name in this folder, with `parser()` and `run(arguments)`."""
+
+WRONG_INPUT, INTERRUPTED = 2, 130
+
+
+def _help() -> str:
+    width = max(map(len, VERBS))
+    lines = "\n".join(f"  {verb:<{width}}  {summary}" for verb, summary in VERBS.items())
+    return (
+        "usage: spherenet VERB [OPTIONS]\n\nDeep hyperspherical learning from the command line.\n\n"
+        f"verbs:\n{lines}\n\nspherenet VERB --help shows the options of a verb, with examples."
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code: 0 only on success."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given or given[0] in ("-h", "--help"):
+        print(_help())
+        return 0
+    if given[0] == "--version":
+        print(f"spherenet {__version__}")
+        return 0
+    verb, *rest = given
+    if verb not in VERBS:
+        print(f"spherenet: unknown verb {verb!r}{suggestion(verb, VERBS)}; see spherenet --help.", file=sys.stderr)
+        return WRONG_INPUT
+    module = importlib.import_module(f"spherenet.cli.{verb}")
+    try:
+        module.run(module.parser().parse_args(rest))
+    except KeyboardInterrupt:
+        print("spherenet: interrupted.", file=sys.stderr)
+        return INTERRUPTED
+    except (ValueError, TypeError, OSError) as error:
+        # What the library raises for bad input is one sentence already.
+        print(f"spherenet {verb}: {error}", file=sys.stderr)
+        return WRONG_INPUT
+    return 0

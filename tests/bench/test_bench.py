@@ -1,0 +1,50 @@
+"""The measuring itself: turns, ratios, memory, and the authors' formula as a fair opponent."""
+
+import pytest
+import torch
+
+import spherenet as sn
+from spherenet.bench.authors import as_authors_wrote_it
+from spherenet.bench.memory import peak_bytes
+from spherenet.bench.networks import compare, contestants
+from spherenet.bench.timing import Spread, paired_ratios, take_turns
+
+
+def test_contestants_take_turns_and_nobody_always_goes_first():
+    order = []
+    runs = {name: (lambda name=name: order.append(name)) for name in "abc"}
+    rounds = list(take_turns(runs, rounds=3, warmup=1))
+    assert "".join(order) == "abc" + "abc" + "bca" + "cab"
+    assert all(list(seconds) == ["a", "b", "c"] for seconds in rounds)
+
+
+def test_ratios_are_of_neighbours():
+    rounds = [{"a": 1.0, "b": 2.0}, {"a": 10.0, "b": 20.0}, {"a": 5.0, "b": 10.0}]
+    assert paired_ratios(rounds, "b", "a") == Spread(2.0, 2.0, 2.0, 3)
+
+
+def test_peak_bytes_counts_what_is_held_at_once():
+    def run():
+        first = torch.empty(1000, dtype=torch.float32)
+        del first
+        second, third = torch.empty(1000), torch.empty(500)
+        return second, third
+
+    assert peak_bytes(run) == 6000
+
+
+@pytest.mark.parametrize("operator", ["cosine", "linear", "sigmoid", "learnable"])
+def test_the_authors_formula_gives_the_same_network(operator):
+    model = sn.create_model("cnn-3", operator=operator, widths=(4, 6, 8)).eval()
+    images = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(as_authors_wrote_it(model)(images), model(images), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["train", "inference"])
+def test_compare_measures_every_contestant(mode):
+    field = contestants(["cosine"], sphere_norm=True, authors=True)
+    rows = compare("cnn-3", field, mode=mode, batch_size=2, rounds=2, warmup=1, widths=(4, 6, 8))
+    assert [row.name for row in rows] == ["cnn", "cosine", "cosine, no BatchNorm", "cosine, authors' formula"]
+    assert rows[0].time_ratio.median == 1
+    assert rows[0].memory_ratio == 1
+    assert all(row.milliseconds.median > 0 and row.peak_megabytes > 0 for row in rows)

@@ -1,0 +1,73 @@
+"""The command line as a user meets it: help, verbs, wrong input, exit codes."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from spherenet.cli import main
+
+
+def spherenet(*arguments):
+    return subprocess.run([sys.executable, "-m", "spherenet", *arguments], capture_output=True, text=True)
+
+
+def test_help_lists_the_verbs_and_needs_no_torch():
+    code = "import sys; from spherenet.cli import main; main(['bench', '--help'])"
+    begin = time.perf_counter()
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert time.perf_counter() - begin < 1
+    assert "examples:\n  spherenet bench" in shown.stdout
+    listed = spherenet("--help")
+    assert listed.returncode == 0
+    assert "bench" in listed.stdout
+    code = "import sys; from spherenet.cli import main; main(['--help']); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def test_version():
+    assert spherenet("--version").stdout.startswith("spherenet ")
+
+
+WRONG = {
+    "verb": (["bnech"], "unknown verb 'bnech', did you mean 'bench'?"),
+    "option": (["bench", "--round", "3"], "unrecognized arguments: --round 3"),
+    "network": (["bench", "--network", "cnn9"], "--network must be one of"),
+    "operator": (["bench", "--operators", "cos"], "--operators must be one of"),
+    "rounds": (["bench", "--rounds", "1"], "--rounds must be at least 2, got 1"),
+    "device": (["bench", "--device", "nothere"], "--device 'nothere' is not to be had here"),
+    "widths": (["bench", "--widths", "4", "--rounds", "2"], "widths must be 3 positive numbers"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_input_is_one_sentence_and_code_2(case, capsys):
+    arguments, message = WRONG[case]
+    try:
+        code = main(arguments)
+    except SystemExit as left:
+        code = left.code
+    shown = capsys.readouterr()
+    assert code == 2
+    assert message in shown.err
+    assert len(shown.err.strip().splitlines()) == 1
+    assert "Traceback" not in shown.err
+    assert shown.out == ""
+
+
+def test_bench_prints_json(capsys):
+    arguments = ["bench", "--network", "cnn-3", "--widths", "4", "6", "8", "--operators", "cosine", "--batch-size", "2",
+                 "--rounds", "2", "--mode", "inference", "--json"]  # fmt: skip
+    assert main(arguments) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in result["rows"]] == ["cnn", "cosine"]
+    assert {"processor", "threads", "torch"} <= set(result)
+
+
+def test_bench_prints_a_table(capsys):
+    arguments = ["bench", "--network", "cnn-3", "--widths", "4", "6", "8", "--operators", "cosine", "--batch-size", "2",
+                 "--rounds", "2", "--mode", "train"]  # fmt: skip
+    assert main(arguments) == 0
+    assert "time ratio" in capsys.readouterr().out
