@@ -41,36 +41,14 @@ def polynomial(name: str, x: np.ndarray, y: np.ndarray, degree: int, scale: np.n
     print(f"{name}: relative error {error:.1e}\n  {', '.join(f'{c:.10g}' for c in coefficients)}")
 
 
-def tanh_rational(limit: float, above: int, below: int) -> None:
-    """Fit tanh(v)/v = N(v²)/M(v²), M(0) = 1, by linearising N − y·(M − 1) = y with the last M as weight."""
-    v = chebyshev_nodes(1e-3, limit)
-    z, y = v * v, np.tanh(v) / v
-    unit = z / limit**2  # columns of like size
-    matrix = np.hstack(
-        [np.vander(unit, above + 1, increasing=True), -y[:, None] * np.vander(unit, below + 1, increasing=True)[:, 1:]]
-    )
-    denominator = np.ones_like(y)
-    for _ in range(30):
-        coefficients, _ = lawson(matrix, y, 1 / (y * denominator))
-        bottom = np.concatenate([[1], coefficients[above + 1 :]])
-        denominator = np.vander(unit, below + 1, increasing=True) @ bottom
-    top = coefficients[: above + 1]
-    error = np.abs(np.vander(unit, above + 1, increasing=True) @ top / denominator / y - 1).max()
-    powers = limit ** (-2.0 * np.arange(max(above, below) + 1))
-    print(f"tanh on [0, {limit}]: relative error {error:.1e}")
-    print("  N", ", ".join(f"{c:.10g}" for c in top * powers[: above + 1]))
-    print("  M", ", ".join(f"{c:.10g}" for c in bottom * powers[: below + 1]))
-
-
 def main() -> None:
-    """Print every table."""
+    """Print the tables."""
     z = chebyshev_nodes(0.0, 0.25)
     t = np.sqrt(z)
     polynomial("asin(t) = t + t·z·Q(z), z = t² ≤ ¼", z, (np.arcsin(t) - t) / (t * z), 4, t * z / np.arcsin(t))
     z = chebyshev_nodes(0.0, (np.pi / 2) ** 2)
     h = np.sqrt(z)
     polynomial("sin(h) = h + h·z·S(z), z = h² ≤ (π/2)²", z, (np.sin(h) - h) / (h * z), 3, h * z / np.sin(h))
-    tanh_rational(9.0, 6, 3)
 
 
 if __name__ == "__main__":

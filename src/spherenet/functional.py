@@ -202,7 +202,7 @@ def _evaluate(
         if angle.kernel is not None and _kernels_can(batch):
             k_of_filters = _k_of_filters(angle.k, weight)
             keep_cosine = dtype in (torch.float16, torch.bfloat16)
-            out = sphere_conv(batch, unit_weight, k_of_filters, *geometry, eps, angle.kernel, keep_cosine)[0]
+            out: Tensor = sphere_conv(batch, unit_weight, k_of_filters, *geometry, eps, angle.kernel, keep_cosine)[0]
         else:
             out = angle.function(composite.cosines(batch, unit_weight, *geometry, eps).movedim(1, -1)).movedim(-1, 1)
         if bias is not None or beta is not None or gamma is not None:

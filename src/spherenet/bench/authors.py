@@ -39,7 +39,7 @@ class _AuthorsConv2d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         layer = self.layer
-        geometry = (layer.stride, layer.padding, layer.dilation)
+        geometry: Any = (layer.stride, layer.padding, layer.dilation)
         ones = torch.ones_like(layer.weight[:1])
         patch_norm = torch.sqrt(F.conv2d(x * x, ones, None, *geometry) + layer.eps)
         weight_norm = torch.sqrt((layer.weight * layer.weight).sum((1, 2, 3)) + layer.eps)

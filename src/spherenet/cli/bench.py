@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from spherenet.cli.parser import Parser
@@ -81,7 +82,7 @@ def run(arguments: Namespace) -> None:
             rounds=arguments.rounds,
             warmup=arguments.warmup,
             device=arguments.device,
-            progress=lambda rounds, mode=mode: _progress(rounds, arguments.rounds, f"{mode}: rounds"),
+            progress=partial(_progress, total=arguments.rounds, what=f"{mode}: rounds"),
             widths=arguments.widths,
         )
     settings = {

@@ -25,6 +25,13 @@ _broken = False
 _compilations = 0
 
 
+def _bare(value: Any) -> Any:
+    """A tensor as if it were no view: the compiler would trace, and guard, what it is a view of too."""
+    if isinstance(value, Tensor):
+        return value.data
+    return type(value)(*map(_bare, value)) if isinstance(value, tuple) and hasattr(value, "_fields") else value
+
+
 def _copy(function: Any) -> Callable[..., Any]:
     """The same function with a code object of its own: the compiler limits how many variants one may have."""
     return FunctionType(function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__)
@@ -66,15 +73,16 @@ def fused(one_expression: Callable[..., Any], in_steps: Callable[..., Any]) -> C
         if _worth_compiling(example):
             constants = tuple(None if isinstance(value, (Tensor, tuple)) else value for value in arguments)
             key = (example.device.type, example.dtype, example.dim(), constants)
+            bare = [_bare(value) for value in (example, *arguments)]
             try:
                 if key in variants:
-                    return variants[key](example, *arguments)
+                    return variants[key](*bare)
                 variants[key] = torch.compile(
                     _copy(one_expression), dynamic=True, fullgraph=True, backend=_counting_inductor
                 )
                 # Sizes are symbols, but numbers such as π are constants: as symbols they would be loaded at every step.
                 with torch._dynamo.config.patch(specialize_float=True):
-                    return variants[key](example, *arguments)
+                    return variants[key](*bare)
             except Exception as error:  # no compiler, no Triton, a read-only cache: many types, one answer
                 _broken = True
                 _log.info("spherenet runs without compiled kernels: %s", error)

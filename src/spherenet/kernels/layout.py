@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 __all__ = ["Layout"]
@@ -34,12 +33,6 @@ class Layout:
         """Return x with its memory in this layout; copied only if it lies otherwise."""
         return x.movedim(1, -1).contiguous().movedim(-1, 1) if self.channels_at == -1 else x.contiguous()
 
-    def empty_like(self, x: Tensor, images: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Return an uninitialised tensor of this layout, as x but for its number of images."""
-        if self.channels_at == -1:
-            return x.new_empty(images, *x.shape[2:], x.shape[1], dtype=dtype).movedim(-1, 1)
-        return x.new_empty(images, *x.shape[1:], dtype=dtype)
-
     def view(self, x: Tensor) -> Tensor:
         """See x [N, C, *spatial] of this layout as [pixels, (groups,) C] or [N, (groups,) C, pixels]."""
         if self.channels_at == -1:
@@ -48,6 +41,11 @@ class Layout:
         else:
             seen = x.reshape(x.shape[0], x.shape[1], math.prod(x.shape[2:]))
         return seen if self.groups == 1 else seen.unflatten(1, (self.groups, -1))  # type: ignore[no-untyped-call]
+
+    def images(self, x: Tensor) -> tuple[Tensor, int]:
+        """See x as [N, pixels, (groups,) C] or [N, (groups,) C, pixels]; also return where the pixels are."""
+        seen = self.view(x)
+        return (seen, -1) if self.channels_at == -2 else (seen.reshape(x.shape[0], -1, *seen.shape[1:]), 1)
 
     def pixels(self, per_group: Tensor) -> Tensor:
         """See a map [N, groups, *spatial] so that it broadcasts against `view`: channels of size 1."""

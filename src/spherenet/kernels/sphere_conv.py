@@ -4,8 +4,8 @@ Forward is one convolution with unit weights, a window sum over one map a group,
 output. For backward it keeps what a convolution keeps, the map of 1/‖patch‖, and its own output, which costs nothing
 where the next layer keeps its input (BatchNorm does). The cosine is recovered from that output.
 
-On the CPU both go through the batch in pieces that stay in cache: what a pass reads was just written, no map but the
-result is ever whole, and the pages of no other map are asked of the system. This is what pays for the extra passes.
+Every pass works in place where the buffer is ours, because fresh memory costs more than the arithmetic in it: on the
+convolution's output, on the input gradient that it returned, and on a scratch map that is kept from call to call.
 
 Three cases cannot recover the cosine. Half precision: the cosines are kept in float32. An output changed in place by
 the next layer (an in-place ReLU): noticed in backward, which then convolves again. Double backward: the plain formula
@@ -16,7 +16,7 @@ A weight of two dimensions [out, in] makes the same operators a fully connected 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,15 +25,12 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from spherenet.kernels import passes
 from spherenet.kernels.layout import Layout
+from spherenet.kernels.scratch import scratch_like
 from spherenet.kernels.window import spread, window_sum
 from spherenet.ops import composite
 from spherenet.ops.norms import SHRINK, working_dtype
 
-__all__ = ["PIECE_BYTES", "sphere_conv"]
-
-PIECE_BYTES = 8 << 20
-"""How much of a map is worked on at a time on the CPU: small enough for its caches and for the heap's reuse of memory
-(maps above 32 MB are mapped anew by the system, page by page), large enough for an efficient convolution."""
+__all__ = ["sphere_conv"]
 
 
 def _inverse_norm(
@@ -50,17 +47,6 @@ def _inverse_norm(
     squares = passes.sum_of_squares(layout.view(x), layout.channels_at)
     maps = layout.map(squares, (x.shape[0], groups, *x.shape[2:]))
     return window_sum(maps, kernel_size, stride, padding, dilation).add(eps * SHRINK**2).rsqrt_().mul_(SHRINK)
-
-
-def _pieces(x: Tensor, unit_weight: Tensor) -> Iterator[slice]:
-    """Slices of the batch to be computed one after the other: on the CPU as many images as stay in cache."""
-    images = len(x)
-    if x.device.type == "cpu" and x.numel() > 0:
-        # The output of a stride-1 layer is the larger map when it has more filters than the input has channels.
-        image_bytes = x.element_size() * x[0].numel() * max(1, unit_weight.shape[0] // x.shape[1])
-        images = max(1, PIECE_BYTES // image_bytes)
-    for start in range(0, max(len(x), 1), max(images, 1)):
-        yield slice(start, min(start + images, len(x)))
 
 
 def _detached(x: Tensor, unit_weight: Tensor, k: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -94,25 +80,17 @@ def sphere_conv(
     """
     x, unit_weight, k = _detached(x, unit_weight, k)
     geometry = (stride, padding, dilation, groups)
-    out = inverse_norm = cosine = x.new_empty(0)
     with torch.no_grad():
-        for piece in _pieces(x, unit_weight):
-            product, layout = Layout.of(composite.conv_product(x[piece], unit_weight, *geometry), groups)
-            norms = _inverse_norm(x[piece], unit_weight.shape[2:], *geometry, eps)
-            if piece.start == 0:
-                in_place = x.device.type != "cpu"
-                out = product if in_place else layout.empty_like(product, len(x))
-                cosine = layout.empty_like(product, len(x), norms.dtype) if keep_cosine else norms.new_empty(0)
-                inverse_norm = norms.new_empty(len(x), *norms.shape[1:])
-            inverse_norm[piece] = norms
-            passes.forward(
-                angle,
-                layout.view(product),
-                layout.pixels(norms),
-                None if in_place else layout.view(out[piece]),
-                layout.view(cosine[piece]) if keep_cosine else None,
-                _steepness(layout, k, norms.dtype),
-            )
+        out, layout = Layout.of(composite.conv_product(x, unit_weight, *geometry), groups)
+        inverse_norm = _inverse_norm(x, unit_weight.shape[2:], *geometry, eps)
+        cosine = torch.empty_like(out, dtype=inverse_norm.dtype) if keep_cosine else inverse_norm.new_empty(0)
+        passes.forward(
+            angle,
+            layout.view(out),
+            layout.pixels(inverse_norm),
+            layout.view(cosine) if keep_cosine else None,
+            _steepness(layout, k, inverse_norm.dtype),
+        )
     return out, inverse_norm, cosine
 
 
@@ -142,83 +120,50 @@ def sphere_conv_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, of the unit kernels and of k, each empty unless `needs` asks for it."""
     x, unit_weight, k = _detached(x, unit_weight, k)
+    grad_x, grad_weight, grad_k = (x.new_empty(0) for _ in range(3))
     with torch.no_grad():
         known, layout = Layout.of(known.detach(), groups)
         grad = layout.dense(grad)
-        grad_x, grad_weight, grad_k = (x.new_empty(0) for _ in range(3))
-        for piece in _pieces(x, unit_weight):
-            found_x, found_weight, found_k = _backward_of_piece(
-                grad[piece], x[piece], unit_weight, k, known[piece], inverse_norm[piece],
-                (stride, padding, dilation, groups), angle, known_is_cosine, needs, layout,
-            )  # fmt: skip
-            if piece.start == 0:
-                grad_weight, grad_k = found_weight, found_k
-                in_place = x.device.type != "cpu"
-                if needs[0]:
-                    x_layout = Layout.of(found_x[0], groups)[1]
-                    grad_x = found_x[0] if in_place else x_layout.empty_like(found_x[0], len(x))
-            else:
-                grad_weight += found_weight
-                grad_k += found_k
-            if needs[0]:
-                gradient, m = found_x
-                passes.correct(
-                    x_layout.view(gradient),
-                    x_layout.view(x_layout.dense(x[piece])),
-                    x_layout.pixels(m),
-                    None if in_place else x_layout.view(grad_x[piece]),
-                )
-    return grad_x, grad_weight, grad_k if k is None else grad_k.to(k.dtype)
-
-
-def _backward_of_piece(
-    grad: Tensor,
-    x: Tensor,
-    unit_weight: Tensor,
-    k: Tensor | None,
-    known: Tensor,
-    inverse_norm: Tensor,
-    geometry: tuple[Sequence[int], Sequence[int], Sequence[int], int],
-    angle: str,
-    known_is_cosine: bool,
-    needs: Sequence[bool],
-    layout: Layout,
-) -> tuple[tuple[Tensor, Tensor], Tensor, Tensor]:
-    """For some images: the gradient of x with constant norms and the map m that corrects it, of weights, of k."""
-    stride, padding, dilation, groups = geometry
-    nothing = x.new_empty(0)
-    shape = _steepness(layout, k, inverse_norm.dtype)
-    flat_grad, flat_known = layout.view(grad), layout.view(known)
-    grad_k = nothing
-    if needs[2]:
-        assert shape is not None
-        grad_k = passes.sums_for_k(flat_grad, flat_known, known_is_cosine, layout.channels_at, shape).reshape(-1)
-    if not (needs[0] or needs[1]):
-        return (nothing, nothing), nothing, grad_k
-    into = torch.empty_like(grad)
-    s = passes.backward(
-        angle,
-        flat_grad,
-        flat_known,
-        known_is_cosine,
-        layout.pixels(inverse_norm),
-        layout.view(into),
-        layout.channels_at,
-        shape,
-    )
-    if unit_weight.dim() == 2:
-        grad_x = into @ unit_weight if needs[0] else nothing
-        grad_weight = into.t() @ x if needs[1] else nothing
-    else:
-        found = torch.ops.aten.convolution_backward(
-            into, x, unit_weight, None, *geometry[:3], False, (0,) * (x.dim() - 2), groups, (needs[0], needs[1], False)
+        shape = _steepness(layout, k, inverse_norm.dtype)
+        if needs[2]:
+            assert shape is not None
+            assert k is not None
+            (of_grad, over), (of_known, _) = layout.images(grad), layout.images(known)
+            grad_k = passes.gradient_of_k(of_grad, of_known, known_is_cosine, over, shape).reshape(-1).to(k.dtype)
+        if not (needs[0] or needs[1]):
+            return grad_x, grad_weight, grad_k
+        into = scratch_like(grad)
+        s = passes.backward(
+            angle,
+            layout.view(grad),
+            layout.view(known),
+            known_is_cosine,
+            layout.pixels(inverse_norm),
+            layout.view(into),
+            layout.channels_at,
+            shape,
         )
-        grad_x, grad_weight = (found[0] if needs[0] else nothing), (found[1] if needs[1] else nothing)
-    m = nothing
-    if needs[0]:
-        s_map = layout.map(s, tuple(inverse_norm.shape))
-        m = spread(s_map, (x.shape[0], groups, *x.shape[2:]), unit_weight.shape[2:], stride, padding, dilation)
-    return (grad_x, m), grad_weight, grad_k
+        if unit_weight.dim() == 2:
+            grad_x = into @ unit_weight if needs[0] else grad_x
+            grad_weight = into.t() @ x if needs[1] else grad_weight
+        else:
+            wanted, none = (needs[0], needs[1], False), (0,) * (x.dim() - 2)
+            found = torch.ops.aten.convolution_backward(
+                into, x, unit_weight, None, stride, padding, dilation, False, none, groups, wanted
+            )
+            grad_x, grad_weight = (found[0] if needs[0] else grad_x), (found[1] if needs[1] else grad_weight)
+        if needs[0]:
+            m = spread(
+                layout.map(s, tuple(inverse_norm.shape)),
+                (x.shape[0], groups, *x.shape[2:]),
+                unit_weight.shape[2:],
+                stride,
+                padding,
+                dilation,
+            )
+            grad_x, layout_x = Layout.of(grad_x, groups)
+            passes.correct(layout_x.view(grad_x), layout_x.view(layout_x.dense(x)), layout_x.pixels(m))
+    return grad_x, grad_weight, grad_k
 
 
 @sphere_conv_backward.register_fake
@@ -232,7 +177,7 @@ def _(grad, x, unit_weight, k, known, inverse_norm, stride, padding, dilation, g
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     x, unit_weight, k, *geometry, ctx.eps, ctx.angle, ctx.keeps_cosine = inputs
-    ctx.geometry = tuple(geometry)
+    ctx.geometry = tuple(geometry)  # stride, padding, dilation, groups
     out, inverse_norm, cosine = output
     ctx.mark_non_differentiable(inverse_norm, cosine)
     ctx.set_materialize_grads(False)
@@ -260,7 +205,7 @@ def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
         return (*_differentiable_gradients(ctx, grad, x, unit_weight, k, needs), *unused)
     known_is_cosine = ctx.keeps_cosine
     if ctx.witness is not None and ctx.witness._version != ctx.version:
-        known = composite.cosines(x, unit_weight, *ctx.geometry, eps=ctx.eps)
+        known = _cosines_again(ctx, x, unit_weight)
         known_is_cosine = True
     found = sphere_conv_backward(
         grad, x, unit_weight, k, known, inverse_norm, *ctx.geometry, ctx.angle, known_is_cosine, list(needs)
@@ -268,11 +213,16 @@ def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
     return (*(gradient if need else None for gradient, need in zip(found, needs, strict=True)), *unused)
 
 
+def _cosines_again(ctx: Any, x: Tensor, unit_weight: Tensor) -> Tensor:
+    stride, padding, dilation, groups = ctx.geometry
+    return composite.cosines(x, unit_weight, stride, padding, dilation, groups, ctx.eps)
+
+
 def _differentiable_gradients(
     ctx: Any, grad: Tensor, x: Tensor, unit_weight: Tensor, k: Tensor | None, needs: Sequence[bool]
 ) -> list[Tensor | None]:
     """The gradients as a graph of their own, for double backward."""
-    cosine = composite.cosines(x, unit_weight, *ctx.geometry, eps=ctx.eps)
+    cosine = _cosines_again(ctx, x, unit_weight)
     out = composite.apply_angle(cosine, ctx.angle, k).to(grad.dtype)
     wanted = [value for value, need in zip((x, unit_weight, k), needs, strict=True) if need and value is not None]
     gradients = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))

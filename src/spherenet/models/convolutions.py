@@ -66,7 +66,8 @@ class Convolutions:
             if self.operator is None
             else SphereConv2d(*geometry, **self._sphere_options())
         )
-        return _he_normal(layer)
+        nn.init.kaiming_normal_(layer.weight)
+        return layer
 
     def linear(self, features_in: int, features_out: int) -> nn.Linear:
         """A fully connected layer without bias."""
@@ -75,7 +76,8 @@ class Convolutions:
             if self.operator is None
             else SphereLinear(features_in, features_out, **self._sphere_options())
         )
-        return _he_normal(layer)
+        nn.init.kaiming_normal_(layer.weight)
+        return layer
 
     def unit(
         self, channels_in: int, channels_out: int, kernel: int, stride: int = 1, relu: bool = True
@@ -88,8 +90,3 @@ class Convolutions:
             # In place only on BatchNorm's output: a SphereConv keeps its own for backward.
             layers.append(nn.ReLU(inplace=self.batch_norm))
         return nn.Sequential(*layers)
-
-
-def _he_normal(layer: Any) -> Any:
-    nn.init.kaiming_normal_(layer.weight, mode="fan_in", nonlinearity="relu")
-    return layer

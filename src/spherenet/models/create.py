@@ -86,7 +86,7 @@ def create_model(
     if len(chosen) != len(network.widths) or min(chosen) < 1:
         raise ValueError(f"widths must be {len(network.widths)} positive numbers for {name}, got {chosen}.")
     size = network.input_size if input_size is None else input_size
-    height_width = (size, size) if isinstance(size, int) else tuple(size)
+    height_width = (size, size) if isinstance(size, int) else (size[0], size[1])
     convolutions = Convolutions(operator, k, k_sharing, rescale, eps, batch_norm, relu)
     features: nn.Module
     if network.depth:

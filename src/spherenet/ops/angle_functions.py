@@ -12,6 +12,7 @@ or, where g has parameters of its own, subclass `AngleFunction` and write `forwa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -169,9 +170,9 @@ class LearnableSigmoidAngle(_SigmoidFamily):
 
     def reset_parameters(self) -> None:
         """Set every k to its initial value."""
-        excess = torch.tensor(self.initial_k - SMALLEST_LEARNED_K, dtype=torch.float64)
+        excess = self.initial_k - SMALLEST_LEARNED_K
         # The inverse of softplus, in the form that neither overflows nor cancels.
-        nn.init.constant_(self.raw_k, (excess + torch.log(-torch.expm1(-excess))).item())
+        nn.init.constant_(self.raw_k, excess + math.log(-math.expm1(-excess)))
 
     @property
     def k(self) -> Tensor:
