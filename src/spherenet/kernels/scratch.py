@@ -13,9 +13,14 @@ import threading
 import torch
 from torch import Tensor
 
-__all__ = ["scratch_like"]
+__all__ = ["release_scratch", "scratch_like"]
 
 _kept = threading.local()
+
+
+def release_scratch() -> None:
+    """Give this thread's block back to the system."""
+    _kept.block = None
 
 
 def scratch_like(x: Tensor) -> Tensor:
