@@ -138,6 +138,8 @@ def samples_for_opcheck():
     yield "grouped, strided", (x, w[:, :2], None, [2, 2], [1, 1], [1, 1], 2, 1e-4, "linear", False)
     yield "keeps cosines", (x, w, k, [1, 1], [0, 0], [1, 1], 1, 1e-4, "sigmoid", True)
     rows = (x.to(memory_format=torch.channels_last), w.to(memory_format=torch.channels_last))
+    grouped = w[:, :2].contiguous(memory_format=torch.channels_last)
+    yield "grouped rows", (rows[0], grouped, k, [1, 1], [1, 1], [1, 1], 2, 1e-4, "sigmoid", False)
     yield "rows", (*rows, None, [1, 1], [1, 1], [1, 1], 1, 1e-4, "cosine", False)
     yield "linear layer", (torch.randn(3, 7), torch.randn(4, 7), k, [], [], [], 1, 1e-4, "sigmoid", False)
 

@@ -46,7 +46,8 @@ def _inverse_norm(
     x, layout = Layout.of(x, groups)
     squares = passes.sum_of_squares(layout.view(x), layout.channels_at)
     maps = layout.map(squares, (x.shape[0], groups, *x.shape[2:]))
-    return window_sum(maps, kernel_size, stride, padding, dilation).add(eps * SHRINK**2).rsqrt_().mul_(SHRINK)
+    sums = window_sum(maps, kernel_size, stride, padding, dilation).add(eps * SHRINK**2)
+    return sums.rsqrt_().mul_(SHRINK).contiguous()  # as the fake kernel promises; a copy with groups only
 
 
 def _detached(x: Tensor, unit_weight: Tensor, k: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
