@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -137,7 +136,3 @@ def finish(layer: Any, out: Tensor, spatial_dims: int) -> Tensor:
 
     out = out if layer.bias is None else out + by_filter(layer.bias)
     return out if layer.beta is None else out * by_filter(layer.beta) + by_filter(layer.gamma)
-
-
-def public_signature(function: Any) -> list[str]:
-    return list(inspect.signature(function).parameters)

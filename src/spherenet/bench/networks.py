@@ -17,7 +17,7 @@ from spherenet.kernels.scratch import release_scratch
 from spherenet.models import create_model
 from spherenet.optim import param_groups
 
-__all__ = ["Contestant", "Row", "compare", "contestants", "hardware"]
+__all__ = ["Contestant", "Row", "compare", "contestants", "hardware", "training_or_inference"]
 
 TWIN = "cnn"
 
@@ -75,7 +75,10 @@ def compare(
 
     mode: "train" (forward, backward, Adam) or "inference" (eval, no gradients). progress: wraps the rounds.
     """
-    runs = {c.name: _step(network, c, mode=mode, batch_size=batch_size, device=device, **model_options) for c in field_}
+    runs = {
+        c.name: training_or_inference(network, c, mode=mode, batch_size=batch_size, device=device, **model_options)
+        for c in field_
+    }
     rounds_seen = list(progress(take_turns(runs, rounds, warmup, device)))
     memory = {}
     for name, run in runs.items():
@@ -94,7 +97,7 @@ def compare(
     ]
 
 
-def _step(
+def training_or_inference(
     network: str, contestant: Contestant, *, mode: str, batch_size: int, device: str, **model_options: Any
 ) -> Callable[[], object]:
     """One training step or one prediction of a fresh network, as a function without arguments."""

@@ -27,7 +27,7 @@ _compilations = 0
 
 
 def _bare(value: Any) -> Any:
-    """A tensor as if it were no view: the compiler would trace, and guard, what it is a view of too."""
+    """A tensor as if it were no view and had no graph: the compiler would trace, and guard, those too."""
     if isinstance(value, Tensor):
         return value.data
     return type(value)(*map(_bare, value)) if isinstance(value, tuple) and hasattr(value, "_fields") else value

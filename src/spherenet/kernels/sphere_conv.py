@@ -50,11 +50,6 @@ def _inverse_norm(
     return sums.rsqrt_().mul_(SHRINK).contiguous()  # as the fake kernel promises; a copy with groups only
 
 
-def _detached(x: Tensor, unit_weight: Tensor, k: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    # The compiler looks at what a tensor is part of; its kernels must not depend on that.
-    return x.detach(), unit_weight.detach(), None if k is None else k.detach()
-
-
 def _steepness(layout: Layout, k: Tensor | None, dtype: torch.dtype) -> passes.Steepness | None:
     if k is None:
         return None
@@ -79,7 +74,6 @@ def sphere_conv(
     k: one number a filter for the sigmoid, None for linear and cosine. Returns the output, 1/‖patch‖
     [N, groups, *out] and the cosines (empty unless they are kept).
     """
-    x, unit_weight, k = _detached(x, unit_weight, k)
     geometry = (stride, padding, dilation, groups)
     with torch.no_grad():
         out, layout = Layout.of(composite.conv_product(x, unit_weight, *geometry), groups)
@@ -120,7 +114,6 @@ def sphere_conv_backward(
     needs: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, of the unit kernels and of k, each empty unless `needs` asks for it."""
-    x, unit_weight, k = _detached(x, unit_weight, k)
     grad_x, grad_weight, grad_k = (x.new_empty(0) for _ in range(3))
     with torch.no_grad():
         known, layout = Layout.of(known.detach(), groups)
