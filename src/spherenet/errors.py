@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["CheckpointError", "DataError", "ModelError", "RunError", "SphereNetError"]
+__all__ = ["CheckpointError", "DataError", "ModelError", "RunError", "SphereNetError", "TrainingError"]
 
 
 class SphereNetError(Exception):
@@ -23,3 +23,7 @@ class CheckpointError(SphereNetError):
 
 class RunError(SphereNetError):
     """A run folder is in use, not writable, or not a run."""
+
+
+class TrainingError(SphereNetError):
+    """Training cannot go on: its loss or gradient is no longer a number."""

@@ -1,0 +1,152 @@
+"""Checkpoints: folders of safetensors and JSON with a manifest of SHA-256, complete or absent at any moment.
+
+    checkpoints/step-00000500/   model.safetensors, optimizer.safetensors, state.json, manifest.json
+    checkpoints/best-00000450/   the same of the best evaluation
+
+A checkpoint is made under a temporary name, synced, and renamed; only then are older ones removed. Nothing in it can
+run code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from spherenet.errors import CheckpointError
+from spherenet.runlog.atomic import discard, is_temporary, read_json, remove, replacing, write_json
+
+__all__ = ["Checkpoint", "Checkpoints"]
+
+_NAME = re.compile(r"(step|best)-(\d{8,})")
+_MANIFEST, _STATE = "manifest.json", "state.json"
+_SUFFIX = ".safetensors"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a run was at a step: tensors in named groups ("model", "optimizer", …) and a JSON state."""
+
+    step: int
+    tensors: Mapping[str, Mapping[str, Tensor]]
+    state: Mapping[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints of one run: the last few, and the best."""
+
+    def __init__(self, folder: Path, keep: int = 2) -> None:
+        """keep: how many of the last ones stay; two, so that a damaged newest one has a predecessor."""
+        self.folder = folder
+        self.keep = keep
+
+    def save(self, checkpoint: Checkpoint, *, best: bool = False) -> Path:
+        """Write a checkpoint and then remove the ones it makes superfluous; return its folder."""
+        kind = "best" if best else "step"
+        self.folder.mkdir(exist_ok=True)
+        path = self.folder / f"{kind}-{checkpoint.step:08d}"
+        try:
+            with replacing(path) as temporary:
+                temporary.mkdir()
+                for name, tensors in checkpoint.tensors.items():
+                    # Copies: safetensors takes no two names for one memory, as tied weights have.
+                    copies = {key: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+                              for key, tensor in tensors.items()}  # fmt: skip
+                    save_file(copies, temporary / f"{name}{_SUFFIX}")
+                write_json(temporary / _STATE, {"step": checkpoint.step, **checkpoint.state})
+                write_json(temporary / _MANIFEST, {file.name: _digest(file) for file in sorted(temporary.iterdir())})
+                discard(path)  # the same step, saved again
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{path} could not be written ({_reason(error)}); earlier ones are intact.") from None
+        for old in self.paths(kind)[: -1 if best else -self.keep]:
+            discard(old)
+        return path
+
+    def paths(self, kind: str = "step") -> list[Path]:
+        """Return the checkpoints of a kind, "step" or "best", the oldest first; whether they are whole is not known."""
+        if not self.folder.is_dir():
+            return []
+        found = [(match, path) for path in self.folder.iterdir() if (match := _NAME.fullmatch(path.name))]
+        return [path for match, path in sorted(found, key=lambda pair: int(pair[0][2])) if match[1] == kind]
+
+    def remove_unfinished(self) -> None:
+        """Remove what a killed process left half written."""
+        if self.folder.is_dir():
+            for path in self.folder.iterdir():
+                if is_temporary(path):
+                    remove(path)
+
+    def newest(self, kind: str = "step") -> tuple[Checkpoint | None, list[str]]:
+        """Return the newest whole checkpoint, None without one, and a sentence about each damaged one before it."""
+        complaints: list[str] = []
+        for path in reversed(self.paths(kind)):
+            try:
+                return load_checkpoint(path), complaints
+            except CheckpointError as error:
+                complaints.append(str(error))
+        return None, complaints
+
+    def remove_after(self, step: int) -> None:
+        """Remove those after a step that the run goes on from: it will make them again. The best one stays."""
+        for path in self.paths():
+            if int(path.name.split("-")[1]) > step:
+                discard(path)
+
+
+def check_checkpoint(path: Path) -> None:
+    """Raise CheckpointError, naming the file, unless all files are there with the bytes of the manifest."""
+    try:
+        manifest = read_json(path / _MANIFEST)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path / _MANIFEST} cannot be read ({_reason(error)}).") from None
+    # The newline is written last: without it the file was cut.
+    whole = (path / _MANIFEST).read_bytes().endswith(b"\n")
+    if not whole or not isinstance(manifest, dict) or _STATE not in manifest:
+        raise CheckpointError(f"{path / _MANIFEST} is not a whole manifest of a checkpoint.")
+    for name, digest in manifest.items():
+        if name != Path(name).name:
+            raise CheckpointError(f"{path / _MANIFEST} names {name!r}, which is not a file beside it.")
+        try:
+            found = _digest(path / name)
+        except OSError as error:
+            raise CheckpointError(f"{path / name} cannot be read ({_reason(error)}).") from None
+        if found != digest:
+            raise CheckpointError(f"{path / name} is damaged: its SHA-256 is not the one of the manifest.")
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Read a checkpoint after checking it whole; CheckpointError names the file that is not."""
+    check_checkpoint(path)
+    try:
+        state = read_json(path / _STATE)
+        tensors = {
+            name.removesuffix(_SUFFIX): load_file(path / name)
+            for name in read_json(path / _MANIFEST)
+            if name.endswith(_SUFFIX)
+        }
+    except (OSError, ValueError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be read ({_reason(error)}).") from None
+    if not isinstance(state, dict) or isinstance(state.get("step"), bool) or not isinstance(state.get("step"), int):
+        raise CheckpointError(f"{path / _STATE} is not the state of a checkpoint.")
+    return Checkpoint(state.pop("step"), tensors, state)
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong in a few words, without the path that the sentence names already."""
+    return error.strerror or str(error) if isinstance(error, OSError) else (str(error) or type(error).__name__)

@@ -1,0 +1,114 @@
+"""One folder a run: config.json, metrics.jsonl, checkpoints/, and at the very end summary.json (SPEC 8)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from spherenet.errors import RunError
+from spherenet.runlog.atomic import is_temporary, read_json, remove, write_json
+from spherenet.runlog.checkpoints import Checkpoints
+from spherenet.runlog.metrics import MetricsFile
+
+__all__ = ["RunDirectory"]
+
+_CONFIG, _SUMMARY, _LOCK = "config.json", "summary.json", ".lock"
+
+
+class RunDirectory:
+    """A run's folder; make one with `create`, read one with `open`."""
+
+    def __init__(self, path: Path) -> None:
+        """Use `create` or `open`."""
+        self.path = path
+        self.metrics = MetricsFile(path / "metrics.jsonl")
+        self.checkpoints = Checkpoints(path / "checkpoints")
+
+    @classmethod
+    def create(cls, path: str | Path) -> RunDirectory:
+        """Make a folder for a new run. RunError where there is something already, or it cannot be written."""
+        folder = Path(path)
+        if (folder / _CONFIG).exists():
+            raise RunError(f"{folder} holds a run already: give another --output, or --resume {folder}.")
+        # The lock of a run that is just beginning, or what it left, is no reason to refuse.
+        if folder.is_dir() and any(entry.name != _LOCK and not is_temporary(entry) for entry in folder.iterdir()):
+            raise RunError(f"{folder} is not empty and not a run: give another --output.")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"{folder} cannot be made ({error.strerror}).") from None
+        return cls(folder)
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunDirectory:
+        """Open the folder of a run that exists. RunError where it is none."""
+        folder = Path(path)
+        if not folder.is_dir():
+            raise RunError(f"{folder} is not a folder.")
+        if not (folder / _CONFIG).is_file():
+            raise RunError(f"{folder} is not a run: it has no {_CONFIG}.")
+        return cls(folder)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the run for one writer; RunError where another process has it. A killed owner's lock is gone with it."""
+        lock = FileLock(self.path / _LOCK)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise RunError(f"{self.path} is in use by another process.") from None
+        except OSError as error:
+            raise RunError(f"{self.path} is not writable ({error.strerror or error}).") from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def clean(self) -> None:
+        """Remove what a killed process left half written; the caller holds the lock."""
+        for entry in self.path.iterdir():
+            if is_temporary(entry):
+                remove(entry)
+        self.checkpoints.remove_unfinished()
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Everything needed to run it again; RunError where it is not readable."""
+        return self._read(_CONFIG)
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        """Write config.json, the file that makes the folder a run."""
+        write_json(self.path / _CONFIG, config)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end."""
+        return (self.path / _SUMMARY).is_file()
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The final numbers; RunError where the run has not come to its end."""
+        if not self.finished:
+            raise RunError(f"{self.path} has not finished: it has no {_SUMMARY}.")
+        return self._read(_SUMMARY)
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write summary.json, the last file of a run."""
+        write_json(self.path / _SUMMARY, summary)
+
+    def remove_summary(self) -> None:
+        """Forget that the run was finished: it goes on."""
+        remove(self.path / _SUMMARY)
+
+    def _read(self, name: str) -> dict[str, Any]:
+        try:
+            value = read_json(self.path / name)
+        except (OSError, ValueError) as error:
+            raise RunError(f"{self.path / name} cannot be read ({error}).") from None
+        if not isinstance(value, dict):
+            raise RunError(f"{self.path / name} is not a JSON object.")
+        return value

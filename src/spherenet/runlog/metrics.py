@@ -1,0 +1,77 @@
+"""`metrics.jsonl`: one JSON object a line, whole lines only, cut back to the checkpoint on resume."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from spherenet.errors import RunError
+from spherenet.runlog.atomic import replacing
+
+__all__ = ["MetricsFile"]
+
+
+class MetricsFile:
+    """The numbers of a run as they came: `step`, `split`, `loss`, `accuracy`, `seconds` and more a line."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Add a line in one write, so that another reader sees it whole or not at all."""
+        line = json.dumps(_finite(dict(row)), allow_nan=False, ensure_ascii=False) + "\n"
+        handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        try:
+            data = line.encode()
+            written = os.write(handle, data)
+            if written != len(data):  # the disk filled up in the middle of the line
+                os.ftruncate(handle, os.fstat(handle).st_size - written)
+                raise OSError(f"{self.path} could not be written: the disk is full.")
+        finally:
+            os.close(handle)
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return the rows; an unfinished last line, left by a kill, does not count.
+
+        Raises RunError for a line that is not a JSON object with a whole number `step` of at least 0 and a
+        string `split`.
+        """
+        try:
+            content = self.path.read_bytes()
+        except FileNotFoundError:
+            return []
+        *lines, _ = content.split(b"\n")
+        return [self._row(number, line) for number, line in enumerate(lines, 1)]
+
+    def cut_back(self, step: int) -> None:
+        """Forget every row after a step, and an unfinished line."""
+        kept = [row for row in self.read() if row["step"] <= step]
+        with replacing(self.path) as temporary:
+            temporary.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept), encoding="utf-8")
+
+    def _row(self, number: int, line: bytes) -> dict[str, Any]:
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            raise RunError(f"{self.path} is damaged: line {number} is not JSON.") from None
+        if not isinstance(row, dict) or not isinstance(row.get("split"), str):
+            raise RunError(f"{self.path} is damaged: line {number} is not an object with a split.")
+        step = row.get("step")
+        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+            raise RunError(f"{self.path} is damaged: line {number} has the step {step!r}.")
+        return row
+
+
+def _finite(value: Any) -> Any:
+    """None for what JSON has no number for: NaN and the infinities."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(part) for part in value]
+    return value
