@@ -122,7 +122,7 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_the_previous_one_used(tmp_p
 )
 def test_a_hostile_manifest_is_refused(tmp_path, manifest):
     path = Checkpoints(tmp_path).save(checkpoint(1))
-    (path / "manifest.json").write_text(manifest)
+    (path / "manifest.json").write_text(manifest + "\n")
     with pytest.raises(CheckpointError):
         load_checkpoint(path)
 
@@ -140,7 +140,7 @@ def test_a_pickle_in_a_checkpoint_is_refused_without_running_it(tmp_path):
     (path / "model.safetensors").write_bytes(data)
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["model.safetensors"] = hashlib.sha256(data).hexdigest()
-    (path / "manifest.json").write_text(json.dumps(manifest))
+    (path / "manifest.json").write_text(json.dumps(manifest) + "\n")
     with pytest.raises(CheckpointError, match="cannot be read"):
         load_checkpoint(path)
     assert not (tmp_path / "ran").exists()
