@@ -8,15 +8,22 @@ from collections.abc import Sequence
 
 from spherenet import __version__
 from spherenet.cli.parser import suggestion
+from spherenet.errors import SphereNetError, TrainingError
 
 __all__ = ["VERBS", "main"]
 
 VERBS = {
+    "train": "train a SphereNet or its CNN twin",
+    "evaluate": "accuracy, per-class table and confusion matrix of a run",
+    "predict": "classes of pictures",
+    "export": "a run as ONNX, torch program, TorchScript or model folder",
+    "report": "runs side by side, as a table and a page with curves",
+    "data": "data sets: what is there, download, check",
     "bench": "time and memory of a SphereNet beside its CNN twin",
 }
-"""Each verb is the module of its name in this folder, with `parser()` and `run(arguments)`."""
+"""Each verb is the module of its name in this folder, with `parser()` and `run(arguments)`, which may return a code."""
 
-WRONG_INPUT, INTERRUPTED = 2, 130
+FAILED, WRONG_INPUT, INTERRUPTED = 1, 2, 130
 
 
 def _help() -> str:
@@ -43,12 +50,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return WRONG_INPUT
     module = importlib.import_module(f"spherenet.cli.{verb}")
     try:
-        module.run(module.parser().parse_args(rest))
+        code: int | None = module.run(module.parser().parse_args(rest))
     except KeyboardInterrupt:
         print("spherenet: interrupted.", file=sys.stderr)
         return INTERRUPTED
-    except (ValueError, TypeError, OSError) as error:
+    except (SphereNetError, ValueError, TypeError, OSError) as error:
         # What the library raises for bad input is one sentence already.
         print(f"spherenet {verb}: {error}", file=sys.stderr)
-        return WRONG_INPUT
-    return 0
+        return FAILED if isinstance(error, TrainingError) else WRONG_INPUT
+    return code or 0

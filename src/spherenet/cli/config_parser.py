@@ -1,0 +1,107 @@
+"""Options of a typed configuration: each field an option, YAML files with --config, --print-config."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any, NoReturn, get_type_hints
+
+import jsonargparse
+
+from spherenet.cli.parser import suggestion
+
+__all__ = ["ConfigParser"]
+
+
+class ConfigParser(jsonargparse.ArgumentParser):
+    """A parser of a dataclass's fields whose errors are one sentence and whose help ends in examples.
+
+    A field `batch_size` is the option `--batch-size` and the key `batch_size` of a YAML file. Options given after
+    --config override the file. Fields carry their help and the heading it stands under in their metadata.
+    """
+
+    def __init__(self, verb: str, summary: str, config: type, *, examples: str) -> None:
+        super().__init__(
+            prog=f"spherenet {verb}",
+            usage=f"spherenet {verb} [OPTIONS]",
+            description=summary,
+            epilog=f"examples:\n{examples}",
+            formatter_class=_Formatter,
+            print_config="--print-config",
+            default_env=False,
+            allow_abbrev=False,
+        )
+        self.fields = fields(config)
+        self.add_argument("--config", action="config", help="a YAML file of options, as --print-config shows them")
+        hints = get_type_hints(config)
+        groups: dict[str, Any] = {}
+        for field in self.fields:
+            title = field.metadata["group"].title
+            if title not in groups:
+                groups[title] = self.add_argument_group(title)
+            kind: dict[str, Any] = {"type": hints[field.name]}
+            if hints[field.name] == list[int] | None:
+                kind = {"type": int, "nargs": "+"}  # --widths 64 96 128
+            option = f"--{field.name.replace('_', '-')}"
+            groups[title].add_argument(option, default=field.default, help=field.metadata["help"], **kind)
+
+    def values(self, arguments: Any) -> dict[str, Any]:
+        """The configuration's part of what was parsed; the word none stands for None."""
+        given = {field.name: getattr(arguments, field.name) for field in self.fields}
+        return {name: None if value == "none" else value for name, value in given.items()}
+
+    def start_with(self, values: Mapping[str, Any]) -> None:
+        """Take other defaults than the configuration's own."""
+        self.set_defaults(dict(values))
+
+    def parse_args(self, args: Sequence[str] | None = None, *more: Any, **options: Any) -> Any:  # type: ignore[override]
+        """Parse; a mistake leaves with one sentence and code 2."""
+        return super().parse_args(args, *more, **options)  # type: ignore[arg-type]
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:  # type: ignore[override]
+        """Say what is wrong in one line and leave with code 2."""
+        unknown = re.search(r"Option '(\w+)' is not accepted", message)
+        if unknown:
+            names = [field.name for field in self.fields]
+            message = f"the configuration has the unknown key {unknown[1]!r}{suggestion(unknown[1], names)}"
+        print(f"{self.prog}: {_one_sentence(message)}; see {self.prog} --help.", file=sys.stderr)
+        raise SystemExit(2)
+
+
+class _Formatter(jsonargparse.DefaultHelpFormatter):
+    """Help that keeps the lines of its examples."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "".join(indent + line for line in text.splitlines(keepends=True))
+
+    def _expand_help(self, action: argparse.Action) -> str:
+        text = super()._expand_help(action)
+        # The help says already what happens without a value.
+        return re.sub(r"( \| null)?, default: null\)$", ")", text)
+
+
+def _one_sentence(message: str) -> str:
+    """What jsonargparse says over several lines, as "--option must be …, got …"."""
+    key = re.search(r'[Kk]ey "([^"]+)"', message)
+    given = re.search(r"(?:Given value|Got value|got): (.+)$", message, re.MULTILINE)
+    expected = re.findall(r"(?:Expected a|Expected) (.+?)(?:\. |$)", message, re.MULTILINE)
+    if key and given and expected:
+        option = f"--{key[1].replace('_', '-')}"
+        allowed = " or ".join(dict.fromkeys(_readable(found) for found in expected))
+        return f"{option} must be {allowed}, got {given[1].strip()!r}"
+    message = re.sub(r'^Parser key "([^"]+)":', r"--\1:", message)
+    return re.sub(r"\s*\n\s*", " ", message).strip().rstrip(".")
+
+
+def _readable(expected: str) -> str:
+    """A type as a person says it."""
+    names = {"int": "a whole number", "float": "a number", "str": "a word", "bool": "true or false"}
+    plain = re.sub(r"<class '(\w+)'>", r"\1", expected)
+    if plain == "NoneType":
+        return "none"
+    if choices := re.fullmatch(r"typing\.Literal\[(.+)\]", plain):
+        return choices[1].replace("'", "")
+    return names.get(plain, plain)

@@ -1,0 +1,115 @@
+"""`spherenet train`: train a network on a data set, from options, YAML or an earlier run."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from spherenet.cli.config_parser import ConfigParser
+from spherenet.experiments.config import TrainConfig
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from spherenet.engine import Outcome
+
+EXAMPLES = """\
+  spherenet train                                              # a SphereNet on the embedded digits
+  spherenet train --operator none                              # its CNN twin
+  spherenet train --data cifar10 --model cnn-9 --operator sigmoid --loss w-cosine --iterations 64000
+  spherenet train --data folder --data-dir pictures --image-size 64 --model resnet-32
+  spherenet train --config my.yaml --seed 1
+  spherenet train --resume runs/cifar10-cnn-9-sigmoid
+  torchrun --nproc-per-node 4 -m spherenet train --data cifar10 --model resnet-32
+exit codes: 0 done, 1 training could not go on, 2 wrong input; 130, 138, 143: saved and left after SIGINT, SIGUSR1,
+SIGTERM"""
+
+
+class _TrainParser(ConfigParser):
+    """With --resume, the options of that run are the defaults."""
+
+    def parse_args(self, args: Sequence[str] | None = None, *more: Any, **options: Any) -> Any:
+        for option, value in zip(args or [], [*(args or [])[1:], ""], strict=True):
+            if option == "--resume" or option.startswith("--resume="):
+                self.start_with(_config_of_run(option.partition("=")[2] or value))
+        return super().parse_args(args, *more, **options)
+
+
+def parser() -> ConfigParser:
+    """Return the verb's parser."""
+    made = _TrainParser(
+        "train",
+        "Train a network. Without options: a small SphereNet on 4,000 embedded digits, tested on\n"
+        "1,000. Everything is written to one folder, from which training can go on exactly.",
+        TrainConfig,
+        examples=EXAMPLES,
+    )
+    run = made.add_argument_group("run")
+    run.add_argument("--output", type=str | None, default=None, help="folder of the run (a new one under runs/)")
+    run.add_argument("--resume", type=str | None, default=None, metavar="RUN", help="go on with a run, as it was begun")
+    run.add_argument("--allow-changes", action="store_true", help="go on although other options are given")
+    run.add_argument("--json", action="store_true", help="print the final numbers as JSON")
+    return made
+
+
+def _config_of_run(path: str) -> dict[str, Any]:
+    from spherenet.experiments.saved_runs import config_of
+    from spherenet.runlog import RunDirectory
+
+    return config_of(RunDirectory.open(path)).as_dict()
+
+
+def run(arguments: Any) -> int:
+    """Train and say how it went."""
+    config = TrainConfig.from_dict(parser().values(arguments))
+    if arguments.output is not None and arguments.resume is not None:
+        raise ValueError("--output must be left out with --resume, which goes on in the folder of its run.")
+    from pathlib import Path
+
+    from spherenet.cli.progress import Reporters, TensorBoard, reporter_for_people
+    from spherenet.experiments.training import new_output, train
+    from spherenet.runlog import RunDirectory
+
+    if arguments.resume is not None and RunDirectory.open(arguments.resume).finished and not arguments.allow_changes:
+        _print(Path(arguments.resume), RunDirectory.open(arguments.resume).summary, arguments.json, "finished already")
+        return 0
+    output = Path(arguments.resume or arguments.output or new_output(config))
+    is_main = os.environ.get("RANK", "0") == "0"
+    reporters = [reporter_for_people(f"{config.model} {config.operator or 'cnn'}")] if is_main else []
+    if config.tensorboard and is_main:
+        reporters.append(TensorBoard(str(output / "tensorboard")))
+    outcome = train(
+        config,
+        output,
+        resume=arguments.resume is not None,
+        allow_changes=arguments.allow_changes,
+        reporter=Reporters(reporters),
+    )
+    if outcome.signal is not None:
+        if is_main:
+            _say_left(output, outcome)
+        return 128 + outcome.signal
+    if is_main:
+        _print(output, RunDirectory.open(output).summary, arguments.json, "done")
+    return 0
+
+
+def _say_left(output: Path, outcome: Outcome) -> None:
+    import sys
+
+    print(
+        f"spherenet train: saved at step {outcome.step} and left; go on with spherenet train --resume {output}",
+        file=sys.stderr,
+    )
+
+
+def _print(output: Path, summary: dict[str, Any], as_json: bool, what: str) -> None:
+    if as_json:
+        print(json.dumps({"run": str(output), **summary}, indent=2))
+        return
+    print(
+        f"{what}: {summary['iterations']} iterations in {summary['seconds']:.0f} s, test accuracy "
+        f"{summary['accuracy']:.2%} (best {summary['best_accuracy']:.2%} at {summary['best_step']}), in {output}"
+    )

@@ -1,0 +1,81 @@
+"""What a run must remember, as tensors and JSON: model, optimiser, loss scaler, counters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from spherenet.errors import CheckpointError
+
+__all__ = ["load_model_tensors", "load_optimizer_tensors", "optimizer_tensors"]
+
+
+def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
+    """Load a state dict strictly; CheckpointError names what is missing, unexpected or of another shape."""
+    own = model.state_dict()
+    for problem, names in (
+        ("lacks", [name for name in own if name not in tensors]),
+        ("has unexpected", [name for name in tensors if name not in own]),
+        ("has other shapes of", [name for name in own if name in tensors and own[name].shape != tensors[name].shape]),
+    ):
+        if names:
+            raise CheckpointError(f"{source} does not fit the model: it {problem} {_some(names)}.")
+    model.load_state_dict(dict(tensors))
+
+
+def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """The optimiser's state as "quantity/parameter" → tensor; its settings come from the config."""
+    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+    return {
+        f"{quantity}/{names[parameter]}": value
+        for parameter, state in optimizer.state.items()
+        for quantity, value in state.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def load_optimizer_tensors(optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
+    """Put back what `optimizer_tensors` returned; CheckpointError where it is not of these parameters."""
+    parameters = dict(model.named_parameters())
+    updated = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    for key, value in tensors.items():
+        quantity, _, name = key.partition("/")
+        parameter = parameters.get(name)
+        if parameter is None or parameter not in updated:
+            raise CheckpointError(f"{source} does not fit the model: the optimiser has no parameter {name!r}.")
+        if value.dim() and value.shape != parameter.shape:
+            raise CheckpointError(f"{source} does not fit the model: {key} has the shape {tuple(value.shape)}.")
+        on_device = value.dim() > 0 or any(group.get("fused") for group in optimizer.param_groups)
+        # As torch keeps it: laid out in memory like the parameter, so that a fused step takes it.
+        restored = torch.empty_like(parameter, dtype=value.dtype) if value.dim() else torch.empty_like(value)
+        restored = restored.to(parameter.device) if on_device else restored
+        optimizer.state[parameter][quantity] = restored.copy_(value)
+
+
+def buffers_of(model: nn.Module) -> list[Tensor]:
+    """Copies of all buffers, to be put back when a step did not count."""
+    return [buffer.clone() for buffer in model.buffers()]
+
+
+@torch.no_grad()
+def put_back_buffers(model: nn.Module, copies: Iterable[Tensor]) -> None:
+    """Undo what a forward pass did to the buffers (running means, counters)."""
+    for buffer, copy in zip(model.buffers(), copies, strict=True):
+        buffer.copy_(copy)
+
+
+def number(state: Mapping[str, Any], key: str) -> float:
+    """A number of a checkpoint's state; CheckpointError where it is none."""
+    value = state.get(key)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise CheckpointError(f"the checkpoint's state has {value!r} for {key}, not a number.")
+    return value
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

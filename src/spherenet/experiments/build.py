@@ -1,0 +1,108 @@
+"""From a configuration to the objects that the engine takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from spherenet.data import AUGMENTATIONS, Augmentation, Dataset, default_augmentation, load_dataset
+from spherenet.engine import Settings
+from spherenet.experiments.config import TrainConfig
+from spherenet.losses import Annealing, GASoftmaxLoss
+from spherenet.models import Classifier, create_model
+from spherenet.ops.arguments import require_one_of
+from spherenet.regularizers import hyperspherical_energy, orthogonality, sphere_layers
+
+__all__ = ["augmentation_of", "build_data", "build_model", "build_penalty", "build_settings", "iteration_setter"]
+
+# The paper divides the learning rate at 34K and 54K of 64K iterations.
+PAPER_MILESTONES = (34 / 64, 54 / 64)
+
+
+def build_data(config: TrainConfig, progress: Callable[[int, int | None], None] | None = None) -> Dataset:
+    """Load the configuration's data set."""
+    return load_dataset(
+        config.data,
+        config.data_dir,
+        image_size=config.image_size,
+        channels=config.channels,
+        val_fraction=config.val_fraction,
+        seed=0,  # which pictures are held out must not change with the seed of the run
+        download=config.download,
+        progress=progress,
+    )
+
+
+def augmentation_of(config: TrainConfig) -> Augmentation:
+    """What training does to the pictures."""
+    name = default_augmentation(config.data) if config.augmentation is None else config.augmentation
+    return AUGMENTATIONS[require_one_of("augmentation", name, AUGMENTATIONS)]
+
+
+def build_model(config: TrainConfig, dataset: Dataset) -> Classifier:
+    """Make the network for a data set, its weights drawn by the configuration's seed."""
+    torch.manual_seed(config.seed)
+    return create_model(
+        config.model,
+        num_classes=len(dataset.classes),
+        operator=config.operator,
+        k=config.k,
+        loss=config.loss,
+        loss_options=_loss_options(config),
+        k_sharing=config.k_sharing,
+        rescale=config.rescale,
+        batch_norm=config.batch_norm,
+        relu=config.relu,
+        widths=config.widths,
+        in_channels=dataset.preprocessing.channels,
+        input_size=dataset.preprocessing.size,
+        shortcut=config.shortcut,
+    )
+
+
+def _loss_options(config: TrainConfig) -> dict[str, Any]:
+    given = {"m": config.m, "s": config.s, "k": config.loss_k}
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if config.label_smoothing:
+        options["label_smoothing"] = config.label_smoothing
+    return options
+
+
+def iteration_setter(config: TrainConfig, model: Classifier) -> Callable[[int], None] | None:
+    """Fit a margin's annealing to the run's length; return what tells the loss which step it is, None without one.
+
+    The loss counts forward passes on its own; a step of several pieces must count once.
+    """
+    criterion = model.criterion
+    if not isinstance(criterion, GASoftmaxLoss):
+        return None
+    criterion.annealing = Annealing.for_run(config.iterations) if config.annealing else None
+    return lambda step: criterion.iteration.fill_(step) and None
+
+
+def build_settings(config: TrainConfig) -> Settings:
+    """The engine's settings."""
+    milestones = config.milestones
+    if milestones is None:
+        milestones = [round(fraction * config.iterations) for fraction in PAPER_MILESTONES]
+    shared = {name: getattr(config, name) for name in Settings.__dataclass_fields__ if hasattr(config, name)}
+    return Settings(**{**shared, "milestones": tuple(milestones)})
+
+
+def build_penalty(config: TrainConfig, model: Classifier) -> Callable[[nn.Module], Tensor] | None:
+    """The regularisers of the sphere layers; None where the network has none or they weigh nothing."""
+    if not sphere_layers(model) or not (config.orthogonality or config.energy):
+        return None
+
+    def penalty(module: nn.Module) -> Tensor:
+        terms = []
+        if config.orthogonality:
+            terms.append(config.orthogonality * orthogonality(module, normalize=config.normalized_orthogonality))
+        if config.energy:
+            terms.append(config.energy * hyperspherical_energy(module))
+        return torch.stack(terms).sum()
+
+    return penalty

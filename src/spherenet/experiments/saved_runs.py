@@ -1,0 +1,154 @@
+"""Models of finished or running runs, for evaluation, prediction, export and fine-tuning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from spherenet.data import Preprocessing
+from spherenet.engine.state import load_model_tensors
+from spherenet.errors import CheckpointError, DataError, ModelError, RunError
+from spherenet.experiments.config import TrainConfig
+from spherenet.export import ModelCard, export_model, load_metadata, load_model
+from spherenet.models import Classifier, create_model
+from spherenet.runlog import RunDirectory
+
+__all__ = ["Predictor", "SavedRun", "card_of", "config_of", "export_run", "load_predictor", "load_run", "start_from"]
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """A model in eval mode, and what it needs to be used."""
+
+    model: Classifier
+    step: int
+    classes: tuple[str, ...]
+    preprocessing: Preprocessing
+    directory: RunDirectory
+    config: TrainConfig
+
+
+def config_of(run: RunDirectory) -> TrainConfig:
+    """The configuration of a run; RunError where config.json is not one of ours."""
+    return _config(run, run.config)
+
+
+def _config(run: RunDirectory, description: dict[str, Any]) -> TrainConfig:
+    if description.get("format") != 1 or not isinstance(description.get("train"), dict):
+        raise RunError(f"{run.path} is not a training run that this version can read.")
+    try:
+        return TrainConfig.from_dict(description["train"])
+    except TypeError as error:
+        raise RunError(f"{run.path} has a configuration of another version: {error}") from None
+
+
+def load_run(path: str | Path, checkpoint: str = "best") -> SavedRun:
+    """Load the model of a run from its "best" or "last" checkpoint.
+
+    Raises RunError where the folder is no run, CheckpointError where it has no whole checkpoint of that kind.
+    """
+    run = RunDirectory.open(path)
+    description = run.config
+    config = _config(run, description)
+    try:
+        classes = tuple(str(name) for name in description["classes"])
+        preprocessing = Preprocessing.from_dict(description["preprocessing"])
+        arguments = dict(description["model"])
+        arguments["widths"], arguments["input_size"] = tuple(arguments["widths"]), tuple(arguments["input_size"])
+        model = create_model(**arguments)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RunError(f"{run.path / 'config.json'} does not describe a model ({error}).") from None
+    found, complaints = run.checkpoints.newest("best" if checkpoint == "best" else "step")
+    if found is None:
+        reason = f": {complaints[0]}" if complaints else "; it may not have come to its first evaluation yet."
+        raise CheckpointError(f"{run.path} has no whole {checkpoint} checkpoint{reason}")
+    load_model_tensors(model, found.tensors.get("model", {}), f"the {checkpoint} checkpoint of {run.path}")
+    return SavedRun(model.eval(), found.step, classes, preprocessing, run, config)
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """What it takes to say what is in a picture."""
+
+    model: Classifier
+    classes: tuple[str, ...]
+    preprocessing: Preprocessing
+
+
+def load_predictor(path: str | Path, checkpoint: str = "best") -> Predictor:
+    """The model of a run, or of a folder that `spherenet export` wrote.
+
+    Raises RunError, CheckpointError or ModelError where the folder is neither or is damaged.
+    """
+    if not _is_exported(path):
+        run = load_run(path, checkpoint)
+        return Predictor(run.model, run.classes, run.preprocessing)
+    metadata = load_metadata(path)
+    try:
+        classes = tuple(str(name) for name in metadata["classes"])
+        preprocessing = Preprocessing.from_dict(metadata["preprocessing"])
+    except (KeyError, TypeError, ValueError, DataError) as error:
+        raise ModelError(f"{path} does not say its classes and preprocessing ({error}).") from None
+    return Predictor(load_model(path), classes, preprocessing)
+
+
+def export_run(
+    path: str | Path, target: str, *, format: str | None = None, checkpoint: str = "best", overwrite: bool = False
+) -> Path:
+    """Write the model of a run in a form that others read; return where."""
+    run = load_run(path, checkpoint)
+    metadata = {"classes": list(run.classes), "preprocessing": run.preprocessing.as_dict()}
+    return export_model(
+        run.model, target, format, metadata=metadata, card=card_of(run, checkpoint), overwrite=overwrite
+    )
+
+
+def card_of(run: SavedRun, checkpoint: str) -> ModelCard:
+    """What the run's folder tells about its model."""
+    description = run.directory.config
+    versions, command = description.get("versions"), description.get("command")
+    pictures = description.get("pictures")
+    rows = [row for row in run.directory.metrics.read() if row["split"] == "test" and row["step"] == run.step]
+    return ModelCard(
+        name=run.directory.path.resolve().name,
+        trained_on=f"{run.config.data}, {pictures.get('train')} pictures" if isinstance(pictures, dict) else None,
+        accuracy=rows[-1].get("accuracy") if rows else None,
+        num_test=rows[-1].get("count") if rows else None,
+        command=" ".join(map(str, command)) if isinstance(command, list) else None,
+        versions={str(k): str(v) for k, v in versions.items()} if isinstance(versions, dict) else {},
+    )
+
+
+def start_from(model: Classifier, source: str) -> list[str]:
+    """Copy the weights of a run or a saved model into a new one, where names and shapes fit; say what did not.
+
+    Fine-tuning changes the head or the loss: what does not fit stays as it was drawn.
+    """
+    given = _weights_of(source)
+    own = model.state_dict()
+    fitting = {
+        name: tensor
+        for name, tensor in given.items()
+        if name in own and own[name].shape == tensor.shape and not name.startswith("criterion.")
+    }
+    if not fitting:
+        raise RunError(f"nothing in {source} fits this model.")
+    model.load_state_dict(fitting, strict=False)
+    left_out = [name for name in own if name not in fitting and not name.startswith("criterion.")]
+    return (
+        [f"{len(left_out)} tensors start anew, {left_out[0]} the first: {source} has none that fit."]
+        if left_out
+        else []
+    )
+
+
+def _weights_of(source: str) -> dict[str, Tensor]:
+    model = load_model(source) if _is_exported(source) else load_run(source).model
+    return model.state_dict()
+
+
+def _is_exported(path: str | Path) -> bool:
+    return (Path(path) / "model.safetensors").is_file()

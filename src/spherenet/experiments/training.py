@@ -1,0 +1,186 @@
+"""A whole training run from its configuration: new, resumed, or under torchrun."""
+
+from __future__ import annotations
+
+import platform
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spherenet import __version__
+from spherenet.data import Dataset
+from spherenet.engine import Outcome, Processes, Reporter, StopSignals, Trainer
+from spherenet.errors import RunError
+from spherenet.experiments.build import (
+    augmentation_of,
+    build_data,
+    build_model,
+    build_penalty,
+    build_settings,
+    iteration_setter,
+)
+from spherenet.experiments.config import FREE, TrainConfig
+from spherenet.experiments.observe import Observation
+from spherenet.experiments.saved_runs import config_of, start_from
+from spherenet.models import Classifier
+from spherenet.runlog import RunDirectory
+
+__all__ = ["new_output", "train"]
+
+DownloadProgress = Callable[[int, "int | None"], None]
+
+
+def train(
+    config: TrainConfig,
+    output: str | Path,
+    *,
+    resume: bool = False,
+    allow_changes: bool = False,
+    reporter: Reporter | None = None,
+    download_progress: DownloadProgress | None = None,
+) -> Outcome:
+    """Train as configured and write the run to `output`; with resume, go on with the run that is there.
+
+    A run goes on only with the configuration and the number of processes it was begun with, unless changes are
+    allowed; what does not change its result (`FREE`) may differ.
+
+    Raises RunError where the folder is in use, taken or not writable, DataError, CheckpointError and TrainingError
+    as their names say, and ValueError or TypeError for a wrong configuration. Nothing is written before
+    configuration and data are known to be good.
+    """
+    if config.threads is not None:
+        if config.threads < 1:
+            raise ValueError(f"threads must be at least 1, got {config.threads}.")
+        torch.set_num_threads(config.threads)
+    settings = build_settings(config)
+    augmentation = augmentation_of(config)
+    with StopSignals() as stop, Processes.joined(config.device) as processes:
+        # One process downloads; the others find what it brought.
+        processes.from_main(lambda: build_data(config, download_progress) and None)
+        dataset = build_data(config)
+        model = build_model(config, dataset)
+        listener = reporter if reporter is not None and processes.is_main else Reporter()
+        set_iteration = iteration_setter(config, model)
+        if config.init_from is not None and not resume:
+            for message in start_from(model, config.init_from):
+                listener.warned(message)
+        run = RunDirectory.open(output) if resume else RunDirectory(Path(output))
+        if resume and not allow_changes:
+            _require_same(run, config, processes)
+        with _held(run, describe(config, dataset, model, processes), processes, resume=resume):
+            trainer = Trainer(
+                model,
+                dataset.train,
+                dataset.test,
+                len(dataset.classes),
+                settings,
+                processes,
+                run,
+                augmentation=augmentation,
+                penalty=build_penalty(config, model),
+                keep_weight_norms=config.keep_norms,
+                before_step=set_iteration,
+                observe=Observation(listener.warned) if config.observe else None,
+                reporter=reporter,
+            )
+            if resume:
+                for message in trainer.resume():
+                    listener.warned(message)
+                if processes.is_main:
+                    run.metrics.cut_back(trainer.step)
+                    run.checkpoints.remove_after(trainer.step)
+                    run.remove_summary()
+            outcome = trainer.train(stop)
+            if outcome.signal is None and processes.is_main:
+                run.write_summary(_summary(outcome, config, dataset, model))
+        return outcome
+
+
+@contextmanager
+def _held(run: RunDirectory, description: dict[str, Any], processes: Processes, *, resume: bool) -> Iterator[None]:
+    """Hold the run directory in the main process and make it a run; an error there is an error in all processes."""
+    with ExitStack() as held:
+
+        def begin() -> None:
+            if not resume:
+                RunDirectory.create(run.path)
+            held.enter_context(run.locked())
+            try:
+                if not resume:
+                    RunDirectory.create(run.path)  # once more: somebody may have been faster
+                run.write_config(description)
+                run.clean()
+            except OSError as error:
+                raise RunError(f"{run.path} is not writable ({error.strerror}).") from None
+
+        processes.from_main(begin)
+        yield
+
+
+def _require_same(run: RunDirectory, config: TrainConfig, processes: Processes) -> None:
+    """Refuse to go on with another configuration or another number of processes."""
+    description = run.config
+    before = config_of(run).as_dict()
+    changed = [name for name, value in config.as_dict().items() if name not in FREE and before[name] != value]
+    if changed:
+        name = changed[0]
+        raise RunError(
+            f"{run.path} was begun with {name} = {before[name]!r}, not {getattr(config, name)!r}: "
+            f"leave it, or say --allow-changes to go on with {', '.join(changed)} changed."
+        )
+    if description.get("processes") != processes.world:
+        raise RunError(
+            f"{run.path} was begun with {description.get('processes')} processes, not {processes.world}: "
+            "start as many, or say --allow-changes; the result then differs by rounding."
+        )
+
+
+def describe(config: TrainConfig, dataset: Dataset, model: Classifier, processes: Processes) -> dict[str, Any]:
+    """What config.json holds: all that is needed to run it again and to use its weights."""
+    return {
+        "format": 1,
+        "train": config.as_dict(),
+        "model": model.config,
+        "classes": list(dataset.classes),
+        "preprocessing": dataset.preprocessing.as_dict(),
+        "pictures": {"train": len(dataset.train), "test": len(dataset.test)},
+        "processes": processes.world,
+        "command": ["spherenet", *sys.argv[1:]],
+        "versions": {"spherenet": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "hardware": {"device": str(processes.device), "threads": torch.get_num_threads(), "system": platform.system()},
+    }
+
+
+def _summary(outcome: Outcome, config: TrainConfig, dataset: Dataset, model: Classifier) -> dict[str, Any]:
+    return {
+        "iterations": outcome.step,
+        "accuracy": outcome.accuracy,
+        "best_accuracy": outcome.best_accuracy,
+        "best_step": outcome.best_step,
+        "test_pictures": len(dataset.test),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "seconds": round(outcome.seconds, 3),
+        "seed": config.seed,
+    }
+
+
+def new_output(config: TrainConfig, parent: str | Path = "runs") -> Path:
+    """A free folder named after what is trained: runs/mnist5k-cnn-3-sigmoid, then …-2, …-3."""
+    name = f"{config.data}-{config.model}-{config.operator or 'none'}"
+    if config.loss != "softmax":
+        name += f"-{config.loss}"
+    parent = Path(parent)
+    taken = {1}
+    if parent.is_dir():
+        pattern = re.compile(re.escape(name) + r"(?:-(\d+))?")
+        found = [match for entry in parent.iterdir() if (match := pattern.fullmatch(entry.name))]
+        if not found:
+            return parent / name
+        taken |= {int(match[1] or 1) for match in found}
+        return parent / f"{name}-{max(taken) + 1}"
+    return parent / name

@@ -1,0 +1,1 @@
+"""Tables, plots and pages; they read run directories only."""

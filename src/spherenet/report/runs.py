@@ -1,0 +1,58 @@
+"""What a report knows of a run: its configuration and numbers, read from its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spherenet.errors import RunError
+from spherenet.runlog import RunDirectory
+
+__all__ = ["Curve", "ReportedRun", "distinct_names", "read_run"]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A number over the iterations."""
+
+    steps: list[int]
+    values: list[float]
+
+
+@dataclass(frozen=True)
+class ReportedRun:
+    """A run by name, with what config.json, metrics.jsonl and summary.json say of it."""
+
+    name: str
+    path: str
+    config: dict[str, Any]
+    rows: list[dict[str, Any]]
+    summary: dict[str, Any] | None
+
+    def curve(self, split: str, quantity: str) -> Curve:
+        """A quantity of a split over the iterations; rows without it are left out."""
+        rows = [row for row in self.rows if row["split"] == split and isinstance(row.get(quantity), (int, float))]
+        return Curve([row["step"] for row in rows], [float(row[quantity]) for row in rows])
+
+    def setting(self, name: str) -> Any:
+        """An option the run was trained with, None where it had none."""
+        settings = self.config.get("train")
+        return settings.get(name) if isinstance(settings, dict) else None
+
+
+def read_run(path: str | Path) -> ReportedRun:
+    """Read a run, finished or not; RunError where the folder is none or has no evaluation yet."""
+    directory = RunDirectory.open(path)
+    rows = directory.metrics.read()
+    if not any(row["split"] == "test" for row in rows):
+        raise RunError(f"{directory.path} has no evaluation yet.")
+    summary = directory.summary if directory.finished else None
+    return ReportedRun(directory.path.resolve().name, str(path), directory.config, rows, summary)
+
+
+def distinct_names(runs: Sequence[ReportedRun]) -> list[str]:
+    """A name for each run: its folder's, with the parents where those are the same."""
+    names = [run.name for run in runs]
+    return [run.path if names.count(run.name) > 1 else run.name for run in runs]
