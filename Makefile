@@ -2,18 +2,30 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+USABLE := $(VENV)/.usable
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help test lint types imports pytest format clean
+.PHONY: help demo test lint types imports pytest format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
+DEMO   := --iterations 250 --eval-every 25 --log-every 25 --checkpoint-every 250
+demo: $(USABLE)  ## train a small SphereNet and its CNN twin on embedded digits, and show both (two minutes)
+	rm -rf demo
+	$(BIN)/spherenet train $(DEMO) --output demo/spherenet
+	$(BIN)/spherenet train $(DEMO) --operator none --output demo/cnn
+	$(BIN)/spherenet report demo/spherenet demo/cnn --title "A SphereNet and its CNN twin on 4,000 digits" -o demo/report.html
+
 test: lint types imports pytest  ## every check and every test, as CI runs them (makes the environment first)
 
-$(READY): pyproject.toml constraints.txt
+$(USABLE): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+$(READY): $(USABLE)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 

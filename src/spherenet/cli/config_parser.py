@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, NoReturn, get_type_hints
 
@@ -57,11 +57,7 @@ class ConfigParser(jsonargparse.ArgumentParser):
         """Take other defaults than the configuration's own."""
         self.set_defaults(dict(values))
 
-    def parse_args(self, args: Sequence[str] | None = None, *more: Any, **options: Any) -> Any:  # type: ignore[override]
-        """Parse; a mistake leaves with one sentence and code 2."""
-        return super().parse_args(args, *more, **options)  # type: ignore[arg-type]
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:  # type: ignore[override]
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Say what is wrong in one line and leave with code 2."""
         unknown = re.search(r"Option '(\w+)' is not accepted", message)
         if unknown:

@@ -19,6 +19,7 @@ VERBS = {
     "export": "a run as ONNX, torch program, TorchScript or model folder",
     "report": "runs side by side, as a table and a page with curves",
     "data": "data sets: what is there, download, check",
+    "doctor": "what is whole in a run and what is not",
     "bench": "time and memory of a SphereNet beside its CNN twin",
 }
 """Each verb is the module of its name in this folder, with `parser()` and `run(arguments)`, which may return a code."""

@@ -134,7 +134,7 @@ class TensorBoard(Reporter):
             raise ValueError(
                 "--tensorboard needs the package tensorboard: pip install 'spherenet[tensorboard]'."
             ) from None
-        self._open: Callable[[], Any] = lambda: SummaryWriter(folder)  # type: ignore[no-untyped-call]
+        self._open: Callable[[], Any] = lambda: SummaryWriter(folder)
         self._writer: Any = None
 
     def logged(self, row: Mapping[str, Any]) -> None:

@@ -109,16 +109,19 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(processes.device.type, enabled=settings.precision == "float16")
         self.progress = _Progress()
         self.step = 0
+        self._order()  # a batch that cannot be is refused before anything is written
 
     def resume(self) -> list[str]:
         """Go on from the newest whole checkpoint; return a sentence for each damaged one that was passed over.
 
-        Raises CheckpointError where there is none, or where it is not of this model.
+        A run that was killed before its first checkpoint begins again. Raises CheckpointError where all are
+        damaged, or where the newest is not of this model.
         """
         checkpoint, complaints = self.run_directory.checkpoints.newest()
         if checkpoint is None:
-            reason = f": {complaints[0]}" if complaints else "."
-            raise CheckpointError(f"{self.run_directory.path} has no whole checkpoint to go on from{reason}")
+            if complaints:
+                raise CheckpointError(f"{self.run_directory.path} has no whole checkpoint: {complaints[0]}")
+            return ["there is no checkpoint yet: the run begins again."]
         source = f"the checkpoint of step {checkpoint.step}"
         load_model_tensors(self.model, checkpoint.tensors.get("model", {}), source)
         load_optimizer_tensors(self.optimizer, self.model, checkpoint.tensors.get("optimizer", {}), source)
@@ -138,16 +141,8 @@ class Trainer:
         Raises TrainingError at a loss or gradient that is not finite, unless the settings say to skip such steps.
         """
         settings = self.settings
-        order = training_order(
-            len(self.train_split),
-            settings.batch_size,
-            settings.seed,
-            self.step,
-            self.processes.share,
-            settings.accumulate,
-        )
         pieces = self.train_split.batches(
-            order,
+            self._order(),
             device=self.processes.device,
             augmentation=self.augmentation,
             seed=settings.seed,
@@ -176,6 +171,17 @@ class Trainer:
             progress.best_accuracy if evaluated else None,
             progress.best_step if evaluated else None,
             progress.seconds,
+        )
+
+    def _order(self) -> Iterator[tuple[int, Tensor]]:
+        settings = self.settings
+        return training_order(
+            len(self.train_split),
+            settings.batch_size,
+            settings.seed,
+            self.step,
+            self.processes.share,
+            settings.accumulate,
         )
 
     def _step(self, pieces: Iterator[Batch], stop: StopSignals) -> bool:

@@ -80,7 +80,11 @@ def iteration_setter(config: TrainConfig, model: Classifier) -> Callable[[int], 
     if not isinstance(criterion, GASoftmaxLoss):
         return None
     criterion.annealing = Annealing.for_run(config.iterations) if config.annealing else None
-    return lambda step: criterion.iteration.fill_(step) and None
+
+    def set_iteration(step: int) -> None:
+        criterion.iteration.fill_(step)
+
+    return set_iteration
 
 
 def build_settings(config: TrainConfig) -> Settings:
@@ -100,7 +104,7 @@ def build_penalty(config: TrainConfig, model: Classifier) -> Callable[[nn.Module
     def penalty(module: nn.Module) -> Tensor:
         terms = []
         if config.orthogonality:
-            terms.append(config.orthogonality * orthogonality(module, normalize=config.normalized_orthogonality))
+            terms.append(config.orthogonality * orthogonality(module, config.orthogonality_form))
         if config.energy:
             terms.append(config.energy * hyperspherical_energy(module))
         return torch.stack(terms).sum()

@@ -70,7 +70,7 @@ class TrainConfig:
     )
     weight_decay: float = _option(5e-4, TRAINING, "L2 on plain weights; sphere weights have none")
     orthogonality: float = _option(1e-4, TRAINING, "weight of ‖WᵀW − I‖² over the sphere layers")
-    normalized_orthogonality: bool = _option(False, TRAINING, "of unit kernels instead of raw ones")
+    orthogonality_form: Literal["raw", "normalized"] = _option("raw", TRAINING, "of kernels as they are, or unit ones")
     energy: float = _option(0.0, TRAINING, "weight of the hyperspherical energy")
     keep_norms: bool = _option(False, TRAINING, "hold sphere weights at their initial norm")
     init_from: str | None = _option(None, TRAINING, "run or saved model whose weights to start from, where they fit")

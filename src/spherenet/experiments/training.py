@@ -60,34 +60,34 @@ def train(
     settings = build_settings(config)
     augmentation = augmentation_of(config)
     with StopSignals() as stop, Processes.joined(config.device) as processes:
-        # One process downloads; the others find what it brought.
-        processes.from_main(lambda: build_data(config, download_progress) and None)
-        dataset = build_data(config)
+        dataset = _load_data(config, processes, download_progress)
         model = build_model(config, dataset)
         listener = reporter if reporter is not None and processes.is_main else Reporter()
         set_iteration = iteration_setter(config, model)
-        if config.init_from is not None and not resume:
+        run = RunDirectory.open(output) if resume else RunDirectory(Path(output))
+        if config.init_from is not None and not run.checkpoints.paths():
             for message in start_from(model, config.init_from):
                 listener.warned(message)
-        run = RunDirectory.open(output) if resume else RunDirectory(Path(output))
         if resume and not allow_changes:
             _require_same(run, config, processes)
-        with _held(run, describe(config, dataset, model, processes), processes, resume=resume):
-            trainer = Trainer(
-                model,
-                dataset.train,
-                dataset.test,
-                len(dataset.classes),
-                settings,
-                processes,
-                run,
-                augmentation=augmentation,
-                penalty=build_penalty(config, model),
-                keep_weight_norms=config.keep_norms,
-                before_step=set_iteration,
-                observe=Observation(listener.warned) if config.observe else None,
-                reporter=reporter,
-            )
+        trainer = Trainer(
+            model,
+            dataset.train,
+            dataset.test,
+            len(dataset.classes),
+            settings,
+            processes,
+            run,
+            augmentation=augmentation,
+            penalty=build_penalty(config, model),
+            keep_weight_norms=config.keep_norms,
+            before_step=set_iteration,
+            observe=Observation(listener.warned) if config.observe else None,
+            reporter=reporter,
+        )
+        # A run that goes on as it was begun keeps its description, the first command included.
+        description = None if resume and not allow_changes else describe(config, dataset, model, processes)
+        with _held(run, description, processes, is_new=not resume):
             if resume:
                 for message in trainer.resume():
                     listener.warned(message)
@@ -101,19 +101,30 @@ def train(
         return outcome
 
 
+def _load_data(config: TrainConfig, processes: Processes, progress: DownloadProgress | None) -> Dataset:
+    """One process downloads; the others find what it brought."""
+    if processes.world > 1:
+        processes.from_main(lambda: build_data(config, progress) and None)
+        progress = None
+    return build_data(config, progress)
+
+
 @contextmanager
-def _held(run: RunDirectory, description: dict[str, Any], processes: Processes, *, resume: bool) -> Iterator[None]:
-    """Hold the run directory in the main process and make it a run; an error there is an error in all processes."""
+def _held(
+    run: RunDirectory, description: dict[str, Any] | None, processes: Processes, *, is_new: bool
+) -> Iterator[None]:
+    """Hold the run directory in the main process and write its description; an error there is an error in all."""
     with ExitStack() as held:
 
         def begin() -> None:
-            if not resume:
+            if is_new:
                 RunDirectory.create(run.path)
             held.enter_context(run.locked())
             try:
-                if not resume:
+                if is_new:
                     RunDirectory.create(run.path)  # once more: somebody may have been faster
-                run.write_config(description)
+                if description is not None:
+                    run.write_config(description)
                 run.clean()
             except OSError as error:
                 raise RunError(f"{run.path} is not writable ({error.strerror}).") from None

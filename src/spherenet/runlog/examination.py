@@ -1,0 +1,86 @@
+"""What is whole in a run's folder and what is not; it changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from spherenet.errors import CheckpointError, RunError
+from spherenet.runlog.atomic import is_temporary
+from spherenet.runlog.checkpoints import load_checkpoint
+from spherenet.runlog.directory import RunDirectory
+
+__all__ = ["Finding", "examine"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One part of a run: is it as it should be, and what is to be said of it."""
+
+    part: str
+    good: bool
+    words: str
+
+
+def examine(path: str | Path) -> list[Finding]:
+    """Read every file of a run as a reader would; RunError where the folder is no run at all.
+
+    Left-overs of a killed process are no fault: they are ignored, and removed when the run goes on.
+    """
+    run = RunDirectory.open(path)
+    found = [_read("config.json", lambda: f"{len(run.config)} entries"), _metrics(run)]
+    for kind in ("step", "best"):
+        found += [_checkpoint(checkpoint) for checkpoint in run.checkpoints.paths(kind)]
+    newest = next((part for part in reversed(found) if part.part.startswith("checkpoints/step") and part.good), None)
+    if newest is None:
+        begun = bool(run.checkpoints.paths())
+        found.append(Finding("checkpoints", not begun, "none is whole" if begun else "none yet"))
+    found.append(
+        _read("summary.json", lambda: f"finished at iteration {run.summary.get('iterations')}")
+        if run.finished
+        else Finding("summary.json", True, "not finished")
+    )
+    found.append(_lock(run))
+    left = [entry for folder in (run.path, run.checkpoints.folder) if folder.is_dir() for entry in folder.iterdir()]
+    unfinished = [entry.name for entry in left if is_temporary(entry)]
+    if unfinished:
+        found.append(
+            Finding("left-overs", True, f"{len(unfinished)} of a killed process, removed when the run goes on")
+        )
+    return found
+
+
+def _read(part: str, describe: Callable[[], str]) -> Finding:
+    try:
+        return Finding(part, True, describe())
+    except RunError as error:
+        return Finding(part, False, str(error))
+
+
+def _metrics(run: RunDirectory) -> Finding:
+    try:
+        rows = run.metrics.read()
+    except RunError as error:
+        return Finding("metrics.jsonl", False, str(error))
+    return Finding(
+        "metrics.jsonl", True, f"{len(rows)} rows, the last of step {rows[-1]['step']}" if rows else "no rows yet"
+    )
+
+
+def _checkpoint(path: Path) -> Finding:
+    part = f"checkpoints/{path.name}"
+    try:
+        tensors = load_checkpoint(path).tensors
+    except CheckpointError as error:
+        return Finding(part, False, str(error))
+    size = sum(tensor.nbytes for group in tensors.values() for tensor in group.values())
+    return Finding(part, True, f"whole, {size / 2**20:.1f} MB in {', '.join(tensors)}")
+
+
+def _lock(run: RunDirectory) -> Finding:
+    try:
+        with run.locked():
+            return Finding("lock", True, "free")
+    except RunError as error:
+        return Finding("lock", True, str(error))

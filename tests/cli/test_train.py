@@ -1,0 +1,261 @@
+"""`spherenet train` on the embedded digits: a run, its folder, going on, wrong input."""
+
+import json
+import signal
+import subprocess
+import time
+
+import pytest
+import torch
+import yaml
+
+from command_line import TINY, command, in_other_processes, one_sentence, spherenet
+from spherenet.runlog import RunDirectory
+from spherenet.runlog.checkpoints import load_checkpoint
+
+
+def weights(run, kind="step"):
+    checkpoints = RunDirectory.open(run).checkpoints
+    return load_checkpoint(checkpoints.paths(kind)[-1]).tensors["model"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A finished run."""
+    path = tmp_path_factory.mktemp("runs") / "whole"
+    assert spherenet("train", *TINY, "--output", path) == 0
+    return path
+
+
+def test_a_run_leaves_what_the_contract_says(whole):
+    config = json.loads((whole / "config.json").read_text())
+    assert config["train"]["iterations"] == 6
+    assert config["train"]["operator"] == "sigmoid"
+    assert {"spherenet", "torch", "python"} == set(config["versions"])
+    rows = RunDirectory.open(whole).metrics.read()
+    assert [row["step"] for row in rows if row["split"] == "train"] == [2, 4, 6]
+    assert [row["step"] for row in rows if row["split"] == "test"] == [3, 6]
+    assert all({"loss", "accuracy", "seconds"} <= set(row) for row in rows if row["split"] != "observed")
+    observed = [row for row in rows if row["split"] == "observed"][-1]
+    assert {"output_variance", "weight_norm", "feature_norm"} <= set(observed)
+    summary = json.loads((whole / "summary.json").read_text())
+    assert summary["iterations"] == 6
+    assert summary["accuracy"] == [row["accuracy"] for row in rows if row["split"] == "test"][-1]
+
+
+def test_the_first_losses_are_those_of_this_recipe(tmp_path):
+    """A golden trace: a change of the numbers is a change of the recipe and must be meant."""
+    assert spherenet("train", *TINY, "--log-every", 1, "--threads", 1, "--output", tmp_path / "run") == 0
+    losses = [row["loss"] for row in RunDirectory.open(tmp_path / "run").metrics.read() if row["split"] == "train"]
+    assert losses == pytest.approx(GOLDEN, abs=1e-4)
+
+
+GOLDEN = [2.5047, 2.3933, 2.3910, 2.3793, 2.3062, 2.3157]
+
+
+def test_the_same_seed_gives_the_same_run(tmp_path, whole):
+    assert spherenet("train", *TINY, "--output", tmp_path / "again") == 0
+    assert spherenet("train", *TINY, "--seed", 1, "--output", tmp_path / "other") == 0
+    first, again, other = weights(whole), weights(tmp_path / "again"), weights(tmp_path / "other")
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert any(not torch.equal(first[name], other[name]) for name in first)
+
+
+def test_options_come_from_yaml_and_are_overridden(tmp_path, capsys):
+    assert spherenet("train", *TINY, "--operator", "none", "--print-config") == 0
+    printed = capsys.readouterr().out
+    assert yaml.safe_load(printed)["widths"] == [4, 4, 4]
+    (tmp_path / "my.yaml").write_text(printed)
+    arguments = ["--config", tmp_path / "my.yaml", "--iterations", 2, "--output", tmp_path / "run"]
+    assert spherenet("train", *arguments) == 0
+    config = RunDirectory.open(tmp_path / "run").config["train"]
+    assert (config["iterations"], config["operator"], config["batch_size"]) == (2, None, 32)
+
+
+def test_json_is_what_a_script_reads(tmp_path, capsys):
+    assert spherenet("train", *TINY, "--output", tmp_path / "run", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["iterations"] == 6
+
+
+def test_tensorboard(tmp_path):
+    assert spherenet("train", *TINY, "--output", tmp_path / "run", "--tensorboard", "true") == 0
+    assert list((tmp_path / "run" / "tensorboard").glob("events.*"))
+
+
+LOSSES = ["w-cosine", "ga-linear", "a", "s-cosine", "arcface"]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_every_loss_trains(tmp_path, loss):
+    assert spherenet("train", *TINY, "--loss", loss, "--output", tmp_path / "run") == 0
+
+
+def test_annealing_follows_the_length_of_the_run(tmp_path):
+    from spherenet.experiments.saved_runs import load_run
+
+    spherenet("train", *TINY, "--loss", "ga-linear", "--accumulate", 2, "--output", tmp_path / "run")
+    criterion = load_run(tmp_path / "run", "last").model.criterion
+    assert int(criterion.iteration) == 6  # steps, not pieces of them
+
+
+def test_fine_tuning_starts_from_another_run(tmp_path, whole, capfd):
+    arguments = [*TINY, "--iterations", 1, "--learning-rate", 0, "--init-from", whole, "--loss", "w-cosine"]
+    assert spherenet("train", *arguments, "--output", tmp_path / "run") == 0
+    before, after = weights(whole, "best"), weights(tmp_path / "run")
+    assert torch.equal(before["head.weight"], after["head.weight"])
+    capfd.readouterr()
+    assert spherenet("train", *TINY, "--init-from", whole, "--widths", 5, 5, 5, "--output", tmp_path / "wide") == 0
+    assert "tensors start anew, features.stages.0.0.0.weight the first" in capfd.readouterr().err
+
+
+def test_stopped_by_a_signal_and_resumed_is_the_whole_run(tmp_path, whole):
+    path = tmp_path / "run"
+    running = subprocess.Popen(
+        command("train", *TINY, "--output", path, "--checkpoint-every", 100, "--log-every", 1),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    for line in running.stderr:
+        if "step 1/" in line:
+            running.send_signal(signal.SIGTERM)
+            break
+    said = running.stderr.read()
+    assert running.wait(60) == 143
+    running.stderr.close()
+    assert "saved at step" in said
+    assert f"--resume {path}" in said
+    assert not RunDirectory.open(path).finished
+    assert spherenet("train", "--resume", path) == 0
+    first, second = weights(whole), weights(path)
+    # Another number of threads may add up in another order.
+    for name in first:
+        torch.testing.assert_close(second[name], first[name], rtol=1e-3, atol=1e-4)
+
+
+def test_resuming_says_what_it_will_not_do(tmp_path, whole, capsys):
+    assert spherenet("train", "--resume", whole) == 0
+    assert "finished already" in capsys.readouterr().out
+    summary = RunDirectory.open(whole).path / "summary.json"
+    content = summary.read_text()
+    summary.unlink()
+    assert spherenet("train", "--resume", whole, "--batch-size", 64) == 2
+    said = capsys.readouterr().err
+    assert "was begun with batch_size = 32, not 64" in said
+    assert one_sentence(said.splitlines()[-1])
+    summary.write_text(content)
+    assert spherenet("train", "--resume", whole, "--output", tmp_path) == 2
+    assert "--output must be left out" in capsys.readouterr().err
+
+
+def test_going_on_longer_is_a_change_one_may_allow(tmp_path):
+    path = tmp_path / "run"
+    assert spherenet("train", *TINY, "--output", path) == 0
+    assert spherenet("train", "--resume", path, "--iterations", 8, "--allow-changes") == 0
+    assert RunDirectory.open(path).summary["iterations"] == 8
+
+
+WRONG = {
+    "data": (["--data", "mnist"], "must be one of"),
+    "model": (["--model", "cnn-10"], "name must be one of"),
+    "operator": (["--operator", "cos"], "operator must be one of"),
+    "loss": (["--loss", "soft"], "loss must be one of"),
+    "loss option": (["--m", "4"], "'m' is no option of the loss 'softmax'"),
+    "augmentation": (["--augmentation", "flop"], "augmentation must be one of"),
+    "number": (["--iterations", "many"], "--iterations must be a whole number, got 'many'"),
+    "zero": (["--iterations", "0"], "iterations must be at least 1, got 0"),
+    "option": (["--iteration", "3"], "unrecognized arguments"),
+    "device": (["--device", "cuda:7"], "device 'cuda:7' is not to be had here"),
+    "no such device": (["--device", "gpu"], "device 'gpu' is not to be had here"),
+    "too large a batch": (["--batch-size", "5000"], "batch_size must be at most the 4000 training pictures"),
+    "config": (["--config", "nowhere.yaml"], "--config: File does not exist"),
+    "resume": (["--resume", "nowhere"], "nowhere is not a folder"),
+    "init-from": (["--init-from", "nowhere"], "nowhere is not a folder"),
+    "data folder": (["--data", "folder", "--data-dir", "nowhere"], "nowhere"),
+    "no data folder": (["--data", "folder"], "data_dir"),
+    "threads": (["--threads", "0"], "threads must be at least 1"),
+    "k of a plain network": (["--operator", "none", "--k", "0.3"], "k must be None where operator is None"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_input_is_one_sentence_code_2_and_writes_nothing(case, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments, message = WRONG[case]
+    assert spherenet("train", *arguments) == 2
+    said = capsys.readouterr()
+    assert message in said.err
+    assert one_sentence(said.err), said.err
+    assert said.out == ""
+    assert [entry for entry in tmp_path.rglob("*") if entry.name not in ("runs",)] == []
+
+
+def test_a_wrong_key_or_value_in_a_file(tmp_path, capsys):
+    path = tmp_path / "my.yaml"
+    for content, message in (
+        ("iterationes: 3", "unknown key 'iterationes', did you mean 'iterations'?"),
+        ("iterations: many", "--iterations must be a whole number, got 'many'"),
+        ("iterations: [", "Problems parsing config"),
+        ("- 1", ""),
+        ("!!python/object/apply:os.system ['touch ran']", ""),
+    ):
+        path.write_text(content)
+        assert spherenet("train", "--config", path, "--output", tmp_path / "run") == 2
+        said = capsys.readouterr().err
+        assert message in said
+        assert one_sentence(said), said
+    assert [entry.name for entry in tmp_path.iterdir()] == ["my.yaml"]
+
+
+def test_output_folders_that_cannot_be_used(tmp_path, whole, capsys):
+    before = sorted((path.name, path.stat().st_mtime_ns) for path in whole.rglob("*"))
+    assert spherenet("train", *TINY, "--output", whole) == 2
+    assert "holds a run already" in capsys.readouterr().err
+    assert before == sorted((path.name, path.stat().st_mtime_ns) for path in whole.rglob("*"))
+    (tmp_path / "file").write_text("")
+    assert spherenet("train", *TINY, "--output", tmp_path / "file" / "run") == 2
+    assert "cannot be made" in capsys.readouterr().err
+    run = RunDirectory.open(whole)
+    with run.locked():
+        (whole / "summary.json").rename(whole / "aside")
+        assert spherenet("train", "--resume", whole) == 2
+        (whole / "aside").rename(whole / "summary.json")
+    assert "is in use by another process" in capsys.readouterr().err
+
+
+def test_two_processes_are_one(tmp_path):
+    """The same weights at the same global batch to 2e-5, without BatchNorm: sums run in another order."""
+    options = [*TINY, "--batch-norm", "false", "--batch-size", 33]
+    done = in_other_processes("train", *options, "--output", tmp_path / "two", processes=2)
+    assert done.returncode == 0, done.stderr
+    assert spherenet("train", *options, "--output", tmp_path / "one") == 0
+    one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
+    for name in one:
+        torch.testing.assert_close(two[name], one[name], rtol=2e-5, atol=2e-5)
+    rows = [RunDirectory.open(tmp_path / name).metrics.read() for name in ("one", "two")]
+    for first, second in zip(*rows, strict=True):
+        assert (first["step"], first["split"]) == (second["step"], second["split"])
+        if first["split"] != "observed":
+            assert second["loss"] == pytest.approx(first["loss"], rel=1e-4)
+    (tmp_path / "two" / "summary.json").unlink()
+    assert spherenet("train", "--resume", tmp_path / "two") == 2
+
+
+def test_a_signal_to_two_processes_saves_once_at_the_same_step(tmp_path):
+    path = tmp_path / "run"
+    running = subprocess.Popen(
+        command("train", *TINY, "--iterations", 100000, "--checkpoint-every", 100000, "--eval-every", 100000,
+                "--log-every", 1, "--threads", 1, "--output", path, processes=2),
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    for line in running.stderr:
+        if "step 3/" in line:
+            break
+    began = time.monotonic()
+    running.send_signal(signal.SIGTERM)
+    running.stderr.read()
+    assert running.wait(60) != 0
+    running.stderr.close()
+    assert time.monotonic() - began < 30
+    found, complaints = RunDirectory.open(path).checkpoints.newest()
+    assert complaints == []
+    assert found.step >= 3
