@@ -1,5 +1,9 @@
 from . import functional as functional
 from . import ops as ops
+from .convert import SphereSummary as SphereSummary
+from .convert import sphere_summary as sphere_summary
+from .convert import to_plain as to_plain
+from .convert import to_sphere as to_sphere
 from .layers import AngularHead as AngularHead
 from .layers import LazySphereConv1d as LazySphereConv1d
 from .layers import LazySphereConv2d as LazySphereConv2d

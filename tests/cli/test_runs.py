@@ -54,7 +54,8 @@ def test_evaluate_prints_tables_and_draws(run, tmp_path, capsys):
     assert "accuracy" in said
     assert "precision" in said
     assert "rows are the truth" in said
-    assert Image.open(tmp_path / "confusion.png").size[0] > 300
+    with Image.open(tmp_path / "confusion.png") as drawn:
+        assert drawn.size[0] > 300
 
 
 def test_predict_a_file_as_evaluate_sees_the_picture(run, pictures, capsys):

@@ -33,14 +33,18 @@ def run(arguments: Namespace) -> None:
     from rich.table import Table
 
     from spherenet.report.runs import read_run
-    from spherenet.report.table import COLUMNS, table_rows
+    from spherenet.report.table import COLUMNS, NUMBERS, SETTINGS, table_rows
 
     runs = [read_run(path) for path in arguments.runs]
-    table = Table(title=arguments.title)
-    for column in COLUMNS:
-        table.add_column(column, justify="right" if column in COLUMNS[4:-1] else "left")
-    for row in table_rows(runs):
-        table.add_row(*row)
+    rows = table_rows(runs)
+    # What all runs share stands above the table, which then fits into a terminal.
+    shared = {name: row[0] for name, *row in zip(COLUMNS, *rows, strict=True) if name in SETTINGS and len({*row}) == 1}
+    table = Table(title=f"{arguments.title}\n" + ", ".join(f"{name} {value}" for name, value in shared.items()))
+    shown = [index for index, name in enumerate(COLUMNS) if name not in shared]
+    for index in shown:
+        table.add_column(COLUMNS[index], justify="right" if COLUMNS[index] in NUMBERS else "left")
+    for row in rows:
+        table.add_row(*(row[index] for index in shown))
     console = Console()
     console.print(table)
     if arguments.output is not None:

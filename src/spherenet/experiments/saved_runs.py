@@ -99,26 +99,31 @@ def export_run(
     path: str | Path, target: str, *, format: str | None = None, checkpoint: str = "best", overwrite: bool = False
 ) -> Path:
     """Write the model of a run in a form that others read; return where."""
+    if not overwrite and (Path(target).is_file() or (Path(target).is_dir() and any(Path(target).iterdir()))):
+        raise ModelError(f"{target} is there already: say --overwrite, or choose another target.")
     run = load_run(path, checkpoint)
     metadata = {"classes": list(run.classes), "preprocessing": run.preprocessing.as_dict()}
-    return export_model(
-        run.model, target, format, metadata=metadata, card=card_of(run, checkpoint), overwrite=overwrite
-    )
+    return export_model(run.model, target, format, metadata=metadata, card=card_of(run), overwrite=overwrite)
 
 
-def card_of(run: SavedRun, checkpoint: str) -> ModelCard:
+def card_of(run: SavedRun) -> ModelCard:
     """What the run's folder tells about its model."""
     description = run.directory.config
-    versions, command = description.get("versions"), description.get("command")
-    pictures = description.get("pictures")
+    versions, command, pictures = (description.get(name) for name in ("versions", "command", "pictures"))
     rows = [row for row in run.directory.metrics.read() if row["split"] == "test" and row["step"] == run.step]
+    operator = run.config.operator
     return ModelCard(
         name=run.directory.path.resolve().name,
+        architecture=f"{run.config.model}, {operator or 'plain convolution'}, trained with {run.config.loss}",
         trained_on=f"{run.config.data}, {pictures.get('train')} pictures" if isinstance(pictures, dict) else None,
         accuracy=rows[-1].get("accuracy") if rows else None,
-        num_test=rows[-1].get("count") if rows else None,
+        accuracy_n=rows[-1].get("count") if rows else None,
+        accuracy_on=f"the test pictures of {run.config.data}" if rows else None,
         command=" ".join(map(str, command)) if isinstance(command, list) else None,
-        versions={str(k): str(v) for k, v in versions.items()} if isinstance(versions, dict) else {},
+        versions={str(name): str(value) for name, value in versions.items()} if isinstance(versions, dict) else None,
+        date=str(description["started"]) if "started" in description else None,
+        classes=run.classes,
+        input_shape=(1, run.preprocessing.channels, *run.preprocessing.size),
     )
 
 

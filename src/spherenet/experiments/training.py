@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,7 @@ def describe(config: TrainConfig, dataset: Dataset, model: Classifier, processes
         "preprocessing": dataset.preprocessing.as_dict(),
         "pictures": {"train": len(dataset.train), "test": len(dataset.test)},
         "processes": processes.world,
+        "started": datetime.now(timezone.utc).date().isoformat(),
         "command": ["spherenet", *sys.argv[1:]],
         "versions": {"spherenet": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "hardware": {"device": str(processes.device), "threads": torch.get_num_threads(), "system": platform.system()},

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 from spherenet.report.runs import Curve, ReportedRun, distinct_names
 
-__all__ = ["COLUMNS", "sparkline", "table_rows"]
+__all__ = ["COLUMNS", "NUMBERS", "SETTINGS", "sparkline", "table_rows"]
 
-COLUMNS = ("run", "network", "operator", "loss", "parameters", "iterations", "accuracy", "best", "seconds", "curve")
+SETTINGS = ("network", "operator", "loss", "parameters", "iterations")
+COLUMNS = ("run", *SETTINGS, "accuracy", "best", "seconds", "curve")
+NUMBERS = ("parameters", "iterations", "accuracy", "best", "seconds")
 
 
 def sparkline(curve: Curve) -> str:

@@ -1,0 +1,121 @@
+"""The summary says of any model what is spherical, what is plain, and why."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import spherenet as sn
+from spherenet.convert import sphere_summary, to_plain, to_sphere
+
+TABLE = """\
+name  layer            kind     operator  k    reason
+0     SphereConv2d     sphere   sigmoid   0.3  converted from Conv2d
+1     Identity         dropped  –         –    BatchNorm2d dropped after 0
+2     ReLU             changed  –         –    no longer in place: the sphere layer before it keeps its output
+3     Conv2d           plain    –         –    skipped by rule '3'
+4     BatchNorm2d      norm     –         –    BatchNorm kept: it does not directly follow a converted layer
+5     ConvTranspose2d  plain    –         –    not converted: ConvTranspose2d has no spherical counterpart
+7     Linear           plain    –         –    classifier (last layer of the model)
+
+1 sphere, 3 plain, 1 norm, 1 dropped, 1 changed; 208 parameters, 108 of them in sphere layers (51.9%)"""
+
+
+def network():
+    return nn.Sequential(
+        *(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Conv2d(4, 4, 1)),
+        *(nn.BatchNorm2d(4), nn.ConvTranspose2d(4, 2, 2), nn.Flatten(), nn.Linear(18, 2)),
+    )
+
+
+@pytest.fixture
+def sphere():
+    return to_sphere(network(), skip="3", drop_batch_norm=True)
+
+
+def test_the_printed_table(sphere):
+    assert str(sphere_summary(sphere)) == TABLE
+
+
+def test_the_summary_as_data(sphere):
+    summary = sphere_summary(sphere)
+    assert len(summary) == 7
+    assert [layer.name for layer in summary if layer.kind == "plain"] == ["3", "5", "7"]
+    assert summary["0"].k == 0.3
+    assert summary["3"].k is summary["3"].operator is None
+    assert summary.count("sphere") == 1
+    assert summary.parameters == sum(p.numel() for p in sphere.parameters())
+    with pytest.raises(KeyError, match="nowhere"):
+        summary["nowhere"]
+
+
+@pytest.mark.parametrize(
+    "way", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "pickle"]
+)
+def test_reasons_survive_and_stay_out_of_the_state(sphere, way):
+    assert str(sphere_summary(way(sphere))) == TABLE
+    plain_keys = [key for key in network().state_dict() if not key.startswith("1.")]
+    assert list(sphere.state_dict()) == plain_keys
+
+
+def test_reasons_survive_in_parts_and_in_larger_models(sphere):
+    larger = nn.ModuleDict({"backbone": sphere, "extra": nn.Linear(2, 2)})
+    summary = sphere_summary(larger)
+    assert summary["backbone.3"].reason == "skipped by rule '3'"
+    assert summary["extra"].reason == "as built"
+    assert sphere_summary(sphere[:1])["0"].reason == "converted from Conv2d"
+
+
+def test_models_that_were_never_converted():
+    model = sn.create_model("cnn-3", operator="learnable", widths=(4, 4, 4))
+    with torch.no_grad():
+        model.features.stages[0][0][0].angle.raw_k[0] += 1
+    summary = sphere_summary(model)
+    assert [layer.kind for layer in summary] == ["sphere"] * 4 + ["head"]
+    assert {layer.reason for layer in summary} == {"as built"}
+    first = summary["features.stages.0.0.0"]
+    assert first.operator == "learnable"
+    assert first.k == (pytest.approx(0.5), pytest.approx(1.01, abs=0.01))
+    assert "0.5 to 1.01" in str(summary)
+    plain = sphere_summary(nn.Sequential(nn.Linear(3, 4), nn.ReLU()))
+    assert [(layer.kind, layer.reason) for layer in plain] == [("plain", "as built")]
+
+
+def test_what_the_table_leaves_out_and_counts_once():
+    angle = sn.LearnableSigmoidAngle()
+    layer = sn.SphereLinear(3, 3, operator=angle)
+    model = nn.ModuleList([layer, layer, sn.SphereLinear(3, 3, operator=angle), nn.LayerNorm(3)])
+    summary = sphere_summary(model)
+    assert [row.name for row in summary] == ["0", "2"]
+    assert summary.sphere_parameters == 9 + 9 + 1
+    assert summary.parameters == 9 + 9 + 1 + 6
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature:UserWarning")
+def test_lazy_and_meta_models():
+    sphere = to_sphere(nn.Sequential(nn.LazyConv2d(4, 3), nn.Flatten(), nn.LazyLinear(2)), "learnable")
+    summary = sphere_summary(sphere)
+    assert (summary["0"].layer, summary["2"].layer) == ("LazySphereConv2d", "LazyLinear")
+    assert summary.parameters == 4  # k alone; the rest has no shape yet
+    with torch.device("meta"):
+        summary = sphere_summary(sn.SphereLinear(3, 4, operator="learnable"))
+    assert summary[""].k is None
+    assert "(model)" in str(summary)
+
+
+def test_empty_models_and_wrong_arguments():
+    assert str(sphere_summary(nn.ReLU())).endswith("0 sphere, 0 plain; 0 parameters, 0 of them in sphere layers (0.0%)")
+    with pytest.raises(TypeError, match="model must be a module, got 3"):
+        sphere_summary(3)
+
+
+def test_the_way_back_is_told(sphere):
+    learned = to_sphere(to_plain(sphere), "learnable", rescale="learned", only="0")
+    assert sphere_summary(learned)["0"].reason == "converted from Conv2d"
+    summary = sphere_summary(to_plain(learned))
+    assert summary["0"].reason == "back from SphereConv2d; k, β and γ dropped"
+    assert summary["1"].reason == "BatchNorm2d dropped after 0; not brought back"
+    assert summary["7"].reason == "as built"
+    assert not [row for row in summary if row.kind == "changed"]

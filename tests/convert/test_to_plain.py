@@ -1,0 +1,106 @@
+"""There and back: a converted model becomes torch's again with the weights that it has by then."""
+
+import pytest
+import torch
+from torch import nn
+
+import spherenet as sn
+from spherenet.convert import to_plain, to_sphere
+from spherenet.layers import SphereLayer
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 4, 3, padding="same", padding_mode="circular"), nn.ReLU(inplace=True))
+        self.conv = nn.Conv2d(4, 4, 3, padding=2, dilation=2, groups=2, bias=False)
+        self.norm = nn.BatchNorm2d(4)
+        self.pool = nn.Conv1d(4, 4, 2, stride=2)
+        self.fc = nn.Linear(4 * 32, 5)
+
+    def forward(self, x):
+        x = self.stem(x)
+        x = (x + self.norm(self.conv(x))).flatten(2)
+        return self.fc(self.pool(x).flatten(1))
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("operator", ["linear", "cosine", "sigmoid", "learnable"])
+@pytest.mark.parametrize("rescale", [None, "learned", (2.0, 0.0)], ids=str)
+def test_a_model_comes_back_as_it_was(operator, rescale, inplace):
+    model = Residual()
+    twin = Residual()
+    twin.load_state_dict(model.state_dict())
+    layers, parameters = list(model.modules()), [id(p) for p in model.parameters()]
+    x = torch.randn(2, 3, 8, 8)
+    expected = twin(x)
+    back = to_plain(to_sphere(model, operator, rescale=rescale, inplace=inplace), inplace=inplace)
+    assert (back is model) == inplace
+    assert repr(back) == repr(twin)
+    state = back.state_dict()
+    assert list(state) == list(twin.state_dict())
+    fresh = Residual().state_dict()  # the forward above moved the twin's statistics
+    for name, value in twin.state_dict().items():
+        torch.testing.assert_close(state[name], fresh[name] if "running" in name or "num_" in name else value)
+    torch.testing.assert_close(back(x), expected, rtol=0, atol=0)
+    if inplace:
+        assert [a is b for a, b in zip(back.modules(), layers, strict=True)] == [True] * len(layers)
+        assert [id(p) for p in back.parameters()] == parameters
+
+
+def test_the_layers_are_torchs_in_every_way():
+    back = to_plain(to_sphere(Residual(), "learnable", rescale="learned"))
+    fresh = Residual()
+    for module, expected in zip(back.modules(), fresh.modules(), strict=True):
+        assert type(module) is type(expected)
+        assert set(vars(module)) - {"_spherenet_note"} == set(vars(expected))
+
+
+def test_trained_weights_come_back():
+    sphere = to_sphere(Residual(), "learnable")
+    optimizer = torch.optim.SGD(sphere.parameters(), lr=0.1)
+    sphere(torch.randn(2, 3, 8, 8)).square().sum().backward()
+    optimizer.step()
+    back = to_plain(sphere)
+    torch.testing.assert_close(back.conv.weight, sphere.conv.weight, rtol=0, atol=0)
+    assert isinstance(sphere.conv, SphereLayer)  # the copy left it alone
+
+
+def test_a_network_of_the_paper_becomes_its_cnn_twin():
+    options = {"widths": (4, 6, 8), "input_size": 16}
+    sphere = sn.create_model("cnn-9", operator="learnable", rescale="learned", **options)
+    cnn = sn.create_model("cnn-9", **options)
+    plain = to_plain(sphere)
+    cnn.load_state_dict(plain.state_dict())
+    x = torch.randn(2, 3, 16, 16)
+    torch.testing.assert_close(plain.eval()(x), cnn.eval()(x), rtol=0, atol=0)
+
+
+def test_plain_models_and_dropped_batch_norms():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1))
+    assert repr(to_plain(model)) == repr(model)
+    back = to_plain(to_sphere(model, drop_batch_norm=True))
+    assert [type(m) for m in back] == [nn.Conv2d, nn.Identity, nn.Conv2d]
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature:UserWarning")
+def test_lazy_layers_stay_lazy():
+    back = to_plain(to_sphere(nn.Sequential(nn.LazyConv1d(4, 3), nn.LazyConv1d(2, 1))))
+    assert [type(m) for m in back] == [nn.LazyConv1d, nn.LazyConv1d]
+    assert back(torch.randn(2, 3, 8)).shape == (2, 2, 6)
+    assert [type(m) for m in back] == [nn.Conv1d, nn.Conv1d]
+
+
+def test_again_with_another_operator():
+    sphere = to_sphere(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), "cosine")
+    again = to_sphere(to_plain(sphere), "linear")
+    assert again[0].operator == "linear"
+    torch.testing.assert_close(again[0].weight, sphere[0].weight, rtol=0, atol=0)
+
+
+def test_a_shared_k_goes_from_every_layer():
+    sphere = to_sphere(
+        nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4)), "learnable", k_sharing="network", classifier=True
+    )
+    back = to_plain(sphere, inplace=True)
+    assert list(back.state_dict()) == ["0.weight", "0.bias", "1.weight", "1.bias"]
