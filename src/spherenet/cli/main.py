@@ -17,6 +17,7 @@ VERBS = {
     "evaluate": "accuracy, per-class table and confusion matrix of a run",
     "predict": "classes of pictures",
     "export": "a run as ONNX, torch program, TorchScript or model folder",
+    "reproduce": "the paper's tables and figures, beside one's own numbers",
     "report": "runs side by side, as a table and a page with curves",
     "data": "data sets: what is there, download, check",
     "doctor": "what is whole in a run and what is not",

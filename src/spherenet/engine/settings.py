@@ -18,6 +18,7 @@ class Settings:
 
     iterations: optimiser steps, as the paper counts. batch_size: pictures a step over all processes.
     accumulate: in so many pieces a process takes its share of a batch, for less memory at the same gradient.
+    weight_decay: L2 on plain weights only, or with `decay_all` on every parameter.
     milestones: iterations after which the learning rate is multiplied by `decay`.
     precision: "float32", or autocast to "bfloat16" or "float16" (the latter with loss scaling).
     on_nan: "stop" at a step whose loss or gradient is not finite, or "skip" it.
@@ -31,6 +32,7 @@ class Settings:
     learning_rate: float = 1e-3
     momentum: float = 0.9
     weight_decay: float = 5e-4
+    decay_all: bool = False
     milestones: tuple[int, ...] = ()
     decay: float = 0.1
     precision: str = "float32"

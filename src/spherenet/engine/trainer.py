@@ -325,7 +325,10 @@ class Trainer:
 
 
 def _optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
-    groups = param_groups(model, settings.weight_decay)
+    groups: list[dict[str, Any]] = param_groups(model, settings.weight_decay)
+    if settings.decay_all:
+        for group in groups:
+            group["weight_decay"] = settings.weight_decay
     if settings.optimizer == "adam":
         return torch.optim.Adam(groups, lr=settings.learning_rate, fused=True)
     return torch.optim.SGD(groups, lr=settings.learning_rate, momentum=settings.momentum, fused=True)

@@ -69,6 +69,7 @@ class TrainConfig:
         None, TRAINING, "iterations at which the learning rate falls tenfold (34/64 and 54/64 of the run)"
     )
     weight_decay: float = _option(5e-4, TRAINING, "L2 on plain weights; sphere weights have none")
+    decay_all: bool = _option(False, TRAINING, "weight decay on every parameter, sphere weights and k included")
     orthogonality: float = _option(1e-4, TRAINING, "weight of ‖WᵀW − I‖² over the sphere layers")
     orthogonality_form: Literal["raw", "normalized"] = _option("raw", TRAINING, "of kernels as they are, or unit ones")
     energy: float = _option(0.0, TRAINING, "weight of the hyperspherical energy")

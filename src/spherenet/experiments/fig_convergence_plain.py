@@ -1,0 +1,44 @@
+"""Figure: accuracy over iterations of cnn-9 on CIFAR-10, each operator with and without orthogonality, softmax.
+
+Shows that SphereNets converge faster, and that the orthogonality term helps.
+
+    spherenet reproduce fig-convergence-plain --preset cpu --seeds 3
+"""
+
+from __future__ import annotations
+
+from spherenet.experiments.cells import Cell, Claim, Experiment
+from spherenet.experiments.presets import cifar, operator_options
+
+ROWS = ("cosine", "linear", "sigmoid-0.3")
+
+
+def cells(preset: str) -> list[Cell]:
+    """Three operators with and without the term, and the plain network."""
+    found = [Cell("none", "none", "plain", cifar(preset, model="cnn-9", operator=None))]
+    for row in ROWS:
+        for column, weight in (("with orthogonality", 1e-4), ("without", 0.0)):
+            config = cifar(preset, model="cnn-9", orthogonality=weight, **operator_options(row))
+            found.append(Cell(f"{row}_{'orth' if weight else 'free'}", row, column, config))
+    return found
+
+
+EXPERIMENT = Experiment(
+    "fig-convergence-plain",
+    "Convergence of cnn-9, with and without orthogonality",
+    "test accuracy over iterations",
+    cells,
+    (
+        Claim(
+            "SphereNets converge faster than the plain network (cnn-9)",
+            "Figure: convergence",
+            tuple((f"{row}_orth", "none") for row in ROWS),
+            "early",
+        ),
+        Claim(
+            "The orthogonality term improves accuracy",
+            "Figure: convergence",
+            tuple((f"{row}_orth", f"{row}_free") for row in ROWS),
+        ),
+    ),
+)

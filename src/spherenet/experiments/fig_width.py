@@ -1,0 +1,42 @@
+"""Figure: cnn-9 at four widths, cosine against none, softmax, CIFAR-10.
+
+The width 64/96/128 is the paper's; the other three are ours. cpu: all four widths at a quarter.
+
+    spherenet reproduce fig-width --preset cpu --seeds 1
+"""
+
+from __future__ import annotations
+
+from spherenet.experiments.cells import Cell, Claim, Experiment
+from spherenet.experiments.presets import cifar, operator_options, width_of
+
+WIDTHS = ((16, 32, 48), (32, 64, 96), (64, 96, 128), (128, 192, 256))
+
+
+def cells(preset: str) -> list[Cell]:
+    """Two operators at each width."""
+    return [
+        Cell(
+            f"{row}_{widths[0]}",
+            row,
+            "/".join(map(str, widths)),
+            cifar(preset, model="cnn-9", **operator_options(row), **width_of(preset, widths)),
+        )
+        for widths in (WIDTHS if preset != "smoke" else WIDTHS[:1])
+        for row in ("cosine", "none")
+    ]
+
+
+EXPERIMENT = Experiment(
+    "fig-width",
+    "Width of cnn-9",
+    "test accuracy over iterations at four widths",
+    cells,
+    (
+        Claim(
+            "SphereNets beat plain networks at every width",
+            "Figure: width",
+            tuple((f"cosine_{widths[0]}", f"none_{widths[0]}") for widths in WIDTHS),
+        ),
+    ),
+)

@@ -1,0 +1,155 @@
+"""Running many jobs: finished ones are skipped, broken ones go on, a failing one does not stop the others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+
+from spherenet.errors import RunError, SphereNetError
+from spherenet.experiments.grid import Job
+from spherenet.runlog import MetricsFile
+
+__all__ = ["GridReporter", "Here", "Result", "run_jobs"]
+
+Launch = Callable[[list[str], Path], int]
+"""Runs `spherenet` with arguments somewhere, its words going to a file, and returns its exit code."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a job: None, or a sentence that says why it failed."""
+
+    job: Job
+    failure: str | None
+
+
+class GridReporter:
+    """Whoever watches a grid; every method does nothing unless overridden."""
+
+    def started(self, jobs: Sequence[Job], done: int) -> None:
+        """These jobs are to be run; so many more were done before."""
+
+    def running(self, job: Job) -> None:
+        """A job begins."""
+
+    def ended(self, result: Result) -> None:
+        """A job has ended."""
+
+    def finished(self) -> None:
+        """All have."""
+
+
+class Here:
+    """Launches runs as processes of this machine; `stop` asks those that run to save and leave."""
+
+    def __init__(self, threads: int | None = None, processes: int = 1) -> None:
+        """threads: of each run's torch. processes: of each run, more than one under torchrun."""
+        self._threads, self._processes = threads, processes
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._lock = threading.Lock()
+        self.stopped = False
+
+    def __call__(self, arguments: list[str], log: Path) -> int:
+        """Run `spherenet` and return its exit code."""
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self._processes}"]
+        command = [sys.executable, *(launcher if self._processes > 1 else []), "-m", "spherenet", *arguments]
+        environment = dict(os.environ)
+        if self._threads is not None:
+            environment["OMP_NUM_THREADS"] = str(self._threads)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with open(log, "ab") as words, self._lock:
+            if self.stopped:
+                return 128 + signal.SIGTERM
+            process = subprocess.Popen(command, stdout=words, stderr=words, env=environment)  # noqa: S603
+            self._running.add(process)
+        try:
+            return process.wait()
+        finally:
+            with self._lock:
+                self._running.discard(process)
+
+    def stop(self) -> None:
+        """Ask every run to save and leave, and start no other."""
+        with self._lock:
+            self.stopped = True
+            for process in self._running:
+                process.send_signal(signal.SIGTERM)
+
+
+def run_jobs(jobs: Sequence[Job], launch: Launch, workers: int, reporter: GridReporter | None = None) -> list[Result]:
+    """Run jobs, `workers` at a time, those first that wait for none; return what became of each, in their order.
+
+    A job whose run is finished is not run again. One that waits for another fails where that one fails.
+    """
+    reporter = reporter or GridReporter()
+    results: dict[Path, Result] = {}
+    open_jobs: list[Job] = []
+    for job in jobs:
+        try:
+            if job.is_done():
+                results[job.folder] = Result(job, None)
+            else:
+                open_jobs.append(job)
+        except SphereNetError as error:
+            results[job.folder] = Result(job, str(error))
+    reporter.started(open_jobs, len(jobs) - len(open_jobs))
+    waiting = {job.folder: threading.Event() for job in open_jobs}
+
+    def work(job: Job) -> Result:
+        if job.after is not None and job.after in waiting:
+            waiting[job.after].wait()
+        source = results.get(job.after) if job.after is not None else None
+        if source is not None and source.failure is not None:
+            result = Result(job, f"{job.after}, which it starts from, failed.")
+        else:
+            reporter.running(job)
+            result = Result(job, _failure(job, launch))
+        results[job.folder] = result
+        waiting[job.folder].set()
+        return result
+
+    # Those that others wait for come first: with one worker, nobody may wait for what has not been begun.
+    ordered = sorted(open_jobs, key=lambda job: job.after is not None)
+    try:
+        with ThreadPoolExecutor(workers) as pool:
+            futures: list[Future[Result]] = [pool.submit(work, job) for job in ordered]
+            for future in as_completed(futures):
+                reporter.ended(future.result())
+    finally:
+        reporter.finished()
+    return [results[job.folder] for job in jobs]
+
+
+def _failure(job: Job, launch: Launch) -> str | None:
+    """Run a job; None where its run is then finished."""
+    try:
+        code = launch(job.arguments(), job.log)
+        if job.is_done():
+            return None
+    except (SphereNetError, OSError) as error:
+        return str(error)
+    return f"exit code {code}: {_last_line(job.log)}"
+
+
+def _last_line(log: Path) -> str:
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    except OSError:
+        return "it said nothing."
+    return lines[-1] if lines else "it said nothing."
+
+
+def steps_done(job: Job) -> int:
+    """How far a running job is, by its metrics."""
+    try:
+        rows = MetricsFile(job.folder / "metrics.jsonl").read()
+    except (RunError, OSError):
+        return 0
+    return int(rows[-1]["step"]) if rows else 0

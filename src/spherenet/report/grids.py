@@ -1,0 +1,143 @@
+"""The runs of an experiment with the paper's values: what `spherenet reproduce` left in a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from spherenet.errors import RunError
+from spherenet.report.runs import Curve, ReportedRun, read_run
+from spherenet.runlog.atomic import read_json
+
+__all__ = ["ClaimOfGrid", "Grid", "GridCell", "early_accuracy", "final_accuracy", "is_grid", "read_grid"]
+
+_FILE = "experiment.json"
+
+
+def final_accuracy(run: ReportedRun) -> float:
+    """The test accuracy at the end of a run, in per cent."""
+    return 100 * run.curve("test", "accuracy").values[-1]
+
+
+def early_accuracy(run: ReportedRun) -> float:
+    """The mean test accuracy over the evaluations of the first half of a run, in per cent."""
+    curve = run.curve("test", "accuracy")
+    half = curve.steps[-1] / 2
+    first = [value for step, value in zip(curve.steps, curve.values, strict=True) if step <= half]
+    return 100 * fmean(first or curve.values[:1])
+
+
+QUANTITIES: dict[str, Callable[[ReportedRun], float]] = {"accuracy": final_accuracy, "early": early_accuracy}
+
+
+@dataclass(frozen=True)
+class GridCell:
+    """A cell with its finished runs, by seed."""
+
+    name: str
+    row: str
+    column: str
+    paper: float | None
+    runs: dict[int, ReportedRun] = field(default_factory=dict)
+
+    def values(self, quantity: str = "accuracy") -> list[float]:
+        """A quantity of each run."""
+        return [QUANTITIES[quantity](run) for run in self.runs.values()]
+
+    def mean_and_std(self) -> tuple[float, float | None] | None:
+        """Mean and standard deviation of the final accuracy; no deviation of one run, nothing of none."""
+        values = self.values()
+        if not values:
+            return None
+        return fmean(values), stdev(values) if len(values) > 1 else None
+
+    def mean_curve(self) -> Curve:
+        """The mean test accuracy over the seeds at each evaluation that all of them have."""
+        curves = [run.curve("test", "accuracy") for run in self.runs.values()]
+        by_step = [dict(zip(curve.steps, curve.values, strict=True)) for curve in curves]
+        steps = sorted(set(by_step[0]).intersection(*by_step)) if by_step else []
+        return Curve(steps, [fmean(points[step] for points in by_step) for step in steps])
+
+
+@dataclass(frozen=True)
+class ClaimOfGrid:
+    """A claim of the paper and the pairs of cells that decide it."""
+
+    text: str
+    source: str
+    pairs: list[tuple[str, str]]
+    quantity: str
+
+
+@dataclass(frozen=True)
+class Grid:
+    """An experiment: its cells in the order of the paper, its claims, and what could not be read."""
+
+    id: str
+    title: str
+    shows: str
+    preset: str
+    cells: list[GridCell]
+    claims: list[ClaimOfGrid]
+    complaints: list[str]
+
+    def cell(self, name: str) -> GridCell | None:
+        """The cell of a name."""
+        return next((cell for cell in self.cells if cell.name == name), None)
+
+
+def is_grid(path: str | Path) -> bool:
+    """Whether a folder holds an experiment rather than a run."""
+    return (Path(path) / _FILE).is_file()
+
+
+def read_grid(path: str | Path) -> Grid:
+    """Read an experiment's folder; runs that are unfinished or damaged are left out and named in `complaints`.
+
+    Raises RunError where experiment.json is missing, damaged or of another version.
+    """
+    folder = Path(path)
+    try:
+        told = read_json(folder / _FILE)
+    except (OSError, ValueError) as error:
+        raise RunError(f"{folder / _FILE} cannot be read ({error}).") from None
+    if not isinstance(told, dict) or told.get("format") != 1:
+        raise RunError(f"{folder} holds results of another version.")
+    complaints: list[str] = []
+    try:
+        cells = [_cell(folder, described, complaints) for described in told["cells"]]
+        claims = [
+            ClaimOfGrid(
+                str(claim["text"]),
+                str(claim["source"]),
+                [(str(first), str(second)) for first, second in claim["pairs"]],
+                claim["quantity"] if claim["quantity"] in QUANTITIES else "accuracy",
+            )
+            for claim in told["claims"]
+        ]
+        id, title, shows, preset = (str(told[name]) for name in ("id", "title", "shows", "preset"))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RunError(f"{folder / _FILE} does not describe an experiment ({error!r}).") from None
+    return Grid(id, title, shows, preset, cells, claims, complaints)
+
+
+def _cell(folder: Path, told: dict[str, Any], complaints: list[str]) -> GridCell:
+    name, paper = str(told["name"]), told.get("paper")
+    if name != Path(name).name:
+        raise ValueError(f"a cell has the name {name!r}")
+    cell = GridCell(name, str(told["row"]), str(told["column"]), float(paper) if paper is not None else None)
+    for path in sorted((folder / name).glob("seed-*")):
+        seed = path.name.removeprefix("seed-")
+        if not path.is_dir() or not seed.isdecimal():
+            continue
+        try:
+            run = read_run(path)
+            if run.summary is None:
+                raise RunError(f"{path} has not finished.")
+            cell.runs[int(seed)] = run
+        except RunError as error:
+            complaints.append(str(error))
+    return cell

@@ -1,0 +1,98 @@
+"""An experiment as a table: the paper's value, ours with its spread, the difference; rich, Markdown and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from spherenet.report.claims import Verdict, judge
+from spherenet.report.grids import Grid, GridCell
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["as_csv", "as_markdown", "cell_text", "paper_table", "shape_of"]
+
+
+def shape_of(grid: Grid) -> tuple[list[str], list[str], dict[tuple[str, str], GridCell]]:
+    """Rows, columns, and the cells at their crossings."""
+    rows = list(dict.fromkeys(cell.row for cell in grid.cells))
+    columns = list(dict.fromkeys(cell.column for cell in grid.cells))
+    return rows, columns, {(cell.row, cell.column): cell for cell in grid.cells}
+
+
+def best_of(column: Sequence[GridCell]) -> GridCell | None:
+    """The cell with the highest mean in a column, None where fewer than two have runs."""
+    measured = [cell for cell in column if cell.runs]
+    return max(measured, key=lambda cell: (cell.mean_and_std() or (0.0,))[0]) if len(measured) > 1 else None
+
+
+def cell_text(cell: GridCell) -> tuple[str, str]:
+    """Ours and the paper's: "63.21 ± 0.40 (3)" and "91.08"; a dash where there is nothing."""
+    found = cell.mean_and_std()
+    paper = "–" if cell.paper is None else f"{cell.paper:.2f}"
+    if found is None:
+        return "–", paper
+    mean, deviation = found
+    return f"{mean:.2f}" + ("" if deviation is None else f" ± {deviation:.2f}") + f" ({len(cell.runs)})", paper
+
+
+def paper_table(grid: Grid) -> Table:
+    """The table for a terminal: ours, and the paper's in brackets below it."""
+    from rich.table import Table
+
+    rows, columns, cells = shape_of(grid)
+    made = Table(
+        title=f"{grid.title} (preset {grid.preset})",
+        caption="test accuracy %, mean ± std (runs); \\[paper's value]; the best of a column is bold",
+        show_lines=True,
+    )
+    made.add_column("")
+    for column in columns:
+        made.add_column(column, justify="right")
+    best = [best_of([cells[row, column] for row in rows if (row, column) in cells]) for column in columns]
+    for row in rows:
+        shown = []
+        for column, winner in zip(columns, best, strict=True):
+            cell = cells.get((row, column))
+            ours, paper = cell_text(cell) if cell is not None else ("", "")
+            ours = f"[bold]{ours}[/bold]" if cell is not None and cell is winner else ours
+            shown.append(ours if paper in ("", "–") else f"{ours}\n\\[{paper}]")
+        made.add_row(row, *shown)
+    return made
+
+
+def as_markdown(grid: Grid) -> str:
+    """The table and the claims as Markdown."""
+    rows, columns, cells = shape_of(grid)
+    best = [best_of([cells[row, column] for row in rows if (row, column) in cells]) for column in columns]
+    lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for row in rows:
+        shown = []
+        for column, winner in zip(columns, best, strict=True):
+            cell = cells.get((row, column))
+            ours, paper = cell_text(cell) if cell is not None else ("", "–")
+            ours = f"**{ours}**" if cell is not None and cell is winner else ours
+            shown.append(ours if paper == "–" else f"{ours} [{paper}]")
+        lines.append(f"| {row} | {' | '.join(shown)} |")
+    lines += ["", *(_claim_line(judge(grid, claim)) for claim in grid.claims)]
+    return "\n".join(lines) + "\n"
+
+
+def _claim_line(verdict: Verdict) -> str:
+    return f"- **{verdict.verdict}**: {verdict.claim.text} ({verdict.claim.source}). {verdict.words}."
+
+
+def as_csv(grid: Grid) -> str:
+    """A line a cell: names, the paper's value, ours, its deviation, runs, difference."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["experiment", "preset", "cell", "row", "column", "paper", "mean", "std", "runs", "difference"])
+    for cell in grid.cells:
+        mean, deviation = cell.mean_and_std() or (None, None)
+        difference = None if mean is None or cell.paper is None else round(mean - cell.paper, 4)
+        numbers = [None if value is None else round(value, 4) for value in (cell.paper, mean, deviation)]
+        writer.writerow([grid.id, grid.preset, cell.name, cell.row, cell.column, *numbers, len(cell.runs), difference])
+    return text.getvalue()
