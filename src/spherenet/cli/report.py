@@ -2,53 +2,110 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from spherenet.cli.parser import Parser
+from spherenet.errors import RunError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from spherenet.report.grids import Grid
+    from spherenet.report.runs import ReportedRun
 
 EXAMPLES = """\
   spherenet report runs/mnist5k-cnn-3-sigmoid runs/mnist5k-cnn-3-none
-  spherenet report runs/* -o report.html --title "Digits" """
+  spherenet report runs/* -o report.html --title Digits
+  spherenet report results/cpu/* -o report.html --markdown results.md --csv results.csv"""
 
 
 def parser() -> Parser:
     """Return the verb's parser."""
     made = Parser(
         "report",
-        "Show runs side by side: a table here and, with -o, a page with interactive curves that\n"
-        "opens offline. Runs that are still training are shown as far as they are.",
+        "Show runs side by side, or experiments beside the paper's numbers: tables here and, with -o,\n"
+        "a page with interactive curves that opens offline. What cannot be read is said and left out.",
         examples=EXAMPLES,
     )
-    made.add_argument("runs", nargs="+", metavar="RUN", help="folders of runs")
+    made.add_argument("runs", nargs="+", metavar="RUN", help="folders of runs, or of experiments that reproduce made")
     made.add_argument("-o", "--output", metavar="FILE", help="write a page (.html)")
+    made.add_argument("--markdown", metavar="FILE", help="write the tables and claims of experiments as Markdown")
+    made.add_argument("--csv", metavar="FILE", help="write the cells of experiments as CSV")
     made.add_argument("--title", default="spherenet runs", metavar="TEXT", help="of the page and the table")
     return made
 
 
-def run(arguments: Namespace) -> None:
-    """Print the table and write the page."""
+def run(arguments: Namespace) -> int:
+    """Print tables and write what was asked for; code 1 where something had to be left out."""
     if arguments.output is not None and not arguments.output.endswith(".html"):
         raise ValueError(f"--output must end in .html, got {arguments.output!r}.")
     from rich.console import Console
+
+    from spherenet.report.paper_table import as_csv, as_markdown, paper_table
+
+    runs, grids, complaints = _read(arguments.runs)
+    if not runs and not grids:
+        raise RunError(complaints[0])
+    console = Console()
+    if runs:
+        console.print(_table_of_runs(runs, arguments.title))
+    for grid in grids:
+        console.print(paper_table(grid))
+    if arguments.output is not None:
+        from spherenet.report.page import write_page
+        from spherenet.report.sections import section_of_grid, section_of_runs
+
+        sections = [section_of_grid(grid) for grid in grids] + ([section_of_runs(runs)] if runs else [])
+        write_page(sections, arguments.output, arguments.title)
+        console.print(f"The page with the curves: {arguments.output}", soft_wrap=True, highlight=False)
+    if arguments.markdown is not None:
+        parts = [f"## {grid.id}: {grid.title}\n\nPreset {grid.preset}.\n\n{as_markdown(grid)}" for grid in grids]
+        Path(arguments.markdown).write_text("\n".join(parts), encoding="utf-8")
+    if arguments.csv is not None:
+        tables = [as_csv(grid).split("\n", 1) for grid in grids]
+        Path(arguments.csv).write_text("".join([f"{tables[0][0]}\n", *(rows for _, rows in tables)]), encoding="utf-8")
+    for complaint in complaints:
+        print(f"spherenet report: {complaint}", file=sys.stderr)
+    return 1 if complaints else 0
+
+
+def _read(paths: list[str]) -> tuple[list[ReportedRun], list[Grid], list[str]]:
+    """The runs and experiments among some folders, and a sentence about each that is neither or does not fit."""
+    from spherenet.report.grids import is_grid, read_grid
+    from spherenet.report.runs import read_run
+
+    runs: list[ReportedRun] = []
+    grids: list[Grid] = []
+    complaints: list[str] = []
+    for path in paths:
+        try:
+            if not is_grid(path):
+                runs.append(read_run(path))
+                continue
+            grid = read_grid(path)
+            if grids and grid.preset != grids[0].preset:
+                raise RunError(f"{path} is of the preset {grid.preset}, not {grids[0].preset} as the others.")
+            grids.append(grid)
+        except RunError as error:
+            complaints.append(str(error))
+    return runs, grids, complaints
+
+
+def _table_of_runs(runs: list[ReportedRun], title: str) -> Table:
     from rich.table import Table
 
-    from spherenet.report.runs import read_run
     from spherenet.report.table import COLUMNS, NUMBERS, SETTINGS, table_rows
 
-    runs = [read_run(path) for path in arguments.runs]
     rows = table_rows(runs)
     # What all runs share stands above the table, which then fits into a terminal.
     shared = {name: row[0] for name, *row in zip(COLUMNS, *rows, strict=True) if name in SETTINGS and len({*row}) == 1}
-    table = Table(title=f"{arguments.title}\n" + ", ".join(f"{name} {value}" for name, value in shared.items()))
+    table = Table(title=f"{title}\n" + ", ".join(f"{name} {value}" for name, value in shared.items()))
     shown = [index for index, name in enumerate(COLUMNS) if name not in shared]
     for index in shown:
         table.add_column(COLUMNS[index], justify="right" if COLUMNS[index] in NUMBERS else "left")
     for row in rows:
         table.add_row(*(row[index] for index in shown))
-    console = Console()
-    console.print(table)
-    if arguments.output is not None:
-        from spherenet.report.page import write_page
-
-        write_page(runs, arguments.output, arguments.title)
-        console.print(f"The page with the curves: {arguments.output}", soft_wrap=True, highlight=False)
+    return table

@@ -30,7 +30,7 @@ class Observation:
     @torch.no_grad()
     def __call__(self, model: nn.Module, batch: Batch) -> dict[str, Any]:
         """Return output variances and weight norms by layer, the mean feature norm, and the learned k."""
-        variances: dict[str, float] = {}
+        variances: dict[str, float | None] = {}
         feature_norms: list[float] = []
         was_training = model.training
         model.eval()
@@ -40,10 +40,12 @@ class Observation:
         row: dict[str, Any] = {
             "output_variance": variances,
             "weight_norm": {
-                name: parameter.norm().item() for name, parameter in model.named_parameters() if parameter.dim() > 1
+                name: _short(parameter.norm().item())
+                for name, parameter in model.named_parameters()
+                if parameter.dim() > 1
             },
         }
-        learned = {name: found["values"] for name, found in k_values(model).items() if len(found["values"]) > 0}
+        learned = {name: [_short(k) for k in found["values"]] for name, found in k_values(model).items()}
         if learned:
             row["k"] = learned
         if feature_norms:
@@ -61,13 +63,18 @@ class Observation:
             )
 
 
+def _short(value: float | None) -> float | None:
+    """Five digits: these numbers are looked at, not computed with, and there are many of them."""
+    return None if value is None else float(f"{value:.5g}")
+
+
 @contextmanager
-def _hooks(model: nn.Module, variances: dict[str, float], feature_norms: list[float]) -> Iterator[None]:
+def _hooks(model: nn.Module, variances: dict[str, float | None], feature_norms: list[float]) -> Iterator[None]:
     """Record what layers and head return while the block runs."""
 
     def of_layer(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
         def record(module: nn.Module, inputs: Any, output: Tensor) -> None:
-            variances[name] = output.float().var().item()
+            variances[name] = _short(output.float().var().item())
 
         return record
 

@@ -178,8 +178,21 @@ def _summary(outcome: Outcome, config: TrainConfig, dataset: Dataset, model: Cla
         "test_pictures": len(dataset.test),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "seconds": round(outcome.seconds, 3),
+        "peak_megabytes": round(_peak_megabytes()),
         "seed": config.seed,
     }
+
+
+def _peak_megabytes() -> float:
+    """The most memory that this process, or its part of a GPU, has held."""
+    if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
+        return torch.cuda.max_memory_allocated() / 2**20
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return 0.0
+    unit = 2**20 if sys.platform == "darwin" else 2**10  # bytes there, kilobytes elsewhere
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
 def new_output(config: TrainConfig, parent: str | Path = "runs") -> Path:
