@@ -23,7 +23,7 @@ CURVES = (
 
 @dataclass(frozen=True)
 class Table:
-    """A heading, the names of the columns, and cells; a bold one is the best of its column."""
+    """The names of the columns, and cells; a bold one is the best of its column. heading: where it is folded away."""
 
     heading: str
     columns: list[str]
@@ -45,7 +45,8 @@ class Section:
 
     title: str
     words: str = ""
-    tables: list[Table] = field(default_factory=list)
+    table: Table | None = None
+    details: Table | None = None
     verdicts: list[Verdict] = field(default_factory=list)
     plots: list[Plot] = field(default_factory=list)
     notes: list[tuple[str, str]] = field(default_factory=list)
@@ -60,7 +61,7 @@ def section_of_runs(runs: Sequence[ReportedRun]) -> Section:
         for heading, split, quantity in CURVES
     ]
     notes = [(name, how_made(run)) for name, run in zip(names, runs, strict=True)]
-    return Section("Runs", tables=[Table("", list(COLUMNS[:-1]), rows)], plots=plots, notes=notes)
+    return Section("Runs", table=Table("", list(COLUMNS[:-1]), rows), plots=plots, notes=notes)
 
 
 def section_of_grid(grid: Grid) -> Section:
@@ -69,7 +70,8 @@ def section_of_grid(grid: Grid) -> Section:
     section = Section(
         f"{grid.id}: {grid.title}",
         f"Preset {grid.preset}; {grid.shows}. Test accuracy in %, mean ± standard deviation (runs).",
-        [_paper(grid), _costs(measured)],
+        _paper(grid),
+        _costs(measured),
         [judge(grid, claim) for claim in grid.claims],
         [_lines("Test accuracy, mean over seeds", {cell.name: cell.mean_curve() for cell in measured}, "accuracy")],
     )
