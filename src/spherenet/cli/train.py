@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from spherenet.cli.bars import progress_bar
 from spherenet.cli.config_parser import ConfigParser
 from spherenet.experiments.config import TrainConfig
 
@@ -22,7 +23,7 @@ EXAMPLES = """\
   spherenet train --data folder --data-dir pictures --image-size 64 --model resnet-32
   spherenet train --config my.yaml --seed 1
   spherenet train --resume runs/cifar10-cnn-9-sigmoid
-  torchrun --nproc-per-node 4 -m spherenet train --data cifar10 --model resnet-32
+  torchrun --nproc-per-node 4 -m spherenet train --data cifar10 --model resnet-32 --output runs/four
 exit codes: 0 done, 1 training could not go on, 2 wrong input; 130, 138, 143: saved and left after SIGINT, SIGUSR1,
 SIGTERM"""
 
@@ -75,18 +76,24 @@ def run(arguments: Any) -> int:
     if arguments.resume is not None and RunDirectory.open(arguments.resume).finished and not arguments.allow_changes:
         _print(Path(arguments.resume), RunDirectory.open(arguments.resume).summary, arguments.json, "finished already")
         return 0
-    output = Path(arguments.resume or arguments.output or new_output(config))
     is_main = os.environ.get("RANK", "0") == "0"
+    if os.environ.get("WORLD_SIZE", "1") != "1" and arguments.output is None and arguments.resume is None:
+        raise ValueError("--output or --resume must be given with several processes: all must name the same folder.")
+    output = Path(arguments.resume or arguments.output or new_output(config))
+    # torchrun starts the same command again when a process has died; then the run goes on.
+    restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0" and (output / "config.json").exists()
     reporters = [reporter_for_people(f"{config.model} {config.operator or 'cnn'}")] if is_main else []
     if config.tensorboard and is_main:
         reporters.append(TensorBoard(str(output / "tensorboard")))
-    outcome = train(
-        config,
-        output,
-        resume=arguments.resume is not None,
-        allow_changes=arguments.allow_changes,
-        reporter=Reporters(reporters),
-    )
+    with progress_bar(f"fetching {config.data}", in_bytes=True) as fetching:
+        outcome = train(
+            config,
+            output,
+            resume=arguments.resume is not None or restarted,
+            allow_changes=arguments.allow_changes,
+            reporter=Reporters(reporters),
+            download_progress=fetching,
+        )
     if outcome.signal is not None:
         if is_main:
             _say_left(output, outcome)

@@ -22,7 +22,7 @@ __all__ = ["augmentation_of", "build_data", "build_model", "build_penalty", "bui
 PAPER_MILESTONES = (34 / 64, 54 / 64)
 
 
-def build_data(config: TrainConfig, progress: Callable[[int, int | None], None] | None = None) -> Dataset:
+def build_data(config: TrainConfig, progress: Callable[[int, int], None] | None = None) -> Dataset:
     """Load the configuration's data set."""
     return load_dataset(
         config.data,

@@ -33,7 +33,7 @@ from spherenet.runlog import RunDirectory
 
 __all__ = ["new_output", "train"]
 
-DownloadProgress = Callable[[int, "int | None"], None]
+DownloadProgress = Callable[[int, int], None]
 
 
 def train(

@@ -1,0 +1,90 @@
+"""The preprocessing that is saved with a network: its formula, and what it makes of a hostile file."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from spherenet.data import Preprocessing
+from spherenet.data.preprocessing import normalise
+from spherenet.errors import DataError
+
+COLOUR = Preprocessing((6, 5), 3, (125.3, 123.0, 113.9), (63.0, 62.1, 66.7), (8, 8))
+
+
+@pytest.mark.parametrize(
+    "preprocessing", [COLOUR, Preprocessing.standard((6, 5), 1), Preprocessing.standard((6, 5), 3)]
+)
+def test_normalise_is_pixel_minus_mean_by_std(preprocessing):
+    channels = preprocessing.channels
+    pictures = torch.randint(0, 256, (4, 6, 5, channels), dtype=torch.uint8)
+    images = normalise(pictures, preprocessing)
+    assert images.dtype == torch.float32
+    assert images.shape == (4, channels, 6, 5)
+    assert images.is_contiguous(memory_format=torch.channels_last)
+    for channel in range(channels):
+        exact = (pictures[..., channel].double() - preprocessing.mean[channel]) / preprocessing.std[channel]
+        torch.testing.assert_close(images[:, channel].double(), exact, rtol=1e-6, atol=1e-6)
+
+
+def test_the_standard_is_the_papers_and_exact():
+    images = normalise(torch.arange(256, dtype=torch.uint8).view(1, 16, 16, 1), Preprocessing.standard((16, 16), 1))
+    assert images.flatten().tolist() == [(pixel - 127.5) / 128 for pixel in range(256)]
+
+
+@pytest.mark.parametrize("preprocessing", [COLOUR, Preprocessing.standard((28, 28), 1)])
+def test_round_trip_by_json(preprocessing):
+    assert Preprocessing.from_dict(json.loads(json.dumps(preprocessing.as_dict()))) == preprocessing
+
+
+GOOD = COLOUR.as_dict()
+nested = []
+for _ in range(100_000):
+    nested = [nested]
+HOSTILE = {
+    "no dict": [GOOD],
+    "nothing": None,
+    "missing": {key: value for key, value in GOOD.items() if key != "std"},
+    "unknown": {**GOOD, "eval": "x"},
+    "renamed": {**{key: value for key, value in GOOD.items() if key != "std"}, "STD": [1.0, 1.0, 1.0]},
+    "size of text": {**GOOD, "size": "66"},
+    "size of floats": {**GOOD, "size": [6.0, 5.0]},
+    "size of bools": {**GOOD, "size": [True, True]},
+    "size of three": {**GOOD, "size": [6, 5, 4]},
+    "size zero": {**GOOD, "size": [0, 5]},
+    "size negative": {**GOOD, "size": [-6, 5]},
+    "size huge": {**GOOD, "size": [1 << 40, 1 << 40]},
+    "resize huge": {**GOOD, "resize": [10_000, 10_000]},
+    "resize smaller": {**GOOD, "resize": [5, 5]},
+    "channels two": {**GOOD, "channels": 2, "mean": [1.0, 1.0], "std": [1.0, 1.0]},
+    "channels text": {**GOOD, "channels": "3"},
+    "channels float": {**GOOD, "channels": 3.0},
+    "mean short": {**GOOD, "mean": [1.0]},
+    "mean nan": {**GOOD, "mean": [1.0, math.nan, 1.0]},
+    "mean infinite": {**GOOD, "mean": [1.0, math.inf, 1.0]},
+    "mean of text": {**GOOD, "mean": ["1", "2", "3"]},
+    "mean null": {**GOOD, "mean": None},
+    "mean of many digits": {**GOOD, "mean": [10**5000, 1, 1]},
+    "std zero": {**GOOD, "std": [0.0, 1.0, 1.0]},
+    "std negative": {**GOOD, "std": [1.0, -1.0, 1.0]},
+    "std nan": {**GOOD, "std": [math.nan] * 3},
+    "nested": {**GOOD, "mean": nested},
+    "long": {**GOOD, "mean": [1.0] * 1_000_000},
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_values_are_one_short_sentence(case):
+    with pytest.raises(DataError) as caught:
+        Preprocessing.from_dict(HOSTILE[case])
+    assert "preprocessing" in str(caught.value)
+    assert len(str(caught.value)) < 300
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_wrong_arguments_are_named():
+    with pytest.raises(ValueError, match=r"std must be greater than 0, got \(0.0,\)"):
+        Preprocessing((4, 4), 1, (0.0,), (0.0,))
+    with pytest.raises(ValueError, match=r"channels must be 1 \(grey\) or 3 \(RGB\), got 4"):
+        Preprocessing.standard((4, 4), 4)

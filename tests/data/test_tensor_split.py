@@ -1,0 +1,123 @@
+"""A split in memory: what a batch is, in which order, from which indices."""
+
+from itertools import count
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from spherenet.data import AUGMENTATIONS, Preprocessing, TensorSplit
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def pictures():
+    return torch.randint(0, 256, (20, 8, 6, 3), dtype=torch.uint8)
+
+
+@pytest.fixture
+def split(pictures):
+    return TensorSplit(pictures, torch.arange(20) % 4, Preprocessing.standard((8, 6), 3))
+
+
+def test_a_batch_is_what_the_network_takes(split, pictures, collect):
+    first, second = collect(split, [3, 3, 19], [0])
+    assert first.images.dtype == torch.float32
+    assert first.labels.dtype == first.indices.dtype == torch.int64
+    assert first.images.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(first.images, (pictures[[3, 3, 19]].permute(0, 3, 1, 2).float() - 127.5) / 128)
+    assert first.labels.tolist() == [3, 3, 3]
+    assert first.indices.tolist() == [3, 3, 19]
+    assert second.indices.tolist() == [0]
+
+
+def test_evaluation_changes_nothing(split, collect):
+    before = collect(split, [1, 2])[0].images
+    collect(split, [1, 2], augmentation=AUGMENTATIONS["flips-crop"])
+    assert torch.equal(before, collect(split, [1, 2], epoch=4, seed=9)[0].images)
+
+
+def test_an_endless_order_is_read_one_batch_at_a_time(split):
+    asked = []
+
+    def endless():
+        for epoch in count():
+            asked.append(epoch)
+            yield epoch, torch.tensor([epoch % 20])
+
+    batches = split.batches(endless(), device=CPU, augmentation=AUGMENTATIONS["flip"])
+    for index in range(50):
+        assert next(batches).indices.tolist() == [index % 20]
+        assert len(asked) == index + 1
+    batches.close()
+
+
+def test_a_subset_of_a_subset(split, pictures, collect):
+    inner = split.subset(torch.tensor([5, 7, 9, 11])).subset(torch.tensor([3, 1]))
+    assert len(inner) == 2
+    assert inner.labels.tolist() == [3, 3]
+    batch = collect(inner, [1, 0])[0]
+    assert torch.equal(batch.images, (pictures[[7, 11]].permute(0, 3, 1, 2).float() - 127.5) / 128)
+
+
+WRONG_INDICES = {
+    "outside": (torch.tensor([0, 20]), IndexError, "indices must be from 0 to 19, got 20"),
+    "negative": (torch.tensor([-1]), IndexError, "indices must be from 0 to 19, got -1"),
+    "floats": (torch.tensor([1.0]), TypeError, r"indices must be an int64 tensor \[N\], got torch.float32 \[1\]"),
+    "matrix": (torch.tensor([[1]]), TypeError, r"got torch.int64 \[1, 1\]"),
+    "list": ([1, 2], TypeError, "got list"),
+    "elsewhere": (torch.empty(2, dtype=torch.int64, device="meta"), TypeError, "must be on the CPU"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_INDICES)
+def test_wrong_indices_are_named(split, case):
+    indices, kind, message = WRONG_INDICES[case]
+    with pytest.raises(kind, match=message):
+        next(split.batches([(0, indices)], device=CPU, augmentation=None))
+    with pytest.raises(kind, match=message):
+        split.subset(indices)
+
+
+@pytest.mark.parametrize(
+    ("pictures", "labels", "message"),
+    [
+        (torch.zeros(3, 4, 4, 3), torch.zeros(3, dtype=torch.int64), "pictures must be uint8"),
+        (torch.zeros(3, 4, 4, 2, dtype=torch.uint8), torch.zeros(3, dtype=torch.int64), r"\[N, H, W, 1 or 3\]"),
+        (torch.zeros(3, 4, 4, 3, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64), r"labels must be int64 \[3\]"),
+        (torch.zeros(3, 4, 4, 3, dtype=torch.uint8), torch.zeros(3), "got torch.float32"),
+        (torch.zeros(0, 4, 4, 3, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64), "one or more"),
+    ],
+)
+def test_wrong_tensors_are_named(pictures, labels, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        TensorSplit(pictures, labels, Preprocessing.standard((4, 4), 3))
+
+
+def pixels(split):
+    return split._pictures[CPU]
+
+
+def test_grey_is_pillows_grey(pictures):
+    split = TensorSplit(pictures, torch.zeros(20, dtype=torch.int64), Preprocessing.standard((8, 6), 1))
+    expected = [np.asarray(Image.fromarray(picture.numpy()).convert("L")) for picture in pictures]
+    assert torch.equal(pixels(split)[..., 0], torch.from_numpy(np.stack(expected)))
+
+
+def test_grey_to_colour_repeats():
+    grey = torch.randint(0, 256, (5, 4, 4, 1), dtype=torch.uint8)
+    split = TensorSplit(grey, torch.zeros(5, dtype=torch.int64), Preprocessing.standard((4, 4), 3))
+    assert torch.equal(pixels(split), grey.repeat(1, 1, 1, 3))
+
+
+@pytest.mark.parametrize("size", [(16, 16), (5, 4), (7, 12)])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_resizing_is_pillows_to_one_grey_level(size, channels):
+    pictures = torch.randint(0, 256, (6, 9, 8, channels), dtype=torch.uint8)
+    split = TensorSplit(pictures, torch.zeros(6, dtype=torch.int64), Preprocessing.standard(size, channels))
+    for resized, picture in zip(pixels(split), pictures, strict=True):
+        image = Image.fromarray(picture.squeeze(-1).numpy())
+        expected = np.asarray(image.resize(size[::-1], Image.Resampling.BILINEAR)).reshape(*size, channels)
+        assert np.abs(expected.astype(int) - resized.numpy()).max() <= 1
