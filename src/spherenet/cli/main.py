@@ -18,6 +18,7 @@ VERBS = {
     "predict": "classes of pictures",
     "export": "a run as ONNX, torch program, TorchScript or model folder",
     "reproduce": "the paper's tables and figures, beside one's own numbers",
+    "tune": "operator, k, loss and s by cross-validation",
     "report": "runs side by side, as a table and a page with curves",
     "data": "data sets: what is there, download, check",
     "doctor": "what is whole in a run and what is not",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -17,7 +18,7 @@ class StopSignals:
     """A context in which SIGTERM, SIGINT and SIGUSR1 only set `received`.
 
     A second Ctrl-C leaves at once with code 130. Other signals may come twice: torchrun passes on to its processes
-    what the terminal has sent them already. Only the main thread can use it.
+    what the terminal has sent them already. Outside the main thread, which alone hears signals, it does nothing.
     """
 
     def __init__(self) -> None:
@@ -25,7 +26,7 @@ class StopSignals:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignals:
-        for name in _NAMES:
+        for name in _NAMES if threading.current_thread() is threading.main_thread() else ():
             number = getattr(signal, name, None)
             if number is not None:
                 self._before[number] = signal.signal(number, self._handle)

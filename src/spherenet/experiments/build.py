@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,8 +24,10 @@ PAPER_MILESTONES = (34 / 64, 54 / 64)
 
 
 def build_data(config: TrainConfig, progress: Callable[[int, int], None] | None = None) -> Dataset:
-    """Load the configuration's data set."""
-    return load_dataset(
+    """Load the configuration's data set; of a cross-validation, the parts of its fold."""
+    if config.folds and not (config.folds >= 2 and 0 <= config.fold < config.folds):
+        raise ValueError(f"fold must be from 0 to folds − 1 of at least 2, got {config.fold} of {config.folds}.")
+    dataset = load_dataset(
         config.data,
         config.data_dir,
         image_size=config.image_size,
@@ -34,6 +37,18 @@ def build_data(config: TrainConfig, progress: Callable[[int, int], None] | None 
         download=config.download,
         progress=progress,
     )
+    return in_folds(dataset, config.folds, config.fold) if config.folds else dataset
+
+
+def in_folds(dataset: Dataset, folds: int, fold: int) -> Dataset:
+    """The data set whose test pictures are one part of the training pictures, stratified and always the same."""
+    labels = dataset.train.labels
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    order = order[labels[order].argsort(stable=True)]  # class by class, each in random order
+    part = torch.empty_like(labels)
+    part[order] = torch.arange(len(labels)) % folds
+    held_out, rest = (part == fold).nonzero().flatten(), (part != fold).nonzero().flatten()
+    return replace(dataset, train=dataset.train.subset(rest), test=dataset.train.subset(held_out))
 
 
 def augmentation_of(config: TrainConfig) -> Augmentation:

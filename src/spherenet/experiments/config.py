@@ -40,6 +40,8 @@ class TrainConfig:
     image_size: int | None = _option(None, DATA, "side to which a folder's pictures are brought (224)")
     channels: int | None = _option(None, DATA, "1 for grey, 3 for colour; of a folder's pictures (3)")
     val_fraction: float = _option(0.1, DATA, "share of a folder without val/ that is kept for evaluation")
+    folds: int = _option(0, DATA, "cross-validation: parts that the training pictures are shared out to (0: none)")
+    fold: int = _option(0, DATA, "the part that is evaluated on, the others being trained on; from 0")
     download: bool = _option(True, DATA, "fetch what is not there")
 
     model: str = _option("cnn-3", NETWORK, "cnn-3/9/18/45/60/69, resnet-32, resnet-32-wide, resnet-18")
