@@ -6,7 +6,7 @@ USABLE := $(VENV)/.usable
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types imports pytest format clean
+.PHONY: help demo test lint types imports pytest browser format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -39,8 +39,13 @@ types: $(READY)  ## static types of the package
 imports: $(READY)  ## the directions in which packages may import each other
 	$(BIN)/lint-imports --no-logo
 
-pytest: $(READY)  ## the tests alone
+pytest: $(READY) browser  ## the tests alone
 	$(BIN)/python -m pytest --numprocesses 2
+
+browser:  ## Debian's chromium for the tests of pages, where it is missing and we may install it
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || \
+	{ test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -q && apt-get install -y -q chromium; } || \
+	echo "chromium is not here and cannot be installed: the tests of pages are skipped"
 
 format: $(READY)  ## rewrite the sources in house style
 	$(BIN)/ruff check --fix .

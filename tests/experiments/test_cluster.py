@@ -1,0 +1,26 @@
+"""Jobs on a Ray cluster, here one of this machine alone."""
+
+import pytest
+
+from command_line import in_other_processes, one_sentence
+from spherenet.runlog import RunDirectory
+
+pytest.importorskip("ray")
+
+
+def test_a_grid_on_a_local_cluster(tmp_path):
+    arguments = ["reproduce", "weight-decay", "--preset", "smoke", "--only", "cosine", "--jobs", 2, "--output", tmp_path]
+    done = in_other_processes(*arguments, "--ray", "local", timeout=300)
+    assert done.returncode == 0, done.stderr
+    runs = sorted((tmp_path / "smoke" / "weight-decay").glob("*/seed-0"))
+    assert [run.parent.name for run in runs] == ["cosine_decay", "cosine_free"]
+    assert all(RunDirectory.open(run).finished for run in runs)
+
+
+def test_a_cluster_that_is_not_there(tmp_path):
+    done = in_other_processes("reproduce", "weight-decay", "--preset", "smoke", "--output", tmp_path, "--ray", "auto")
+    assert done.returncode == 2
+    said = [line for line in done.stderr.splitlines() if line.startswith("spherenet")]
+    assert len(said) == 1
+    assert "is not to be reached" in said[0]
+    assert one_sentence(said[0])

@@ -1,0 +1,49 @@
+"""Run and experiment folders written by hand, so that reports can be tested without training."""
+
+from spherenet.runlog import RunDirectory
+from spherenet.runlog.atomic import write_json
+
+
+def make_run(path, accuracies, *, operator="cosine", finished=True, k=None):
+    run = RunDirectory.create(path)
+    run.write_config(
+        {
+            "format": 1,
+            "train": {"model": "cnn-9", "operator": operator, "loss": "softmax"},
+            "command": ["spherenet", "train", "--output", path.name],
+            "versions": {"torch": "2.13.0"},
+            "hardware": {"device": "cpu"},
+        }
+    )
+    for index, accuracy in enumerate(accuracies, 1):
+        step = 10 * index
+        run.metrics.append({"step": step, "split": "train", "loss": 2 / index, "accuracy": accuracy, "seconds": index})
+        run.metrics.append({"step": step, "split": "test", "loss": 2 / index, "accuracy": accuracy, "seconds": index})
+        if k is not None:
+            run.metrics.append({"step": step, "split": "observed", "k": k, "seconds": index})
+    if finished:
+        run.write_summary(
+            {"iterations": 10 * len(accuracies), "parameters": 1234, "seconds": 5.0, "peak_megabytes": 321}
+        )
+    return path
+
+
+def make_grid(folder, cells, claims=(), *, id="table1", preset="cpu"):
+    """cells: name → (row, column, paper, {seed: accuracies})."""
+    folder.mkdir(parents=True)
+    described = [
+        {"name": name, "row": row, "column": column, "paper": paper, "starts_from": None}
+        for name, (row, column, paper, _) in cells.items()
+    ]
+    claims = [
+        {"text": text, "source": "Table 1", "pairs": pairs, "quantity": quantity} for text, pairs, quantity in claims
+    ]
+    write_json(
+        folder / "experiment.json",
+        {"format": 1, "id": id, "title": "A table", "shows": "something", "preset": preset, "cells": described,
+         "claims": claims},
+    )  # fmt: skip
+    for name, (_, _, _, seeds) in cells.items():
+        for seed, accuracies in seeds.items():
+            make_run(folder / name / f"seed-{seed}", accuracies)
+    return folder

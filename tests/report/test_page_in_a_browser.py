@@ -1,0 +1,93 @@
+"""The page in a real browser: no error, nothing fetched, curves answer the mouse, phone and desktop, light and dark."""
+
+import json
+import os
+import shutil
+
+import pytest
+
+from made_runs import make_grid, make_run
+from spherenet.report.grids import read_grid
+from spherenet.report.page import write_page
+from spherenet.report.runs import read_run
+from spherenet.report.sections import section_of_grid, section_of_runs
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+SWITCHES = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+            "--disable-component-update", "--disable-sync"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if CHROMIUM is None and not os.environ.get("CI"):
+        pytest.skip("chromium is not installed: make browser")
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as started:
+        launched = started.chromium.launch(executable_path=CHROMIUM, args=SWITCHES)
+        yield launched
+        launched.close()
+
+
+@pytest.fixture(scope="module")
+def page_file(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report")
+    cells = {
+        "cosine": ("cosine", "softmax", 91.0, {0: [0.2, 0.5, 0.7], 1: [0.3, 0.5, 0.72]}),
+        "none": ("none", "softmax", 90.0, {0: [0.1, 0.4, 0.6], 1: [0.2, 0.4, 0.61]}),
+    }
+    grid = make_grid(folder / "table1", cells, [("cosine beats none", [["cosine", "none"]], "accuracy")])
+    layers = {f"features.stages.{stage}.0.0": [0.1 * stage + 0.01 * i for i in range(20)] for stage in range(3)}
+    learnable = folder / "table1" / "learnable"
+    make_run(learnable / "seed-0", [0.5, 0.6], operator="learnable", k=layers)
+    runs = [read_run(make_run(folder / name, [0.2, 0.6])) for name in ("<i>one", "two")]
+    described = json.loads((grid / "experiment.json").read_text())
+    described["cells"].append({"name": "learnable", "row": "learnable", "column": "softmax", "paper": None})
+    (grid / "experiment.json").write_text(json.dumps(described))
+    write_page([section_of_grid(read_grid(grid)), section_of_runs(runs)], folder / "page.html", "A report")
+    return folder / "page.html"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280], ids=["phone", "desktop"])
+def test_the_page(browser, page_file, width, scheme):
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    troubles, requests = [], []
+    page.on("console", lambda message: troubles.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: troubles.append(str(error)))
+    page.on("request", lambda request: requests.append(request.url))
+    page.goto(page_file.as_uri())
+    page.wait_for_selector("#plot-4 .main-svg")
+    assert page.title() == "A report"
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert background == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(23, 24, 26)")
+    assert page.locator("td.best").first.inner_text() == "71.00 ± 1.41 (2)"
+    assert "not decided" in page.locator(".claims").inner_text() or "confirmed" in page.locator(".claims").inner_text()
+    assert page.locator("b", has_text="<i>one").count() == 1  # shown, not interpreted
+
+    plot = page.locator("#plot-0")
+    plot.scroll_into_view_if_needed()
+    box = plot.bounding_box()
+    # Where the evaluation at step 20 is drawn.
+    x = plot.evaluate("plot => plot._fullLayout.xaxis._offset + plot._fullLayout.xaxis.d2p(20)")
+    page.mouse.move(box["x"] + x, box["y"] + box["height"] / 3)
+    page.wait_for_selector("#plot-0 .hoverlayer text")
+    assert "%" in page.locator("#plot-0 .hoverlayer").text_content()
+
+    page.locator("#plot-0 .legendtoggle").first.click()
+    page.wait_for_function("document.getElementById('plot-0').data[0].visible === 'legendonly'")
+    assert page.locator("summary").inner_text() == "Time and memory"
+    page.locator("summary").click()
+    assert page.locator("td", has_text="321").first.is_visible()
+    assert troubles == []
+    assert [url for url in requests if not url.startswith(("file:", "data:", "blob:"))] == []
+    page.close()
+
+
+def test_a_change_of_the_colour_scheme_is_followed(browser, page_file):
+    page = browser.new_page(color_scheme="light")
+    page.goto(page_file.as_uri())
+    page.wait_for_selector("#plot-0 .main-svg")
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_function("document.getElementById('plot-0').layout.font.color === '#edeef0'")
+    page.close()
