@@ -9,8 +9,8 @@ pytest.importorskip("ray")
 
 
 def test_a_grid_on_a_local_cluster(tmp_path):
-    arguments = ["reproduce", "weight-decay", "--preset", "smoke", "--only", "cosine", "--jobs", 2, "--output", tmp_path]
-    done = in_other_processes(*arguments, "--ray", "local", timeout=300)
+    smoke = ["reproduce", "weight-decay", "--preset", "smoke", "--only", "cosine"]
+    done = in_other_processes(*smoke, "--jobs", 2, "--output", tmp_path, "--ray", "local", timeout=300)
     assert done.returncode == 0, done.stderr
     runs = sorted((tmp_path / "smoke" / "weight-decay").glob("*/seed-0"))
     assert [run.parent.name for run in runs] == ["cosine_decay", "cosine_free"]

@@ -1,0 +1,28 @@
+"""Saved folders, and models frozen for inference: torch.export, TorchScript, ONNX."""
+
+from spherenet.export.card import ModelCard, library_versions
+from spherenet.export.folder import load_metadata, load_model, save_model
+from spherenet.export.formats import FORMATS, export_model, format_of
+from spherenet.export.freeze import freeze
+from spherenet.export.onnx_file import export_onnx
+from spherenet.export.programs import export_program, export_torchscript
+from spherenet.export.weights import Match, load_matching, load_weights, save_weights
+
+__all__ = [
+    "FORMATS",
+    "Match",
+    "ModelCard",
+    "export_model",
+    "export_onnx",
+    "export_program",
+    "export_torchscript",
+    "format_of",
+    "freeze",
+    "library_versions",
+    "load_matching",
+    "load_metadata",
+    "load_model",
+    "load_weights",
+    "save_model",
+    "save_weights",
+]

@@ -1,0 +1,55 @@
+"""The one door to every format."""
+
+import pytest
+import torch
+
+from spherenet.errors import ModelError
+from spherenet.export import FORMATS, export_model, format_of, formats, load_metadata, load_model
+
+SUFFIXES = {"a.onnx": "onnx", "a.ONNX": "onnx", "a.ts": "torchscript", "b/a.torchscript": "torchscript",
+            "a.pt2": "program", "a": "folder", "b.c/a": "folder"}  # fmt: skip
+
+
+@pytest.mark.parametrize(("target", "expected"), SUFFIXES.items())
+def test_the_suffix_decides(target, expected):
+    assert format_of(target) == expected
+    assert expected in FORMATS
+
+
+@pytest.mark.parametrize("target", ["model.pth", "model.safetensors", "cnn-k0.3"])
+def test_unknown_suffixes(tmp_path, target):
+    with pytest.raises(ValueError, match=rf"must end in \.onnx, \.pt2, \.ts, \.torchscript or.*got '.*{target}'"):
+        export_model(torch.nn.Linear(2, 2), tmp_path / target)
+
+
+def test_unknown_formats(tmp_path):
+    with pytest.raises(ValueError, match="format must be one of 'folder', 'onnx', 'torchscript', 'program', got 'onx'"):
+        export_model(torch.nn.Linear(2, 2), tmp_path / "x", "onx")
+
+
+def test_folders(network, tmp_path):
+    model = network(operator="cosine")
+    # A suffix that is part of the name, where the format is given.
+    target = tmp_path / "cnn-k0.3"
+    assert export_model(model, target, "folder", metadata={"a": 1}) == target
+    assert load_metadata(target) == {"a": 1}
+    load_model(target)
+    with pytest.raises(ModelError, match="is not empty"):
+        export_model(model, target, "folder")
+    export_model(model, target, "folder", overwrite=True)
+    with pytest.raises(TypeError, match="model must be a Classifier"):
+        export_model(torch.nn.Linear(2, 2), tmp_path / "other")
+
+
+@pytest.mark.parametrize(("target", "format"), [("x.onnx", None), ("x.pt2", None), ("x.ts", None), ("x.bin", "onnx")])
+def test_files_go_to_their_own_function(tmp_path, monkeypatch, target, format):
+    calls = []
+    for name in formats._FILES:
+        monkeypatch.setitem(
+            formats._FILES, name, lambda *args, name=name, **options: calls.append((name, args, options))
+        )
+    model = torch.nn.Linear(2, 2)
+    example = torch.zeros(1, 2)
+    export_model(model, tmp_path / target, format, example=example, metadata={"a": 1}, check=False)
+    options = {"example": example, "metadata": {"a": 1}, "check": False}
+    assert calls == [(format or SUFFIXES[target.replace("x", "a", 1)], (model, tmp_path / target), options)]

@@ -1,0 +1,227 @@
+"""torch.export and TorchScript: the model's answers at any batch size, without this library."""
+
+import io
+import json
+import subprocess
+import sys
+import zipfile
+
+import pytest
+import torch
+from torch import nn
+
+import spherenet as sn
+from spherenet.errors import ModelError
+from spherenet.export import export_onnx, export_program, export_torchscript, freeze
+from spherenet.export.parity import require_same_answers
+from spherenet.export.programs import trace_program
+
+OPERATORS = [None, "cosine", "linear", "sigmoid", "learnable"]
+LOSSES = {
+    None: "softmax",
+    "cosine": "w-cosine",
+    "linear": "ga-linear",
+    "sigmoid": "s-sigmoid",
+    "learnable": "w-sigmoid",
+}
+
+
+@pytest.fixture
+def torchscript():
+    """torch.jit's functions, which say with each call that they are deprecated."""
+    with pytest.warns(DeprecationWarning, match=r"`torch\.jit\.load` is deprecated"):
+        yield torch.jit
+
+
+def assert_answers(run, model, accuracy=1e-5):
+    model = model.eval()
+    for batch in (1, 2, 5):
+        images = torch.randn(batch, model.config["in_channels"], *model.config["input_size"])
+        with torch.no_grad():
+            expected, found = model(images), run(images)
+            # One by one as in a batch.
+            alone = torch.cat([run(image.unsqueeze(0)) for image in images])
+        peak = max(1.0, expected.abs().max().item())
+        assert (found - expected).abs().max().item() <= accuracy * peak
+        assert (alone - found).abs().max().item() <= accuracy * peak
+
+
+@pytest.mark.parametrize("operator", [None, "learnable"])
+def test_programs(network, tmp_path, operator):
+    model = network("cnn-3", operator=operator, loss=LOSSES[operator])
+    file = export_program(model, tmp_path / "x.pt2", metadata={"class_names": ["a"]})
+    assert file == tmp_path / "x.pt2"
+    extra = {"metadata.json": ""}
+    program = torch.export.load(file, extra_files=extra)
+    assert_answers(program.module(), model)
+    assert json.loads(extra["metadata.json"]) == {"class_names": ["a"]}
+    operations = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
+    assert all(name.startswith("aten.") for name in operations)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_scripts(network, tmp_path, operator, torchscript):
+    model = network("cnn-9", operator=operator, loss=LOSSES[operator])
+    file = export_torchscript(model, tmp_path / "x.ts", metadata={"n": 3})
+    extra = {"metadata.json": ""}
+    assert_answers(torchscript.load(file, _extra_files=extra), model)
+    assert json.loads(extra["metadata.json"]) == {"n": 3}
+
+
+def test_a_residual_network(network, tmp_path, torchscript):
+    model = network("resnet-32", operator="cosine", loss="w-linear", head_bias=True)
+    assert_answers(torchscript.load(export_torchscript(model, tmp_path / "x.ts")), model)
+
+
+class Mixed(nn.Module):
+    """Somebody's own network: padding modes, groups, a 3-D and a 1-D convolution, an angle function."""
+
+    def __init__(self):
+        super().__init__()
+        self.image = sn.SphereConv2d(4, 6, 3, padding=1, padding_mode="circular", groups=2, operator="learnable")
+        self.stretched = sn.SphereConv2d(6, 4, 2, padding="same", dilation=2, operator="linear", rescale="learned")
+        self.volume = sn.SphereConv3d(1, 2, 2, stride=2, operator=sn.CustomAngle(lambda theta: 1 - theta))
+        self.sequence = sn.SphereConv1d(2, 3, 1, bias=True, padding_mode="replicate", operator="sigmoid")
+        self.last = sn.SphereLinear(48, 5, operator="cosine")
+
+    def forward(self, x):
+        maps = self.volume(self.stretched(self.image(x)).unsqueeze(1))
+        return self.last(self.sequence(maps.flatten(2)).flatten(1))
+
+
+@pytest.mark.parametrize("geometry", [(2, 4, 8, 4)], ids=str)
+def test_any_module_with_an_example(tmp_path, geometry, torchscript):
+    model = Mixed().eval()
+    example = torch.randn(geometry)
+    for run in (
+        torch.export.load(export_program(model, tmp_path / "x.pt2", example=example)).module(),
+        torchscript.load(export_torchscript(model, tmp_path / "x.ts", example=example[:1])),
+    ):
+        for batch in (1, 3):
+            images = torch.randn(batch, *geometry[1:])
+            torch.testing.assert_close(run(images), model(images), rtol=0, atol=1e-5)
+
+
+def test_folders_take_the_usual_names(network, tmp_path):
+    assert export_program(network(), tmp_path) == tmp_path / "model.pt2"
+    assert export_torchscript(network(), tmp_path) == tmp_path / "model.ts"
+
+
+def test_nothing_of_this_machine_is_in_a_program(network):
+    model = network(operator="cosine")
+    buffer = io.BytesIO()
+    torch.export.save(trace_program(model, torch.randn(2, 3, 32, 32)), buffer)
+    for name in zipfile.ZipFile(buffer).namelist():
+        assert b"frozen.py" not in zipfile.ZipFile(buffer).read(name)
+
+
+class UsesPython(sn.AngleFunction):
+    def forward(self, cosine):
+        return sn.ops.angles.linear(cosine)
+
+
+def test_what_torchscript_cannot_hold(network, tmp_path):
+    """An angle function that calls an autograd function; torch.export sees through it."""
+    model = network(operator=UsesPython(), batch_norm=False)
+    with pytest.raises(ModelError, match=r"TorchScript cannot hold the model: _BoundedAsin\w* is no operation"):
+        export_torchscript(model, tmp_path / "x.ts")
+    assert not list(tmp_path.iterdir())
+    assert_answers(torch.export.load(export_program(model, tmp_path / "x.pt2")).module(), model)
+
+
+class Fixed(nn.Module):
+    """A model that takes batches of two alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.inner(x.reshape(2, 4))
+
+
+class Pair(nn.Linear):
+    def forward(self, input):
+        return super().forward(input), input
+
+
+WRONG = {
+    "a fixed batch": (Fixed, {"example": torch.randn(2, 4)}, ModelError, "torch.export cannot trace the model"),
+    "two outputs": (lambda: Pair(4, 3), {"example": torch.randn(2, 4)}, ModelError, "one tensor .*, got tuple"),
+    "no rows": (lambda: nn.Flatten(0), {"example": torch.randn(2, 4)}, ModelError, r"a row for each input .* \[8\]"),
+    "another size": (lambda: nn.Linear(5, 3), {"example": torch.randn(2, 4)}, ModelError, r"shape \[2, 4\]: mat1"),
+    "no example": (lambda: nn.Linear(5, 3), {}, ValueError, "example must be a batch of inputs"),
+    "no tensor": (lambda: nn.Linear(5, 3), {"example": [1.0]}, TypeError, "example must be a tensor, got list"),
+    "no batch": (lambda: nn.Linear(5, 3), {"example": torch.zeros(0, 5)}, ValueError, r"at least one input, .*\[0"),
+    "metadata": (lambda: nn.Linear(5, 3), {"example": torch.zeros(2, 5), "metadata": {"a": 1j}}, ModelError, "complex"),
+    "a folder": (lambda: nn.Linear(5, 3), {"example": torch.zeros(2, 5)}, ModelError, "a folder has that name"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_bad_input(tmp_path, case):
+    make, options, error, message = WRONG[case]
+    (tmp_path / "sub" / "model.pt2").mkdir(parents=True)
+    with pytest.raises(error, match=message) as caught:
+        export_program(make(), tmp_path / "sub", **options)
+    assert "\n" not in str(caught.value)
+    assert [path.name for path in (tmp_path / "sub").iterdir()] == ["model.pt2"]
+
+
+def test_other_answers_are_refused(network, tmp_path, monkeypatch):
+    """A frozen layer with a wrong constant must not be written."""
+    model = network(operator="sigmoid")
+
+    def wrong(model):
+        frozen = freeze(model)
+        frozen.features.fully_connected.angle.scale.mul_(1.001)
+        return frozen
+
+    monkeypatch.setattr("spherenet.export.programs.freeze", wrong)
+    for export in (export_program, export_torchscript):
+        with pytest.raises(ModelError, match=r"does not give the model's answers: .* differ by \S+, at most 1e-05"):
+            export(model, tmp_path / "x")
+    assert not list(tmp_path.iterdir())
+    export_torchscript(model, tmp_path / "x", check=False)
+
+
+def test_deep_networks_and_half_precision_are_judged_by_their_own_rounding(network):
+    example = torch.randn(2, 3, 32, 32)
+    deep = network("cnn-69", operator="sigmoid", k=0.1)
+    assert require_same_answers(freeze(deep), deep, example, "the frozen model") > 1e-6
+    half = network(operator="cosine", loss="s-cosine").to(torch.bfloat16)
+    assert require_same_answers(freeze(half), half, example.to(torch.bfloat16), "the frozen model") < 0.05
+    wrong = freeze(deep)
+    wrong.features.fully_connected.angle.scale.mul_(1.1)
+    with pytest.raises(ModelError, match="the wrong model does not give the model's answers"):
+        require_same_answers(wrong, deep, example, "the wrong model")
+
+
+RUN_ALONE = """
+import sys, warnings
+sys.modules["spherenet"] = None  # makes every import of it fail
+import torch, onnxruntime
+warnings.simplefilter("ignore")
+images = torch.load("images.pt", weights_only=True)
+session = onnxruntime.InferenceSession("x.onnx", providers=["CPUExecutionProvider"])
+with torch.no_grad():
+    answers = {
+        "program": torch.export.load("x.pt2").module()(images),
+        "torchscript": torch.jit.load("x.ts")(images),
+        "onnx": torch.from_numpy(session.run(None, {"images": images.numpy()})[0]),
+    }
+torch.save(answers, "answers.pt")
+"""
+
+
+def test_exported_files_need_no_spherenet(network, tmp_path):
+    model = network(operator="learnable", loss="w-sigmoid").eval()
+    for export, name in ((export_program, "x.pt2"), (export_torchscript, "x.ts"), (export_onnx, "x.onnx")):
+        export(model, tmp_path / name, check=False)
+    images = torch.randn(3, 3, 32, 32)
+    torch.save(images, tmp_path / "images.pt")
+    subprocess.run([sys.executable, "-c", RUN_ALONE], cwd=tmp_path, check=True, timeout=300)
+    with torch.no_grad():
+        expected = model(images)
+    for name, found in torch.load(tmp_path / "answers.pt", weights_only=True).items():
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5, msg=name)
