@@ -11,11 +11,17 @@ from torch.optim import Optimizer
 
 from spherenet.errors import CheckpointError
 
-__all__ = ["load_model_tensors", "load_optimizer_tensors", "optimizer_tensors"]
+__all__ = ["load_model_tensors", "load_optimizer_tensors", "optimizer_tensors", "require_fitting"]
 
 
 def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
-    """Load a state dict strictly; CheckpointError names what is missing, unexpected or of another shape."""
+    """Load a state dict strictly; CheckpointError says what does not fit."""
+    require_fitting(model, tensors, source)
+    model.load_state_dict(dict(tensors))
+
+
+def require_fitting(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
+    """Raise CheckpointError, naming what is missing, unexpected or of another shape, unless a state dict fits."""
     own = model.state_dict()
     for problem, names in (
         ("lacks", [name for name in own if name not in tensors]),
@@ -24,7 +30,6 @@ def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor], source: 
     ):
         if names:
             raise CheckpointError(f"{source} does not fit the model: it {problem} {_some(names)}.")
-    model.load_state_dict(dict(tensors))
 
 
 def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:

@@ -35,7 +35,7 @@ class OnRay:
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise ValueError(f"--ray {address!r} is not to be reached ({str(error).splitlines()[0]}).") from None
         resources = {"num_cpus": cpus * processes, "num_gpus": gpus * processes, "max_retries": 0}
-        self._remote = ray.remote(**resources)(_run)
+        self._remote = self._ray.remote(**resources)(_run)
         self._processes = processes
 
     def __call__(self, arguments: list[str], log: Path) -> int:

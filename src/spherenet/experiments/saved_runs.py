@@ -9,11 +9,12 @@ from typing import Any
 from torch import Tensor
 
 from spherenet.data import Preprocessing
-from spherenet.engine.state import load_model_tensors
+from spherenet.engine.state import require_fitting
 from spherenet.errors import CheckpointError, DataError, ModelError, RunError
 from spherenet.experiments.config import TrainConfig
 from spherenet.export import ModelCard, export_model, load_metadata, load_model
-from spherenet.models import Classifier, create_model
+from spherenet.export.config import build_on_meta
+from spherenet.models import Classifier
 from spherenet.runlog import RunDirectory
 
 __all__ = ["Predictor", "SavedRun", "card_of", "config_of", "export_run", "load_predictor", "load_run", "start_from"]
@@ -56,16 +57,17 @@ def load_run(path: str | Path, checkpoint: str = "best") -> SavedRun:
     try:
         classes = tuple(str(name) for name in description["classes"])
         preprocessing = Preprocessing.from_dict(description["preprocessing"])
-        arguments = dict(description["model"])
-        arguments["widths"], arguments["input_size"] = tuple(arguments["widths"]), tuple(arguments["input_size"])
-        model = create_model(**arguments)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        # Without memory first: the file may ask for more than there is, or than the checkpoint holds.
+        model = build_on_meta(description["model"], str(run.path / "config.json"))
+    except (KeyError, TypeError, ValueError, AttributeError, DataError) as error:
         raise RunError(f"{run.path / 'config.json'} does not describe a model ({error}).") from None
     found, complaints = run.checkpoints.newest("best" if checkpoint == "best" else "step")
     if found is None:
         reason = f": {complaints[0]}" if complaints else "; it may not have come to its first evaluation yet."
         raise CheckpointError(f"{run.path} has no whole {checkpoint} checkpoint{reason}")
-    load_model_tensors(model, found.tensors.get("model", {}), f"the {checkpoint} checkpoint of {run.path}")
+    tensors = found.tensors.get("model", {})
+    require_fitting(model, tensors, f"the {checkpoint} checkpoint of {run.path}")
+    model.load_state_dict(dict(tensors), assign=True)
     return SavedRun(model.eval(), found.step, classes, preprocessing, run, config)
 
 
