@@ -44,7 +44,7 @@ def run(arguments: Namespace) -> int:
         raise ValueError(f"--output must end in .html, got {arguments.output!r}.")
     from rich.console import Console
 
-    from spherenet.report.paper_table import as_csv, as_markdown, paper_table
+    from spherenet.report.paper_table import as_csv, markdown_page, paper_table
 
     runs, grids, complaints = _read(arguments.runs)
     if not runs and not grids:
@@ -62,8 +62,7 @@ def run(arguments: Namespace) -> int:
         write_page(sections, arguments.output, arguments.title)
         console.print(f"The page with the curves: {arguments.output}", soft_wrap=True, highlight=False)
     if arguments.markdown is not None:
-        parts = [f"## {grid.id}: {grid.title}\n\nPreset {grid.preset}.\n\n{as_markdown(grid)}" for grid in grids]
-        Path(arguments.markdown).write_text("\n".join(parts), encoding="utf-8")
+        Path(arguments.markdown).write_text(markdown_page(grids, arguments.title), encoding="utf-8")
     if arguments.csv is not None:
         tables = [as_csv(grid).split("\n", 1) for grid in grids]
         Path(arguments.csv).write_text("".join([f"{tables[0][0]}\n", *(rows for _, rows in tables)]), encoding="utf-8")

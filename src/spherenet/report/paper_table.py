@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from spherenet.report.claims import Verdict, judge
 from spherenet.report.grids import Grid, GridCell
+from spherenet.report.runs import how_made
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["as_csv", "as_markdown", "cell_text", "paper_table", "shape_of"]
+__all__ = ["as_csv", "as_markdown", "cell_text", "markdown_page", "paper_table", "shape_of"]
 
 
 def shape_of(grid: Grid) -> tuple[list[str], list[str], dict[tuple[str, str], GridCell]]:
@@ -79,6 +80,33 @@ def as_markdown(grid: Grid) -> str:
         lines.append(f"| {row} | {' | '.join(shown)} |")
     lines += ["", *(_claim_line(judge(grid, claim)) for claim in grid.claims)]
     return "\n".join(lines) + "\n"
+
+
+PRESETS = {
+    "paper": "The paper's settings.",
+    "cpu": "Shrunk for two cores: a quarter of the paper's widths and about a hundredth of its 64,000 iterations, so "
+    "accuracies lie far below the paper's. What can be compared is the difference between cells.",
+    "smoke": "A few steps of tiny networks: these numbers mean nothing but that everything runs.",
+}
+
+
+def markdown_page(grids: Sequence[Grid], title: str) -> str:
+    """The tables and claims of experiments of one preset as a page, with what they are to be taken for."""
+    parts = [
+        f"# {title}",
+        "Test accuracy in %: mean ± standard deviation (number of seeds), [the paper's value]; the best of a column is "
+        "bold. A claim is confirmed or refuted where a two-sided t-test over seeds gives p < 0.05, else not decided.",
+        *(PRESETS.get(preset, f"Preset {preset}.") for preset in dict.fromkeys(grid.preset for grid in grids)),
+    ]
+    for grid in grids:
+        parts += [f"## {grid.id}: {grid.title}", as_markdown(grid).rstrip()]
+        runs = [run for cell in grid.cells for run in cell.runs.values()]
+        if runs:
+            seconds = [float((run.summary or {}).get("seconds", 0)) for run in runs]
+            parts.append(f"{len(runs)} runs, {min(seconds):.0f} to {max(seconds):.0f} s each; {how_made(runs[0])}.")
+        if grid.complaints:
+            parts.append(f"Left out: {len(grid.complaints)} unfinished or unreadable runs.")
+    return "\n\n".join(parts) + "\n"
 
 
 def _claim_line(verdict: Verdict) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from spherenet.errors import RunError
 from spherenet.runlog import RunDirectory
 
-__all__ = ["Curve", "ReportedRun", "distinct_names", "read_run"]
+__all__ = ["Curve", "ReportedRun", "distinct_names", "how_made", "read_run"]
 
 
 @dataclass(frozen=True)
@@ -56,3 +56,15 @@ def distinct_names(runs: Sequence[ReportedRun]) -> list[str]:
     """A name for each run: its folder's, with the parents where those are the same."""
     names = [run.name for run in runs]
     return [run.path if names.count(run.name) > 1 else run.name for run in runs]
+
+
+def how_made(run: ReportedRun) -> str:
+    """The command of a run, and what it ran on."""
+    command = run.config.get("command")
+    words = " ".join(map(str, command)) if isinstance(command, list) else ""
+    parts = {**_dict(run.config.get("versions")), **_dict(run.config.get("hardware"))}
+    return f"{words} ({', '.join(f'{name} {value}' for name, value in parts.items())})"
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -9,7 +9,7 @@ from typing import Any
 from spherenet.report.claims import Verdict, judge
 from spherenet.report.grids import Grid, GridCell
 from spherenet.report.paper_table import best_of, cell_text, shape_of
-from spherenet.report.runs import Curve, ReportedRun, distinct_names
+from spherenet.report.runs import Curve, ReportedRun, distinct_names, how_made
 from spherenet.report.table import COLUMNS, table_rows
 
 __all__ = ["Plot", "Section", "Table", "section_of_grid", "section_of_runs"]
@@ -161,15 +161,3 @@ def _histogram(cell: GridCell) -> Plot:
         "yaxis": {"title": {"text": "filters"}},
     }
     return Plot(f"Learned k, first layer of each stage: {cell.name}", traces, layout)
-
-
-def how_made(run: ReportedRun) -> str:
-    """The command of a run, and what it ran on."""
-    command = run.config.get("command")
-    words = " ".join(map(str, command)) if isinstance(command, list) else ""
-    parts = {**_dict(run.config.get("versions")), **_dict(run.config.get("hardware"))}
-    return f"{words} ({', '.join(f'{name} {value}' for name, value in parts.items())})"
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
