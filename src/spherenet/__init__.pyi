@@ -4,6 +4,12 @@ from .convert import SphereSummary as SphereSummary
 from .convert import sphere_summary as sphere_summary
 from .convert import to_plain as to_plain
 from .convert import to_sphere as to_sphere
+from .export import ModelCard as ModelCard
+from .export import freeze as freeze
+from .export import load_model as load_model
+from .export import load_weights as load_weights
+from .export import save_model as save_model
+from .export import save_weights as save_weights
 from .layers import AngularHead as AngularHead
 from .layers import LazySphereConv1d as LazySphereConv1d
 from .layers import LazySphereConv2d as LazySphereConv2d
