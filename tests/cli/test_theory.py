@@ -1,0 +1,142 @@
+"""`spherenet theory` as a user meets it: every name, its JSON and its figure, wrong input."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from PIL import Image
+
+from command_line import one_sentence, spherenet
+from spherenet.cli.main import VERBS
+from spherenet.theory import twins
+
+NAMES = ["conditioning", "phase", "operators", "features", "colour"]
+
+
+@pytest.fixture(autouse=True)
+def verb(monkeypatch):
+    monkeypatch.setitem(VERBS, "theory", "the paper's arguments, computed and drawn")
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Spectra of networks in seconds."""
+    monkeypatch.setattr(twins, "MEASURED_DIGITS", 8)
+    monkeypatch.setattr(twins, "SCALES", (1.0, 4.0, 16.0))
+
+
+@pytest.fixture
+def photo(tmp_path):
+    path = tmp_path / "photo.png"
+    Image.radial_gradient("L").resize((64, 48)).save(path)
+    return path
+
+
+def options(name, photo):
+    return {
+        "conditioning": ["conditioning", "--c", "1", "2", "4", "--depths", "2", "3", "--steps", "0"],
+        "phase": ["phase", photo],
+        "operators": ["operators", "--m", "3"],
+        "features": ["features", "--iterations", "2"],
+        "colour": ["colour"],
+    }[name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_json_and_figure(name, photo, tmp_path, capsys):
+    figure = tmp_path / f"{name}.png"
+    assert spherenet("theory", *options(name, photo), "--json", "-o", figure) == 0
+    shown = capsys.readouterr()
+    assert isinstance(json.loads(shown.out), dict)
+    assert shown.err == ""
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([f"{name}.png", "photo.png"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_table(name, photo, tmp_path, capsys):
+    assert spherenet("theory", *options(name, photo)) == 0
+    heading = {"conditioning": "exponent", "phase": "correlation", "operators": "saddle", "features": "accuracy"}
+    assert heading.get(name, "brightness") in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["photo.png"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help_has_examples_and_needs_no_torch(name):
+    code = (
+        "import sys; from spherenet.cli.theory import parser\n"
+        f"try: parser().parse_args([{name!r}, '--help'])\n"
+        "except SystemExit: sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert shown.returncode == 0, shown.stderr
+    assert f"usage: spherenet theory {name}" in shown.stdout
+    assert f"examples:\n  spherenet theory {name}" in shown.stdout
+
+
+def test_help_lists_the_names(capsys):
+    assert spherenet("theory", "--help") == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in NAMES)
+
+
+def test_conditioning_prints_exponents_beside_the_claims(capsys):
+    assert spherenet("theory", "conditioning", "--steps", "0", "--depths", "4", "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert [curve["case"] for curve in result["matrices"]] == ["G", "G_S, raw", "G_S, renormalised"]
+    for curve in result["matrices"] + result["depth"]:
+        assert curve["exponent"] == pytest.approx(curve["expected"], abs=0.1)
+    assert [curve["paper"] for curve in result["matrices"]] == ["≥ 2", "0", "0"]
+    assert [curve["expected"] for curve in result["depth"]] == [8, 4, 0]
+    assert result["networks"] is None
+
+
+def test_conditioning_of_networks(small, tmp_path, capsys):
+    figure = tmp_path / "conditioning.svg"
+    arguments = ["--steps", "1", "--depths", "2", "--c", "1", "2", "4", "--operator", "sigmoid", "-o", figure]
+    assert spherenet("theory", "conditioning", *arguments) == 0
+    shown = capsys.readouterr().out
+    assert "SphereNet, renormalised" in shown
+    assert "without BatchNorm" in shown
+    assert str(figure) in shown
+    assert figure.read_bytes().startswith(b"<?xml")
+
+
+WRONG = {
+    "name": (["phse"], "invalid choice: 'phse'"),
+    "no name": ([], "required: NAME"),
+    "option": (["colour", "--opertor", "linear"], "unrecognized arguments"),
+    "suffix": (["colour", "-o", "figure.jpg"], "--output must end in .png, .svg or .pdf, got 'figure.jpg'"),
+    "folder": (["colour", "-o", "nowhere/figure.png"], "--output must lie in a folder that exists"),
+    "seed": (["colour", "--seed", "-1"], "--seed must be from 0"),
+    "large seed": (["colour", "--seed", str(2**70)], "--seed must be from 0"),
+    "operator": (["colour", "--operator", "cos"], "--operator must be one of"),
+    "k above n": (["conditioning", "--n", "2"], "k must be from 2 to min(n, m), which is 2, got 3"),
+    "c": (["conditioning", "--c", "2", "4", "0"], "c must be finite and greater than 0, got 0"),
+    "one c": (["conditioning", "--c", "2"], "two different values"),
+    "depth": (["conditioning", "--depths", "1"], "depths must be at least 2, got 1"),
+    "steps": (["conditioning", "--steps", "-1"], "--steps must be at least 0, got -1"),
+    "sphere": (["conditioning", "--operator", "none"], "--operator must be one of"),
+    "margin": (["operators", "--m", "1"], "m must be a whole number of at least 2, got 1"),
+    "k": (["operators", "--k", "0"], "k must be greater than 0"),
+    "iterations": (["features", "--iterations", "0"], "--iterations must be at least 1, got 0"),
+    "feature margin": (["features", "--m", "0.5"], "m must be at least 1, got 0.5"),
+    "missing picture": (["phase", "nowhere.png"], "nowhere.png"),
+    "no picture": (["phase", "text.png", "-o", "figure.png"], "text.png"),
+    "one colour": (["phase", "grey.png", "-o", "figure.png"], "single colour"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_input_is_one_sentence_and_code_2(case, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.png").write_text("not a picture")
+    Image.new("L", (8, 8), 99).save("grey.png")
+    arguments, message = WRONG[case]
+    assert spherenet("theory", *arguments) == 2
+    shown = capsys.readouterr()
+    assert message in shown.err
+    assert one_sentence(shown.err)
+    assert shown.out == ""
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["grey.png", "text.png"]
