@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 from PIL import Image
@@ -10,6 +11,7 @@ from PIL import Image
 from command_line import one_sentence, spherenet
 from spherenet.cli.main import VERBS
 from spherenet.theory import twins
+from spherenet.theory.spectra import spectrum
 
 NAMES = ["conditioning", "phase", "operators", "features", "colour"]
 
@@ -23,6 +25,8 @@ def verb(monkeypatch):
 def small(monkeypatch):
     """Spectra of networks in seconds."""
     monkeypatch.setattr(twins, "MEASURED_DIGITS", 8)
+    monkeypatch.setattr(twins, "PROBES", 1)
+    monkeypatch.setattr(twins, "spectrum", partial(spectrum, steps=8))
     monkeypatch.setattr(twins, "SCALES", (1.0, 4.0, 16.0))
 
 

@@ -21,6 +21,7 @@ VERBS = {
     "tune": "operator, k, loss and s by cross-validation",
     "report": "runs side by side, as a table and a page with curves",
     "data": "data sets: what is there, download, check",
+    "theory": "numerical labs: conditioning, phase, operators, features, colour",
     "doctor": "what is whole in a run and what is not",
     "bench": "time and memory of a SphereNet beside its CNN twin",
 }
