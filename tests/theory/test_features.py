@@ -8,6 +8,7 @@ import torch
 from spherenet.losses import SoftmaxLoss
 from spherenet.theory.digits import Digits, train
 from spherenet.theory.features import Embedding, class_angles, draw, embed_digits, plane_network
+from spherenet.theory.tables import feature_table
 
 
 def test_angles_of_points_on_rays():
@@ -73,6 +74,13 @@ def test_drawing_has_points_and_an_arc_for_each_class():
     for axis in figure.axes:
         assert len(axis.collections) == len(axis.lines) == 10
         assert sorted(text.get_text() for text in axis.texts) == [str(label) for label in range(10)]
+
+
+def test_table_has_a_row_for_each_network():
+    labels = torch.arange(20) % 10
+    table = feature_table([Embedding(name, torch.randn(20, 2), labels, 0.875, 2.0, 36.0) for name in ("a", "b")])
+    assert table.rows == [["a", "87.5%", "2.0°", "36.0°"], ["b", "87.5%", "2.0°", "36.0°"]]
+    assert len(table.columns) == 4
 
 
 def test_features_that_are_all_zero_can_be_drawn():

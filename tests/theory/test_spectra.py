@@ -111,7 +111,7 @@ def test_the_move_changes_no_output(operator, renormalise, digits):
     ],
 )
 def test_exponents_of_the_move_on_real_layers(operator, renormalise, scales, exponent, digits):
-    batch = digits.test(16)
+    batch = digits.test(8)
     model = small_network(operator, digits.side, batch_norm=False, seed=0)
     largest = [
         spectrum(loss_hessian(rescaled(model, c, renormalise=renormalise), *batch), probes=1).largest for c in scales

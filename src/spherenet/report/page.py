@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from spherenet.report.sections import Section
+from spherenet.runlog.atomic import replacing
 
 __all__ = ["write_page"]
 
@@ -25,7 +26,8 @@ def write_page(sections: Sequence[Section], path: str | Path, title: str) -> Non
     page = template.render(title=title, sections=sections, plots=_embedded(plots), plotly=get_plotlyjs())
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(page, encoding="utf-8")
+    with replacing(target) as temporary:
+        temporary.write_text(page, encoding="utf-8")
 
 
 def _embedded(value: Any) -> str:
