@@ -18,8 +18,12 @@ from .layers import LazySphereLinear as LazySphereLinear
 from .layers import SphereConv1d as SphereConv1d
 from .layers import SphereConv2d as SphereConv2d
 from .layers import SphereConv3d as SphereConv3d
+from .layers import SphereGRU as SphereGRU
+from .layers import SphereGRUCell as SphereGRUCell
 from .layers import SphereLayer as SphereLayer
 from .layers import SphereLinear as SphereLinear
+from .layers import SphereLSTM as SphereLSTM
+from .layers import SphereLSTMCell as SphereLSTMCell
 from .losses import AngularLoss as AngularLoss
 from .losses import Annealing as Annealing
 from .losses import ArcFaceLoss as ArcFaceLoss

@@ -10,6 +10,7 @@ from spherenet.layers.conv import (
 )
 from spherenet.layers.head import AngularHead
 from spherenet.layers.linear import LazySphereLinear, SphereLinear
+from spherenet.layers.recurrent import SphereGRU, SphereGRUCell, SphereLSTM, SphereLSTMCell
 from spherenet.layers.sphere import SphereLayer
 
 __all__ = [
@@ -21,6 +22,10 @@ __all__ = [
     "SphereConv1d",
     "SphereConv2d",
     "SphereConv3d",
+    "SphereGRU",
+    "SphereGRUCell",
+    "SphereLSTM",
+    "SphereLSTMCell",
     "SphereLayer",
     "SphereLinear",
 ]

@@ -1,0 +1,250 @@
+"""SphereLSTM, SphereGRU and their cells: recurrent layers whose gates listen to angles.
+
+A gate of torch's cells is σ(W_i x + b_i + W_h h + b_h); here both products are sphere layers (SPEC 1 (1), (2)):
+
+    gate = σ(a_i + a_h),    a_i = β_i·g(θ(w_i, x)) + γ_i,    a_h = β_h·g(θ(w_h, h)) + γ_h
+
+Why β and γ are learned by default. g lies in [−1, 1], so without them no gate leaves σ(±2) = [0.12, 0.88]: a
+forget gate of 0.88 has lost half of its memory after five steps, and no weight could change that. β lets a gate
+saturate, γ is its bias; `bias` is off, for it would be a second one.
+
+What the gates do not see. A direction has no length: x and 2x give the same gates, and of a single feature only
+the sign is left. Where the length matters, give the input a constant feature, (x, 1). A zero state, as before the
+first step, is a zero patch: g = 0, x alone sets the gates, gradients are finite.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from spherenet.layers.linear import SphereLinear
+from spherenet.ops.angle_functions import AngleFunction
+from spherenet.ops.arguments import require_floating, require_number
+from spherenet.ops.norms import DEFAULT_EPS
+
+__all__ = ["SphereGRU", "SphereGRUCell", "SphereLSTM", "SphereLSTMCell"]
+
+State: TypeAlias = tuple[Tensor, ...]  # what a cell hands to its next step: (h, c) or (h,)
+
+
+class _SphereCell(nn.Module):
+    """The constructor and the forward that both cells share; a subclass writes `_step`.
+
+    The weights live in two sphere layers, `ih` and `hh`, which regularisers, parameter groups and norm-keeping treat
+    as any other. All gates make one layer; where its kernels outnumber their inputs, `orthogonality_minimum` is not 0.
+    """
+
+    num_gates: int
+    num_states: int
+    _step: Callable[[Tensor, State], State]  # the next state, from `ih` of this step's input and the state before
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = False,
+        *,
+        operator: str | AngleFunction = "cosine",
+        k: float | None = None,
+        k_sharing: str = "filter",
+        rescale: str | Sequence[float] | None = "learned",
+        eps: float = DEFAULT_EPS,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        self.input_size = _require_size("input_size", input_size)
+        self.hidden_size = _require_size("hidden_size", hidden_size)
+        kernels = self.num_gates * hidden_size
+        sphere: dict[str, Any] = {"operator": operator, "k": k, "k_sharing": k_sharing, "rescale": rescale, "eps": eps}
+        self.ih = SphereLinear(input_size, kernels, bias, **sphere, device=device, dtype=dtype)
+        self.hh = SphereLinear(hidden_size, kernels, bias, **sphere, device=device, dtype=dtype)
+
+    @property
+    def weight_ih(self) -> Tensor:
+        """The weights of the input, [gates·hidden_size, input_size], gates in torch's order."""
+        return self.ih.weight
+
+    @property
+    def weight_hh(self) -> Tensor:
+        """The weights of the state, [gates·hidden_size, hidden_size], gates in torch's order."""
+        return self.hh.weight
+
+    def reset_parameters(self) -> None:
+        """Draw the weights as `SphereLinear` does; k, β and γ go back to where they start."""
+        self.ih.reset_parameters()
+        self.hh.reset_parameters()
+
+    def _next(self, input: Tensor, state: State | None) -> State:
+        require_floating("input", input)
+        if input.dim() not in (1, 2):
+            raise ValueError(f"input must have 1 or 2 dimensions, got shape {list(input.shape)}.")
+        state = _state_or_zeros(state, self.num_states, input, [*input.shape[:-1], self.hidden_size])
+        return self._step(self.ih(input), state)
+
+
+class SphereLSTMCell(_SphereCell):
+    """One step of an LSTM on angles, called as `torch.nn.LSTMCell`: cell(input, (h, c)) → (h′, c′).
+
+        i, f, n, o = σ, σ, tanh, σ of a_i + a_h;    c′ = f·c + i·n;    h′ = o·tanh(c′)
+
+    A state that is left out is zero. Keyword arguments as in `SphereConv2d`, but rescale is "learned" by default,
+    the module says why. Raises ValueError or TypeError for a wrong argument, in forward for a wrong shape or dtype.
+    Shapes: input [N, input_size] or [input_size]; h, c [N, hidden_size] or [hidden_size]; `weight_ih`
+    [4·hidden_size, input_size], `weight_hh` [4·hidden_size, hidden_size], gates in the order i, f, n, o.
+    """
+
+    num_gates, num_states = 4, 2
+
+    def forward(self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
+        """Return the next (h, c)."""
+        return cast(tuple[Tensor, Tensor], self._next(input, hx))
+
+    def _step(self, from_input: Tensor, state: State) -> State:
+        h, c = state
+        i, f, n, o = (from_input + self.hh(h)).chunk(4, -1)
+        c = f.sigmoid() * c + i.sigmoid() * n.tanh()
+        return o.sigmoid() * c.tanh(), c
+
+
+class SphereGRUCell(_SphereCell):
+    """One step of a GRU on angles, called as `torch.nn.GRUCell`: cell(input, h) → h′.
+
+        r, z = σ of a_i + a_h;    n = tanh(a_i + r·a_h);    h′ = (1 − z)·n + z·h
+
+    Arguments, errors and shapes as in `SphereLSTMCell`, with 3·hidden_size kernels, gates in the order r, z, n.
+    """
+
+    num_gates, num_states = 3, 1
+
+    def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
+        """Return the next h."""
+        return self._next(input, None if hx is None else (hx,))[0]
+
+    def _step(self, from_input: Tensor, state: State) -> State:
+        (h,) = state
+        (r_x, z_x, n_x), (r_h, z_h, n_h) = from_input.chunk(3, -1), self.hh(h).chunk(3, -1)
+        z = (z_x + z_h).sigmoid()
+        n = (n_x + (r_x + r_h).sigmoid() * n_h).tanh()
+        return ((1 - z) * n + z * h,)
+
+
+class _SphereRecurrence(nn.Module):
+    """Layers and directions of cells over a sequence; `cells` has them in the order of torch's states."""
+
+    cell_class: type[_SphereCell]
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = False,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        **sphere: Any,
+    ) -> None:
+        super().__init__()
+        self.input_size, self.hidden_size = input_size, hidden_size
+        self.num_layers = _require_size("num_layers", num_layers)
+        self.batch_first, self.bidirectional = batch_first, bidirectional
+        self.dropout = require_number("dropout", dropout)
+        if not 0 <= self.dropout <= 1:
+            raise ValueError(f"dropout must be from 0 to 1, got {dropout!r}.")
+        if self.dropout and num_layers == 1:
+            warnings.warn(f"dropout={dropout} acts between layers, and there is only one.", stacklevel=2)
+        self.num_directions = 2 if bidirectional else 1
+        hidden_sizes = [hidden_size * self.num_directions] * (num_layers - 1) * self.num_directions
+        sizes = [input_size] * self.num_directions + hidden_sizes
+        self.cells = nn.ModuleList(self.cell_class(size, hidden_size, bias, **sphere) for size in sizes)
+
+    def extra_repr(self) -> str:
+        """Name the settings that its cells do not show."""
+        return f"batch_first={self.batch_first}, dropout={self.dropout:g}, bidirectional={self.bidirectional}"
+
+    def _run(self, input: Tensor, states: State | None) -> tuple[Tensor, State]:
+        """The outputs and the last states of a sequence, shaped as torch's."""
+        if isinstance(input, PackedSequence):
+            raise TypeError("input must be a tensor: a PackedSequence is not supported, pad it and mask the outputs.")
+        require_floating("input", input)
+        turned = self.batch_first and input.dim() == 3
+        x = input.transpose(0, 1) if turned else input  # [L, N, features] or [L, features]
+        if x.dim() not in (2, 3) or len(x) == 0:
+            raise ValueError(f"input must have 2 or 3 dimensions and at least 1 step, got shape {list(input.shape)}.")
+        shape = [len(self.cells), *x.shape[1:-1], self.hidden_size]
+        states = _state_or_zeros(states, self.cell_class.num_states, input, shape)
+        last: list[State] = []
+        for layer in range(self.num_layers):
+            if layer > 0:
+                x = nn.functional.dropout(x, self.dropout, self.training)
+            outputs = []
+            for backwards in range(self.num_directions):
+                cell = cast(_SphereCell, self.cells[len(last)])
+                output, state = _over_steps(cell, x, tuple(s[len(last)] for s in states), backwards == 1)
+                outputs.append(output)
+                last.append(state)
+            x = torch.cat(outputs, -1)
+        return x.transpose(0, 1) if turned else x, tuple(torch.stack(parts) for parts in zip(*last, strict=True))
+
+
+class SphereLSTM(_SphereRecurrence):
+    """Layers of `SphereLSTMCell` over a sequence, called as `torch.nn.LSTM`: output, (h_n, c_n) = lstm(input, hx).
+
+    Arguments up to `bidirectional` mean what they mean there, `bias` and the keyword arguments after them what
+    they mean in the cell. proj_size and PackedSequence are not supported. The steps are a loop in Python: with 32
+    hidden features training takes some ten times as long as torch's.
+    Shapes: input [L, N, input_size], [N, L, input_size] if batch_first, or [L, input_size]; output the same with
+    hidden_size·directions; h_n, c_n and the state that is given [num_layers·directions, N, hidden_size].
+    """
+
+    cell_class = SphereLSTMCell
+
+    def forward(self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Return the outputs of all steps and the last (h, c) of each layer and direction."""
+        return cast(tuple[Tensor, tuple[Tensor, Tensor]], self._run(input, hx))
+
+
+class SphereGRU(_SphereRecurrence):
+    """Layers of `SphereGRUCell` over a sequence, called as `torch.nn.GRU`; as `SphereLSTM`, its state h alone."""
+
+    cell_class = SphereGRUCell
+
+    def forward(self, input: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the outputs of all steps and the last h of each layer and direction."""
+        output, (h,) = self._run(input, None if hx is None else (hx,))
+        return output, h
+
+
+def _over_steps(cell: _SphereCell, x: Tensor, state: State, backwards: bool) -> tuple[Tensor, State]:
+    """One cell over all steps of x [L, *, features], from the last to the first if `backwards`."""
+    steps = cell.ih(x).unbind(0)  # the input's part of the gates waits for no state: all steps at once
+    outputs = []
+    for from_input in reversed(steps) if backwards else steps:
+        state = cell._step(from_input, state)
+        outputs.append(state[0])
+    return torch.stack(outputs[::-1] if backwards else outputs), state
+
+
+def _state_or_zeros(state: State | None, num_states: int, input: Tensor, shape: list[int]) -> State:
+    if state is None:
+        return (input.new_zeros(shape),) * num_states
+    if not isinstance(state, (tuple, list)) or len(state) != num_states:
+        raise TypeError(f"hx must be {num_states} tensors in a tuple, got {len(state)} in a {type(state).__name__}.")
+    for part in state:
+        require_floating("hx", part)
+        if list(part.shape) != shape:
+            raise ValueError(f"hx must have shape {shape} for this input, got {list(part.shape)}.")
+    return state
+
+
+def _require_size(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
+    return value
