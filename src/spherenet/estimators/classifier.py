@@ -72,7 +72,7 @@ class SphereClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_classification_targets(y)
         classes, labels = np.unique(y, return_inverse=True)
         if len(classes) < 2:
-            raise ValueError(f"y must have at least 2 classes, got 1 class: {classes[0]!r}.")
+            raise ValueError(f"y must have at least 2 classes, got 1 class: {classes.tolist()[0]!r}.")
         max_iter, tol = _whole("max_iter", self.max_iter), positive("tol", self.tol)
         scaler = StandardScaler().fit(X) if self.standardize else None
         features = self._features(X, scaler)

@@ -41,8 +41,9 @@ class SphereLogisticRegression(SphereClassifier):
         C·Σ_i −log p(y_i | x_i) + ½·K·s²        for K classes.
 
     s·w_j are the weights of plain logistic regression, held to one length: the penalty and C mean what they
-    mean in `sklearn.linear_model.LogisticRegression`, and with angle="cosine" that shared length (and the
-    penalty that the intercept shares) is the only difference.
+    mean in `sklearn.linear_model.LogisticRegression` for three classes or more. With angle="cosine" that length,
+    and the penalty that the intercept shares, is all that differs; for two classes nothing else does, once its C
+    is doubled, for it then penalises one weight where here are two.
 
     angle: g, "cosine", "linear" or "sigmoid"; k: of the sigmoid. C: less means more regularisation.
     standardize, fit_intercept, intercept_scaling: where the origin is, see `spherenet.estimators.classifier`.

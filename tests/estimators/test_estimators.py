@@ -1,0 +1,230 @@
+"""The estimators compute what their docstrings say, on labels of every kind, from any order of samples."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.datasets import load_breast_cancer, load_iris
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.preprocessing import StandardScaler
+
+from spherenet.estimators import SphereLogisticRegression, SphereSVC
+from spherenet.ops import reference
+
+ANGLES = {"cosine": reference.g_cosine, "linear": reference.g_linear, "sigmoid": lambda t: reference.g_sigmoid(t, 0.3)}
+every_angle = pytest.mark.parametrize("angle", ANGLES)
+both = pytest.mark.parametrize("cls", [SphereLogisticRegression, SphereSVC])
+DATA = {"binary": load_breast_cancer(return_X_y=True), "multiclass": load_iris(return_X_y=True)}
+both_kinds = pytest.mark.parametrize("kind", DATA)
+
+
+def similarities(model, X, angle):  # noqa: N803
+    """g(θ) of each sample and class, one by one, from what the estimator shows of itself."""
+    X = (X - X.mean(0)) / X.std(0)  # noqa: N806
+    rows = np.concatenate([X, np.ones((len(X), 1))], 1)
+    result = np.empty((len(X), len(model.directions_)))
+    for i, x in enumerate(rows):
+        for j, w in enumerate(model.directions_):
+            theta = np.arccos(np.clip(x @ w / np.linalg.norm(x), -1, 1))
+            result[i, j] = ANGLES[angle](torch.tensor(theta)).item()
+    return result, np.linalg.norm(rows, axis=1)
+
+
+@both_kinds
+@every_angle
+def test_logistic_regression_equals_the_slow_formula(kind, angle):
+    X, y = (part[:60] if kind == "binary" else part[::3] for part in DATA[kind])  # noqa: N806
+    model = SphereLogisticRegression(angle=angle, random_state=0).fit(X, y)
+    similarity, norm = similarities(model, X, angle)
+    logits = model.scale_ * norm[:, None] * similarity
+    exponentials = np.exp(logits - logits.max(1, keepdims=True))
+    probabilities = exponentials / exponentials.sum(1, keepdims=True)
+    np.testing.assert_allclose(model.predict_proba(X), probabilities, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(np.exp(model.predict_log_proba(X)), probabilities, rtol=1e-6, atol=1e-9)
+    scores = logits[:, 1] - logits[:, 0] if kind == "binary" else logits
+    np.testing.assert_allclose(model.decision_function(X), scores, rtol=1e-6, atol=1e-7)
+    cross_entropy = -np.log(probabilities[np.arange(len(y)), y]).mean()
+    penalty = len(model.classes_) * model.scale_**2 / (2 * model.C * len(y))
+    assert model.objective_ == pytest.approx(cross_entropy + penalty, rel=1e-6)
+
+
+@both_kinds
+@every_angle
+@pytest.mark.parametrize("loss", ["hinge", "squared_hinge"])
+def test_svc_equals_the_slow_formula(kind, angle, loss):
+    X, y = (part[:60] if kind == "binary" else part[::3] for part in DATA[kind])  # noqa: N806
+    model = SphereSVC(angle=angle, margin=0.7, loss=loss, random_state=0).fit(X, y)
+    similarity, _ = similarities(model, X, angle)
+    scores = similarity[:, 1] - similarity[:, 0] if kind == "binary" else similarity
+    np.testing.assert_allclose(model.decision_function(X), scores, rtol=1e-6, atol=1e-7)
+    total = 0.0
+    for row, own in zip(similarity, y, strict=True):
+        missing = [max(0.0, 0.7 - (row[own] - other)) for j, other in enumerate(row) if j != own]
+        total += sum(m**2 if loss == "squared_hinge" else m for m in missing)
+    assert model.objective_ == pytest.approx(total / len(y), rel=1e-6)
+
+
+@both
+@both_kinds
+def test_it_learns(cls, kind):
+    X, y = DATA[kind]  # noqa: N806
+    assert cross_val_score(cls(random_state=0), X, y, cv=5).mean() > 0.94
+
+
+@pytest.mark.parametrize("C", [0.1, 1.0, 10.0])
+def test_with_the_cosine_and_two_classes_it_is_plain_logistic_regression(C):  # noqa: N803
+    """Two opposite directions of one length are one weight, at half its penalty."""
+    X, y = DATA["binary"]  # noqa: N806
+    X = np.concatenate([StandardScaler().fit_transform(X), np.ones((len(X), 1))], 1)  # noqa: N806
+    ours = SphereLogisticRegression(C=C, standardize=False, fit_intercept=False, tol=1e-8, random_state=0).fit(X, y)
+    plain = LogisticRegression(C=2 * C, fit_intercept=False, tol=1e-8, max_iter=5000).fit(X, y)
+    np.testing.assert_allclose(ours.directions_[0], -ours.directions_[1], atol=1e-3)
+    np.testing.assert_allclose(ours.scale_ * (ours.directions_[1] - ours.directions_[0]), plain.coef_[0], atol=1e-3)
+    np.testing.assert_allclose(ours.predict_proba(X), plain.predict_proba(X), atol=1e-4)
+
+
+def test_with_the_cosine_and_more_classes_it_is_nearly_so():
+    X, y = DATA["multiclass"]  # noqa: N806
+    ours = SphereLogisticRegression(random_state=0).fit(X, y)
+    plain = LogisticRegression().fit(StandardScaler().fit_transform(X), y)
+    both_predicted = ours.predict_proba(X), plain.predict_proba(StandardScaler().fit_transform(X))
+    assert np.abs(both_predicted[0] - both_predicted[1]).mean() < 0.05
+
+
+@both
+@every_angle
+def test_string_labels(cls, angle):
+    X, y = DATA["multiclass"]  # noqa: N806
+    names = np.array(["setosa", "versicolor", "virginica"])[y]
+    model = cls(angle=angle, random_state=0).fit(X, names)
+    assert list(model.classes_) == ["setosa", "versicolor", "virginica"]
+    assert set(model.predict(X)) == set(names)
+    np.testing.assert_array_equal(model.predict(X) == names, cls(angle=angle, random_state=0).fit(X, y).predict(X) == y)
+
+
+@both
+@both_kinds
+def test_the_order_of_samples_does_not_matter(cls, kind):
+    X, y = DATA[kind]  # noqa: N806
+    order = np.random.default_rng(0).permutation(len(y))
+    models = [cls(random_state=3, tol=1e-9).fit(*data) for data in ((X, y), (X[order], y[order]))]
+    np.testing.assert_allclose(*(model.decision_function(X) for model in models), rtol=1e-4, atol=1e-4)
+
+
+@both
+def test_same_random_state_same_result_and_torchs_own_numbers_untouched(cls):
+    X, y = DATA["multiclass"]  # noqa: N806
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    first, second = (cls(random_state=1).fit(X, y) for _ in range(2))
+    np.testing.assert_array_equal(first.directions_, second.directions_)
+    assert torch.equal(torch.rand(3), expected)
+
+
+@both
+@both_kinds
+def test_a_warm_start_begins_where_the_last_fit_ended(cls, kind):
+    X, y = DATA[kind]  # noqa: N806
+    model = cls(random_state=0, warm_start=True).fit(X, y)
+    cold, directions = model.n_iter_, model.directions_.copy()
+    model.fit(X, y)
+    assert cold > 5
+    assert model.n_iter_ <= 2
+    np.testing.assert_allclose(model.directions_, directions, atol=1e-3)
+    model.fit(X[:, :2], y)  # other features: nothing to begin from
+    assert model.directions_.shape[1] == 3
+    assert model.n_iter_ > 2
+
+
+@both
+def test_where_the_origin_is(cls):
+    """Two clouds on one ray: without an intercept x and 2x are one direction; with it, or centred, they are two."""
+    generator = np.random.default_rng(0)
+    X = np.array([1.0, 1.0]) * np.repeat([1.0, 3.0], 50)[:, None] + 0.05 * generator.standard_normal((100, 2))  # noqa: N806
+    y = np.repeat([0, 1], 50)
+    scores = {
+        (standardize, intercept): cls(standardize=standardize, fit_intercept=intercept, random_state=0)
+        .fit(X, y)
+        .score(X, y)
+        for standardize in (False, True)
+        for intercept in (False, True)
+    }
+    assert scores.pop((False, False)) < 0.8
+    assert min(scores.values()) == 1.0
+
+
+def test_scores_ignore_lengths_where_the_angles_are_those_of_the_raw_features():
+    X, y = DATA["multiclass"]  # noqa: N806
+    model = SphereSVC(standardize=False, fit_intercept=False, random_state=0).fit(X, y)
+    np.testing.assert_allclose(model.decision_function(7 * X), model.decision_function(X), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(np.linalg.norm(model.directions_, axis=1), 1)
+
+
+def test_less_c_means_a_smaller_scale():
+    X, y = DATA["multiclass"]  # noqa: N806
+    scales = [SphereLogisticRegression(C=C, random_state=0).fit(X, y).scale_ for C in (0.01, 1.0, 100.0)]
+    assert scales == sorted(scales)
+    assert scales[2] > 4 * scales[0]
+
+
+@both
+def test_it_works_inside_scikit_learns_tools(cls):
+    X, y = DATA["multiclass"]  # noqa: N806
+    name = "C" if cls is SphereLogisticRegression else "margin"
+    search = GridSearchCV(cls(random_state=0), {name: np.array([0.1, 1.0], dtype=np.float32)}, cv=2).fit(X, y)
+    assert search.best_score_ > 0.8
+    assert clone(search.best_estimator_).get_params() == search.best_estimator_.get_params()
+    assert not hasattr(SphereSVC(), "predict_proba")
+    calibrated = CalibratedClassifierCV(cls(random_state=0), cv=2).fit(X, y)
+    np.testing.assert_allclose(calibrated.predict_proba(X).sum(1), 1)
+
+
+@both
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"angle": "cosin"}, "angle must be one of .*Did you mean 'cosine'"),
+        ({"angle": "learnable"}, "learnable"),
+        ({"k": 0.5}, "k must be left out unless angle is"),
+        ({"tol": 0}, "tol must be greater than 0"),
+        ({"max_iter": 2.5}, "max_iter must be a whole number of at least 1, got 2.5"),
+        ({"intercept_scaling": -1}, "intercept_scaling must be greater than 0"),
+    ],
+)
+def test_wrong_parameters_are_named_when_fitting(cls, parameters, message):
+    with pytest.raises(ValueError, match=message):
+        cls(**parameters).fit(*DATA["multiclass"])
+
+
+def test_wrong_settings_of_each():
+    X, y = DATA["multiclass"]  # noqa: N806
+    for model, message in (
+        (SphereLogisticRegression(C=0), "C must be greater than 0, got 0"),
+        (SphereSVC(margin=3), "margin must be at most 2"),
+        (SphereSVC(loss="hing"), "Did you mean 'hinge'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model.fit(X, y)
+    with pytest.raises(ValueError, match="at least 2 classes, got 1 class: 'a'"):
+        SphereSVC().fit(X, ["a"] * len(X))
+
+
+@both
+def test_too_few_iterations_are_said(cls):
+    with pytest.warns(ConvergenceWarning, match="stopped after 2 iterations .* raise max_iter=2"):
+        cls(max_iter=2, random_state=0).fit(*DATA["multiclass"])
+
+
+def test_without_scikit_learn_one_sentence_says_what_to_install():
+    code = "import sys; sys.modules['sklearn'] = None; import spherenet.estimators"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    last = result.stderr.strip().splitlines()[-1]
+    assert last == "ImportError: spherenet.estimators needs the package scikit-learn: pip install 'spherenet[sklearn]'."
