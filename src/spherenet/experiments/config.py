@@ -49,7 +49,7 @@ class TrainConfig:
     k: float | None = _option(None, NETWORK, "of the sigmoid (0.3), or where a learned one starts (0.5)")
     k_sharing: Literal["filter", "layer", "network"] = _option("filter", NETWORK, "one learned k for each of these")
     rescale: Literal["learned"] | None = _option(None, NETWORK, "learned: β and γ after each sphere layer")
-    widths: list[int] | None = _option(None, NETWORK, "filters of each stage, as [64,96,128] (the paper's)")  # noqa: RUF009
+    widths: list[int] | None = _option(None, NETWORK, "filters of each stage, as 64 96 128 (the paper's)")  # noqa: RUF009
     batch_norm: bool = _option(True, NETWORK, "BatchNorm after each convolution")
     relu: bool = _option(True, NETWORK, "ReLU after each convolution")
     shortcut: Literal["plain", "operator"] = _option("plain", NETWORK, "1×1 convolutions of residual networks")

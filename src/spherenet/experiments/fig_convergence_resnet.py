@@ -22,7 +22,7 @@ def cells(preset: str) -> list[Cell]:
             f"{row}_{'plus' if column.endswith('+') else 'cifar10'}",
             row,
             column,
-            cifar(preset, model="resnet-32", augmentation=augmentation, iterations_cpu=400, **operator_options(row)),
+            cifar(preset, model="resnet-32", augmentation=augmentation, iterations_cpu=300, **operator_options(row)),
         )
         for column, augmentation in columns.items()
         for row in ROWS

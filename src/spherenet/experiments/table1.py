@@ -2,7 +2,7 @@
 
 Shows that angular losses and margins add to what the operators bring. Paper: 48 cells of 64,000 iterations, half a
 second or more each on two cores (docs/performance.md). cpu: four operators and four losses, a quarter of the width,
-600 iterations.
+500 iterations.
 
     spherenet reproduce table1 --preset cpu --seeds 3
 """

@@ -36,7 +36,7 @@ def cells(preset: str) -> list[Cell]:
         for row, (options, paper) in ROWS.items():
             where: dict[str, Any] = {"data": data} if preset == "paper" else {}
             config = cifar(
-                preset, model="resnet-32-wide", augmentation="flips-crop", iterations_cpu=400, **options, **where
+                preset, model="resnet-32-wide", augmentation="flips-crop", iterations_cpu=300, **options, **where
             )
             found.append(Cell(f"{row}_{data}", row, column, config, paper[index]))
     return found

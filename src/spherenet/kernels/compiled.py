@@ -17,8 +17,8 @@ from torch import Tensor
 
 __all__ = ["SMALLEST_COMPILED", "compilations", "fused"]
 
-SMALLEST_COMPILED = 1 << 20
-"""Maps below this many numbers (4 MB of float32) stay in cache, where separate operations are nearly as good, and a
+SMALLEST_COMPILED = 1 << 18
+"""Maps below this many numbers (1 MB of float32) stay in cache, where separate operations are nearly as good, and a
 first try on a few images does not wait for a compiler."""
 
 _log = logging.getLogger(__name__)
