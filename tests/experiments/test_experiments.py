@@ -233,3 +233,36 @@ def test_folds_share_no_pictures_and_are_stratified():
         assert len(part.train) + len(part.test) == 4000
         counts = part.test.labels.bincount()
         assert counts.max() - counts.min() <= 1
+
+
+def test_fewer_training_pictures_are_stratified_and_the_test_pictures_stay():
+    from spherenet.data import load_dataset
+    from spherenet.experiments.build import with_fewer
+
+    dataset = load_dataset("mnist5k")
+    few = with_fewer(dataset, 37)
+    counts = few.train.labels.bincount(minlength=10)
+    assert len(few.train) == len(set(few.train._positions.tolist())) == 37
+    assert counts.max() - counts.min() <= 1
+    assert few.test is dataset.test
+    for wrong in (9, 4001):
+        with pytest.raises(ValueError, match=f"from 10, one of each class, to the 4000 there are, got {wrong}"):
+            with_fewer(dataset, wrong)
+
+
+@pytest.mark.parametrize(
+    ("options", "last"),
+    [({}, 5.0), ({"lambda_floor": 20.0}, 20.0), ({"lambda_floor": 150.0}, 150.0), ({"annealing": False}, 0.0)],
+)
+def test_annealing_ends_where_it_is_told(options, last):
+    from spherenet.data import load_dataset
+    from spherenet.experiments.build import build_model, iteration_setter
+
+    dataset = load_dataset("mnist5k")
+    config = TrainConfig(loss="ga-linear", iterations=600, widths=[4, 4, 4], lambda_floor_at=0.5, **options)
+    model = build_model(config, dataset)
+    set_iteration = iteration_setter(config, model)
+    set_iteration(600)
+    assert model.criterion.current_lambda == last
+    set_iteration(299)
+    assert model.criterion.current_lambda > last or last in (0.0, 150.0)

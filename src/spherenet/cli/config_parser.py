@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
 
 import jsonargparse
@@ -14,6 +15,11 @@ import jsonargparse
 from spherenet.cli.parser import suggestion
 
 __all__ = ["ConfigParser"]
+
+# A file of options is some 2 KB of names and numbers, at most a list deep.
+LARGEST_FILE, DEEPEST = 100_000, 10
+LONGEST_MESSAGE = 500
+LARGEST_NUMBER = 2**63
 
 
 class ConfigParser(jsonargparse.ArgumentParser):
@@ -48,9 +54,26 @@ class ConfigParser(jsonargparse.ArgumentParser):
             option = f"--{field.name.replace('_', '-')}"
             groups[title].add_argument(option, default=field.default, help=field.metadata["help"], **kind)
 
+    def parse_args(self, args: Sequence[str] | None = None, *more: Any, **options: Any) -> Any:  # type: ignore[override]
+        """Parse the options; files of them are looked at first, for no reader of YAML bears all that can be in one."""
+        for path in _files_of_options(args or []):
+            if problem := _problem_of(path):
+                self.error(f"{path} {problem}")
+        try:
+            return super().parse_args(args, *more, **options)
+        except OverflowError:
+            self.error("a number is too large for its option")
+
     def values(self, arguments: Any) -> dict[str, Any]:
-        """The configuration's part of what was parsed; the word none stands for None."""
+        """The configuration's part of what was parsed; the word none stands for None.
+
+        Raises ValueError for a whole number that torch cannot hold.
+        """
         given = {field.name: getattr(arguments, field.name) for field in self.fields}
+        for name, value in given.items():
+            for number in value if isinstance(value, list) else [value]:
+                if isinstance(number, int) and abs(number) >= LARGEST_NUMBER:
+                    raise ValueError(f"--{name.replace('_', '-')} must be below 2^63 in size.")
         return {name: None if value == "none" else value for name, value in given.items()}
 
     def start_with(self, values: Mapping[str, Any]) -> None:
@@ -63,8 +86,42 @@ class ConfigParser(jsonargparse.ArgumentParser):
         if unknown:
             names = [field.name for field in self.fields]
             message = f"the configuration has the unknown key {unknown[1]!r}{suggestion(unknown[1], names)}"
-        print(f"{self.prog}: {_one_sentence(message)}; see {self.prog} --help.", file=sys.stderr)
+        sentence = _one_sentence(message)
+        if len(sentence) > LONGEST_MESSAGE:
+            sentence = f"{sentence[:LONGEST_MESSAGE]} …"
+        print(f"{self.prog}: {sentence}; see {self.prog} --help.", file=sys.stderr)
         raise SystemExit(2)
+
+
+def _files_of_options(args: Sequence[str]) -> Iterator[Path]:
+    for option, value in zip(args, [*args[1:], ""], strict=False):
+        if option == "--config" or option.startswith("--config="):
+            path = Path(option.partition("=")[2] or value)
+            try:
+                is_file = path.is_file()
+            except (OSError, ValueError):  # no path at all
+                continue
+            if is_file:
+                yield path
+
+
+def _problem_of(path: Path) -> str | None:
+    """What would take a reader of YAML more memory or stack than a file of options is worth."""
+    import yaml  # type: ignore[import-untyped]
+
+    try:
+        if path.stat().st_size > LARGEST_FILE:
+            return f"is larger than the {LARGEST_FILE:,} bytes that a file of options may have"
+        depth = 0
+        for event in yaml.parse(path.read_bytes(), Loader=yaml.SafeLoader):
+            if isinstance(event, yaml.AliasEvent):
+                return f"has the alias *{event.anchor[:50]}, which a file of options may not have"
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > DEEPEST:
+                return f"is nested more than {DEEPEST} deep, which no option is"
+    except (OSError, ValueError, yaml.YAMLError):
+        return None  # the parser says it
+    return None
 
 
 class _Formatter(jsonargparse.DefaultHelpFormatter):

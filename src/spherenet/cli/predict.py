@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from argparse import Namespace
 from typing import Any
 
 from spherenet.cli.parser import Parser
 
 EXAMPLES = """\
+  spherenet predict picture.jpg                                 # the shipped model: ten kinds of things
   spherenet predict digit.png --run runs/mnist5k-cnn-3-sigmoid
   spherenet predict *.jpg --run exported-model --top 1 --json"""
 
@@ -20,11 +22,12 @@ def parser() -> Parser:
     made = Parser(
         "predict",
         "Say what is in pictures: the most likely classes with their scores, which are the softmax\n"
-        "of the network's answers. RUN is the folder of a run or of an exported model.",
+        "of the network's answers. RUN is the folder of a run or of an exported model; without it a small\n"
+        "SphereNet that comes with the package answers, which knows the ten kinds of things of CIFAR-10.",
         examples=EXAMPLES,
     )
     made.add_argument("images", nargs="+", metavar="IMAGE", help="picture files")
-    made.add_argument("--run", required=True, metavar="RUN", help="folder of a run or an exported model")
+    made.add_argument("--run", metavar="RUN", help="folder of a run or an exported model (the shipped one)")
     made.add_argument("--checkpoint", choices=["best", "last"], default="best", help="of a run (default: best)")
     made.add_argument("--top", type=int, default=3, metavar="N", help="classes shown a picture (default: 3)")
     made.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -39,10 +42,14 @@ def run(arguments: Namespace) -> None:
 
     from spherenet.data import read_image
     from spherenet.experiments.saved_runs import load_predictor
+    from spherenet.export import shipped_model
 
-    predictor = load_predictor(arguments.run, arguments.checkpoint)
+    predictor = load_predictor(arguments.run or shipped_model(), arguments.checkpoint)
     # All pictures are read before the first answer: a wrong one must not leave half a table.
     pictures = [read_image(path, predictor.preprocessing) for path in arguments.images]
+    if arguments.run is None:
+        known = ", ".join(predictor.classes)
+        print(f"with the shipped model, which knows {known}; --run names another.", file=sys.stderr)
     with torch.no_grad():
         scores = torch.cat(
             [predictor.model(torch.stack(pictures[first : first + BATCH])) for first in range(0, len(pictures), BATCH)]

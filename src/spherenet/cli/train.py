@@ -32,7 +32,8 @@ class _TrainParser(ConfigParser):
     """With --resume, the options of that run are the defaults."""
 
     def parse_args(self, args: Sequence[str] | None = None, *more: Any, **options: Any) -> Any:  # type: ignore[override]
-        for option, value in zip(args or [], [*(args or [])[1:], ""], strict=True):
+        given = list(args or [])
+        for option, value in zip(given, [*given[1:], ""], strict=False):  # without options one longer than given
             if option == "--resume" or option.startswith("--resume="):
                 self.start_with(_config_of_run(option.partition("=")[2] or value))
         return super().parse_args(args, *more, **options)

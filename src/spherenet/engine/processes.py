@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,11 @@ from spherenet.errors import SphereNetError
 __all__ = ["Processes"]
 
 T = TypeVar("T")
+
+# The group that was left last. A thread of gloo needs Python's lock to free its last tensors, and a group is freed
+# when its thread has ended: torch gives up the lock for that only where the last to hold the group is Python, not DDP.
+_left: list[Any] = []
+atexit.register(_left.clear)
 
 
 @dataclass(frozen=True)
@@ -46,10 +52,12 @@ class Processes:
             yield cls(0, 1, chosen)
             return
         dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=timeout)
+        group = dist.group.WORLD
         try:
             yield cls(rank, world, chosen)
         finally:
             dist.destroy_process_group()
+            _left[:] = [group]
 
     @property
     def is_main(self) -> bool:

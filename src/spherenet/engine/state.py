@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -43,8 +44,23 @@ def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tenso
     }
 
 
-def load_optimizer_tensors(optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
-    """Put back what `optimizer_tensors` returned; CheckpointError where it is not of these parameters."""
+_QUANTITIES: dict[type[Optimizer], tuple[str, ...]] = {
+    torch.optim.Adam: ("step", "exp_avg", "exp_avg_sq"),
+    torch.optim.SGD: ("momentum_buffer",),
+}
+"""What each optimiser remembers of a parameter it has updated."""
+
+
+def load_optimizer_tensors(
+    optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Tensor], source: str
+) -> list[str]:
+    """Put back what `optimizer_tensors` returned; CheckpointError where it is not of these parameters.
+
+    What another kind of optimiser remembered is left, and a sentence says so: the new one begins anew.
+    """
+    expected = _QUANTITIES[type(optimizer)]
+    if tensors and not any(key.partition("/")[0] in expected for key in tensors):
+        return [f"the state in {source} is of another optimiser: this one begins anew."]
     parameters = dict(model.named_parameters())
     updated = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     for key, value in tensors.items():
@@ -52,13 +68,23 @@ def load_optimizer_tensors(optimizer: Optimizer, model: nn.Module, tensors: Mapp
         parameter = parameters.get(name)
         if parameter is None or parameter not in updated:
             raise CheckpointError(f"{source} does not fit the model: the optimiser has no parameter {name!r}.")
-        if value.dim() and value.shape != parameter.shape:
-            raise CheckpointError(f"{source} does not fit the model: {key} has the shape {tuple(value.shape)}.")
+        missing = [other for other in expected if f"{other}/{name}" not in tensors]
+        if quantity not in expected or missing:
+            what = f"lacks {missing[0]}" if missing else f"has {quantity!r}"
+            raise CheckpointError(f"{source} does not fit the optimiser: it {what} of {name}.")
+        if quantity == "step":
+            fits = value.dim() == 0 and value.is_floating_point()
+        else:
+            fits = value.shape == parameter.shape and value.dtype == parameter.dtype
+        if not fits:
+            found = f"{value.dtype} of shape {tuple(value.shape)}"
+            raise CheckpointError(f"{source} does not fit the optimiser: {key} is {found}.")
         on_device = value.dim() > 0 or any(group.get("fused") for group in optimizer.param_groups)
         # As torch keeps it: laid out in memory like the parameter, so that a fused step takes it.
-        restored = torch.empty_like(parameter, dtype=value.dtype) if value.dim() else torch.empty_like(value)
+        restored = torch.empty_like(value if quantity == "step" else parameter)
         restored = restored.to(parameter.device) if on_device else restored
         optimizer.state[parameter][quantity] = restored.copy_(value)
+    return []
 
 
 def buffers_of(model: nn.Module) -> list[Tensor]:
@@ -74,10 +100,11 @@ def put_back_buffers(model: nn.Module, copies: Iterable[Tensor]) -> None:
 
 
 def number(state: Mapping[str, Any], key: str) -> float:
-    """A number of a checkpoint's state; CheckpointError where it is none."""
-    value = state.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise CheckpointError(f"the checkpoint's state has {value!r} for {key}, not a number.")
+    """A finite number of a checkpoint's state; CheckpointError where it is none."""
+    value = state.get(key) if isinstance(state, Mapping) else None
+    # A whole number that no float holds is nobody's.
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= sys.float_info.max:
+        raise CheckpointError(f"the checkpoint's state has {str(value)[:100]!r} for {key}, not a number.")
     return value
 
 

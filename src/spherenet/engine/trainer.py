@@ -124,11 +124,13 @@ class Trainer:
             return ["there is no checkpoint yet: the run begins again."]
         source = f"the checkpoint of step {checkpoint.step}"
         load_model_tensors(self.model, checkpoint.tensors.get("model", {}), source)
-        load_optimizer_tensors(self.optimizer, self.model, checkpoint.tensors.get("optimizer", {}), source)
+        remembered = checkpoint.tensors.get("optimizer", {})
+        complaints += load_optimizer_tensors(self.optimizer, self.model, remembered, source)
         if self.kept_norms is not None:
             self.kept_norms.load_state_dict(checkpoint.tensors.get("kept_norms", {}))
-        if self.scaler.is_enabled():
-            self.scaler.load_state_dict(dict(checkpoint.state.get("scaler", {})))
+        if self.scaler.is_enabled() and "scaler" in checkpoint.state:  # it is not where the precision was changed
+            scaling = {name: number(checkpoint.state["scaler"], name) for name in self.scaler.state_dict()}
+            self.scaler.load_state_dict(scaling)
         counters = checkpoint.state.get("progress", {})
         self.progress = _Progress(**{name: number(counters, name) for name in asdict(self.progress)})  # type: ignore[arg-type]
         self.progress.best_step = int(self.progress.best_step)
@@ -215,6 +217,7 @@ class Trainer:
             self._refuse_to_go_on(loss_sum / settings.batch_size, norm.item(), learning_rate, torch.cat(seen))
         if faults:
             self.progress.skipped += 1
+            self.scaler.update()  # it has seen the gradients; the next step's are new to it
             self.optimizer.zero_grad()
             assert buffers is not None
             put_back_buffers(self.model, buffers)

@@ -37,18 +37,35 @@ def build_data(config: TrainConfig, progress: Callable[[int, int], None] | None 
         download=config.download,
         progress=progress,
     )
-    return in_folds(dataset, config.folds, config.fold) if config.folds else dataset
+    if config.folds:
+        dataset = in_folds(dataset, config.folds, config.fold)
+    return dataset if config.train_pictures is None else with_fewer(dataset, config.train_pictures)
 
 
 def in_folds(dataset: Dataset, folds: int, fold: int) -> Dataset:
     """The data set whose test pictures are one part of the training pictures, stratified and always the same."""
     labels = dataset.train.labels
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-    order = order[labels[order].argsort(stable=True)]  # class by class, each in random order
     part = torch.empty_like(labels)
-    part[order] = torch.arange(len(labels)) % folds
+    part[_class_by_class(labels)] = torch.arange(len(labels)) % folds
     held_out, rest = (part == fold).nonzero().flatten(), (part != fold).nonzero().flatten()
     return replace(dataset, train=dataset.train.subset(rest), test=dataset.train.subset(held_out))
+
+
+def with_fewer(dataset: Dataset, pictures: int) -> Dataset:
+    """The data set with so many training pictures, stratified and always the same; ValueError if there are fewer."""
+    labels = dataset.train.labels
+    if not len(dataset.classes) <= pictures <= len(labels):
+        allowed = f"from {len(dataset.classes)}, one of each class, to the {len(labels)} there are"
+        raise ValueError(f"train_pictures must be {allowed}, got {pictures}.")
+    # Evenly spaced through the classes one after the other: of each class its share, rounded.
+    spaced = torch.arange(pictures) * len(labels) // pictures
+    return replace(dataset, train=dataset.train.subset(_class_by_class(labels)[spaced].sort().values))
+
+
+def _class_by_class(labels: Tensor) -> Tensor:
+    """The indices of one class after the other, each class in a random order that is always the same."""
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    return order[labels[order].argsort(stable=True)]
 
 
 def augmentation_of(config: TrainConfig) -> Augmentation:
@@ -87,14 +104,21 @@ def _loss_options(config: TrainConfig) -> dict[str, Any]:
 
 
 def iteration_setter(config: TrainConfig, model: Classifier) -> Callable[[int], None] | None:
-    """Fit a margin's annealing to the run's length; return what tells the loss which step it is, None without one.
+    """Fit a margin's annealing to the run; return what tells the loss which step it is, None without one.
 
     The loss counts forward passes on its own; a step of several pieces must count once.
     """
     criterion = model.criterion
     if not isinstance(criterion, GASoftmaxLoss):
         return None
-    criterion.annealing = Annealing.for_run(config.iterations) if config.annealing else None
+    criterion.annealing = None
+    if config.annealing:
+        criterion.annealing = Annealing.for_run(
+            config.iterations,
+            start=max(100.0, config.lambda_floor),
+            floor=config.lambda_floor,
+            floor_at=config.lambda_floor_at,
+        )
 
     def set_iteration(step: int) -> None:
         criterion.iteration.fill_(step)

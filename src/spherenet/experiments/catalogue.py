@@ -23,6 +23,7 @@ IDS = (
     "s-softmax",
     "weight-decay",
     "imagenet",
+    "margin-schedule",
 )
 
 

@@ -37,11 +37,12 @@ class TrainConfig:
     data: str = _option("mnist5k", DATA, "mnist5k (embedded), cifar10, cifar100, or folder (class/name.jpg)")
     data_dir: str | None = _option(None, DATA, "where the data are, or are downloaded to; else SPHERENET_DATA")
     augmentation: str | None = _option(None, DATA, "none, flip, flip-crop, flips-crop or imagenet; else the set's own")
-    image_size: int | None = _option(None, DATA, "side to which a folder's pictures are brought (224)")
+    image_size: int | None = _option(None, DATA, "side to which pictures are brought (the set's own; folders 224)")
     channels: int | None = _option(None, DATA, "1 for grey, 3 for colour; of a folder's pictures (3)")
     val_fraction: float = _option(0.1, DATA, "share of a folder without val/ that is kept for evaluation")
     folds: int = _option(0, DATA, "cross-validation: parts that the training pictures are shared out to (0: none)")
     fold: int = _option(0, DATA, "the part that is evaluated on, the others being trained on; from 0")
+    train_pictures: int | None = _option(None, DATA, "train on so many pictures only, of each class alike (all)")
     download: bool = _option(True, DATA, "fetch what is not there")
 
     model: str = _option("cnn-3", NETWORK, "cnn-3/9/18/45/60/69, resnet-32, resnet-32-wide, resnet-18")
@@ -59,6 +60,8 @@ class TrainConfig:
     s: float | None = _option(None, LOSS, "scale of s-…, cosface, arcface (by the number of classes)")
     loss_k: float | None = _option(None, LOSS, "k of a loss with the sigmoid (0.3)")
     annealing: bool = _option(True, LOSS, "let a margin in by a schedule over the run; without it m = 4 may collapse")
+    lambda_floor: float = _option(5.0, LOSS, "what annealing ends at: the margin counts 1/(1 + this)")
+    lambda_floor_at: float = _option(1 / 6, LOSS, "part of the run after which annealing has come to its end")
     label_smoothing: float = _option(0.0, LOSS, "from 0 to 1")
 
     iterations: int = _option(1000, TRAINING, "steps of the optimiser (the paper: 64000)")

@@ -45,11 +45,17 @@ EXPERIMENT = Experiment(
     cells,
     (
         Claim(
-            "At batches of 4 and 8 SphereNorm beats BatchNorm",
+            "At small batches SphereNorm converges faster than BatchNorm",
             "Figure: SphereNorm",
             tuple(
-                (f"{variant}_{b}", f"batchnorm_{b}") for variant in ("spherenorm", "spherenorm_orth") for b in (4, 8)
+                (f"{variant}_{b}", f"batchnorm_{b}") for variant in ("spherenorm", "spherenorm_orth") for b in BATCHES
             ),
+            "early",
+        ),
+        Claim(
+            "Rescaled SphereNorm does not work as well as SphereNorm",
+            "Figure: SphereNorm",
+            tuple((f"spherenorm_{b}", f"spherenorm_rescaled_{b}") for b in BATCHES),
         ),
         Claim(
             "SphereNorm with BatchNorm beats BatchNorm alone",

@@ -50,7 +50,10 @@ class Here:
     """Launches runs as processes of this machine; `stop` asks those that run to save and leave."""
 
     def __init__(self, threads: int | None = None, processes: int = 1) -> None:
-        """threads: of each run's torch. processes: of each run, more than one under torchrun."""
+        """Keep what each run gets.
+
+        threads: of its torch, unless OMP_NUM_THREADS says. processes: of the run, more than one under torchrun.
+        """
         self._threads, self._processes = threads, processes
         self._running: set[subprocess.Popen[bytes]] = set()
         self._lock = threading.Lock()
@@ -62,7 +65,7 @@ class Here:
         command = [sys.executable, *(launcher if self._processes > 1 else []), "-m", "spherenet", *arguments]
         environment = dict(os.environ)
         if self._threads is not None:
-            environment["OMP_NUM_THREADS"] = str(self._threads)
+            environment.setdefault("OMP_NUM_THREADS", str(self._threads))
         log.parent.mkdir(parents=True, exist_ok=True)
         with open(log, "ab") as words, self._lock:
             if self.stopped:

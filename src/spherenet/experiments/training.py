@@ -86,13 +86,15 @@ def train(
             observe=Observation(listener.warned) if config.observe else None,
             reporter=reporter,
         )
-        # A run that goes on as it was begun keeps its description, the first command included.
-        description = None if resume and not allow_changes else describe(config, dataset, model, processes)
-        with _held(run, description, processes, is_new=not resume):
+        description = describe(config, dataset, model, processes)
+        with _held(run, None if resume else description, processes):
             if resume:
                 for message in trainer.resume():
                     listener.warned(message)
                 if processes.is_main:
+                    # A run that goes on as it was begun keeps its description, the first command included.
+                    if allow_changes:
+                        run.write_config(description)
                     run.metrics.cut_back(trainer.step)
                     run.checkpoints.remove_after(trainer.step)
                     run.remove_summary()
@@ -111,21 +113,21 @@ def _load_data(config: TrainConfig, processes: Processes, progress: DownloadProg
 
 
 @contextmanager
-def _held(
-    run: RunDirectory, description: dict[str, Any] | None, processes: Processes, *, is_new: bool
-) -> Iterator[None]:
-    """Hold the run directory in the main process and write its description; an error there is an error in all."""
+def _held(run: RunDirectory, new: dict[str, Any] | None, processes: Processes) -> Iterator[None]:
+    """Hold the run directory in the main process; an error there is an error in all.
+
+    new: the description of a new run, whose folder is made with it.
+    """
     with ExitStack() as held:
 
         def begin() -> None:
-            if is_new:
+            if new is not None:
                 RunDirectory.create(run.path)
             held.enter_context(run.locked())
             try:
-                if is_new:
+                if new is not None:
                     RunDirectory.create(run.path)  # once more: somebody may have been faster
-                if description is not None:
-                    run.write_config(description)
+                    run.write_config(new)
                 run.clean()
             except OSError as error:
                 raise RunError(f"{run.path} is not writable ({error.strerror}).") from None

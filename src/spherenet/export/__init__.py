@@ -6,6 +6,7 @@ from spherenet.export.formats import FORMATS, export_model, format_of
 from spherenet.export.freeze import freeze
 from spherenet.export.onnx_file import export_onnx
 from spherenet.export.programs import export_program, export_torchscript
+from spherenet.export.shipped import shipped_model
 from spherenet.export.weights import Match, load_matching, load_weights, save_weights
 
 __all__ = [
@@ -25,4 +26,5 @@ __all__ = [
     "load_weights",
     "save_model",
     "save_weights",
+    "shipped_model",
 ]

@@ -34,8 +34,10 @@ def replacing(path: Path) -> Iterator[Path]:
         yield temporary
         _sync(temporary)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         remove(temporary)
+        if isinstance(error, OSError) and error.filename is None:  # a full disk does not say which file did not fit
+            error.filename = str(path)
         raise
     sync_folder(path.parent)
 

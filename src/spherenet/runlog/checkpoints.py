@@ -134,9 +134,10 @@ def load_checkpoint(path: Path) -> Checkpoint:
         }
     except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read ({_reason(error)}).") from None
-    if not isinstance(state, dict) or isinstance(state.get("step"), bool) or not isinstance(state.get("step"), int):
+    step = state.pop("step", None) if isinstance(state, dict) else None
+    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
         raise CheckpointError(f"{path / _STATE} is not the state of a checkpoint.")
-    return Checkpoint(state.pop("step"), tensors, state)
+    return Checkpoint(step, tensors, state)
 
 
 def _digest(path: Path) -> str:

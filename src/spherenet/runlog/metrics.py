@@ -22,17 +22,25 @@ class MetricsFile:
         self.path = path
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Add a line in one write, so that another reader sees it whole or not at all."""
+        """Add a line in one write, so that another reader sees it whole or not at all.
+
+        Raises RunError, and leaves the file as it was, where the disk does not take it.
+        """
         line = json.dumps(_finite(dict(row)), allow_nan=False, ensure_ascii=False) + "\n"
-        handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         try:
-            data = line.encode()
-            written = os.write(handle, data)
-            if written != len(data):  # the disk filled up in the middle of the line
-                os.ftruncate(handle, os.fstat(handle).st_size - written)
-                raise OSError(f"{self.path} could not be written: the disk is full.")
-        finally:
-            os.close(handle)
+            handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            try:
+                data = line.encode()
+                written = os.write(handle, data)
+                if written != len(data):  # the disk filled up in the middle of the line
+                    os.ftruncate(handle, os.fstat(handle).st_size - written)
+                    raise RunError(f"{self.path} could not be written (the disk is full); the rows before are intact.")
+            finally:
+                os.close(handle)
+        except OSError as error:
+            raise RunError(
+                f"{self.path} could not be written ({error.strerror}); the rows before are intact."
+            ) from None
 
     def read(self) -> list[dict[str, Any]]:
         """Return the rows; an unfinished last line, left by a kill, does not count.
@@ -40,18 +48,21 @@ class MetricsFile:
         Raises RunError for a line that is not a JSON object with a whole number `step` of at least 0 and a
         string `split`.
         """
+        return [self._row(number, line) for number, line in enumerate(self._lines(), 1)]
+
+    def cut_back(self, step: int) -> None:
+        """Forget every row after a step, and an unfinished line; the lines before stay as they are."""
+        kept = [line for number, line in enumerate(self._lines(), 1) if self._row(number, line)["step"] <= step]
+        with replacing(self.path) as temporary:
+            temporary.write_bytes(b"".join(line + b"\n" for line in kept))
+
+    def _lines(self) -> list[bytes]:
         try:
             content = self.path.read_bytes()
         except FileNotFoundError:
             return []
         *lines, _ = content.split(b"\n")
-        return [self._row(number, line) for number, line in enumerate(lines, 1)]
-
-    def cut_back(self, step: int) -> None:
-        """Forget every row after a step, and an unfinished line."""
-        kept = [row for row in self.read() if row["step"] <= step]
-        with replacing(self.path) as temporary:
-            temporary.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept), encoding="utf-8")
+        return lines
 
     def _row(self, number: int, line: bytes) -> dict[str, Any]:
         try:
