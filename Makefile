@@ -6,7 +6,7 @@ USABLE := $(VENV)/.usable
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types imports pytest browser format clean
+.PHONY: help demo test lint types imports pytest docs soak browser format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -18,7 +18,7 @@ demo: $(USABLE)  ## train a small SphereNet and its CNN twin on embedded digits,
 	$(BIN)/spherenet train $(DEMO) --operator none --output demo/cnn
 	$(BIN)/spherenet report demo/spherenet demo/cnn --title "A SphereNet and its CNN twin on 4,000 digits" -o demo/report.html
 
-test: lint types imports pytest  ## every check and every test, as CI runs them (makes the environment first)
+test: lint types imports docs pytest  ## every check and every test, as CI runs them (makes the environment first)
 
 $(USABLE): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -39,8 +39,15 @@ types: $(READY)  ## static types of the package
 imports: $(READY)  ## the directions in which packages may import each other
 	$(BIN)/lint-imports --no-logo
 
+docs: $(READY)  ## the documentation site in site/, warnings as errors; open site/index.html
+	PYTHONPATH=docs/extensions $(BIN)/zensical build --strict --clean
+
 pytest: $(READY) browser  ## the tests alone
 	$(BIN)/python -m pytest --numprocesses 2
+
+SOAK   ?= tests/faults
+soak: $(READY)  ## the fault tests with their full counts, and the table of docs/reliability.md (an hour on a busy machine)
+	SPHERENET_SOAK=1 $(BIN)/python -m pytest $(SOAK)
 
 browser:  ## Debian's chromium for the tests of pages, where it is missing and we may install it
 	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || \
@@ -52,4 +59,4 @@ format: $(READY)  ## rewrite the sources in house style
 	$(BIN)/ruff format .
 
 clean:  ## remove the environment and everything built
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

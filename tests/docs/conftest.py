@@ -1,0 +1,31 @@
+"""The site, built once a worker as `make docs` builds it, in a folder of its own."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory):
+    pytest.importorskip("zensical")
+    copy = tmp_path_factory.mktemp("site")
+    shutil.copytree(ROOT / "docs", copy / "docs")
+    for name in ("mkdocs.yml", "CHANGELOG.md"):
+        shutil.copy(ROOT / name, copy)
+    (copy / "src").symlink_to(ROOT / "src")
+    built = subprocess.run(
+        [sys.executable, "-m", "zensical", "build", "--strict", "--clean"],
+        cwd=copy,
+        env={**os.environ, "PYTHONPATH": "docs/extensions"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    return copy / "site"

@@ -1,0 +1,49 @@
+"""The pages a reader sees, README included, cut into their fenced blocks."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+class Block(NamedTuple):
+    """What stands in a fence, and the line it begins at."""
+
+    language: str
+    text: str
+    line: int
+
+
+def name_of(page):
+    return str(page.relative_to(ROOT))
+
+
+def blocks(page, *languages):
+    """The blocks of a page in these languages, in order."""
+    text = page.read_text(encoding="utf-8")
+    found = [Block(fence[1], fence[2], text.count("\n", 0, fence.start(2))) for fence in FENCE.finditer(text)]
+    return [block for block in found if block.language in languages]
+
+
+def commands(block):
+    """The command lines of a bash or console block: continued lines joined, comments and what is piped away cut."""
+    lines = block.text.replace("\\\n", " ").splitlines()
+    if block.language == "console":
+        lines = [line[2:] for line in lines if line.startswith("$ ")]
+    split = [shlex.split(line, comments=True) for line in lines]
+    return [_without_redirection(words) for words in split if words]
+
+
+def _without_redirection(words):
+    ends = [words.index(sign) for sign in (">", "|", "&&") if sign in words]
+    return words[: min(ends, default=len(words))]
+
+
+def shown_output(block):
+    """The lines of a console block that are no commands: what the commands are said to print."""
+    return [line for line in block.text.replace("\\\n", " ").splitlines() if line.strip() and not line.startswith("$ ")]

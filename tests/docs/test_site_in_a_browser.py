@@ -1,0 +1,117 @@
+"""The site from disk in a real browser: no error, no request that leaves it, formulas, navigation, search."""
+
+import os
+import shutil
+
+import pytest
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+SWITCHES = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+            "--disable-component-update", "--disable-sync"]  # fmt: skip
+PHONE, DESKTOP = 390, 1280
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if CHROMIUM is None and not os.environ.get("CI"):
+        pytest.skip("chromium is not installed: make browser")
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as started:
+        launched = started.chromium.launch(executable_path=CHROMIUM, args=SWITCHES)
+        yield launched
+        launched.close()
+
+
+@pytest.fixture
+def open_page(browser, site):
+    """Opens a page of the site and, at the end, asks what went wrong on it."""
+    pages, troubles, elsewhere = [], [], []
+
+    def failed(request):
+        if request.failure != "net::ERR_ABORTED":  # a page that was left before its icon came
+            troubles.append(f"{request.url}: {request.failure}")
+
+    def opened(name, width, scheme):
+        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        page.on("console", lambda said: troubles.append(said.text) if said.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+        page.on("requestfailed", failed)
+        page.on("request", lambda request: elsewhere.append(request.url))
+        page.goto((site / name).as_uri())
+        pages.append(page)
+        return page
+
+    yield opened
+    for page in pages:
+        page.close()
+    assert troubles == []
+    assert [url for url in elsewhere if not url.startswith((site.as_uri(), "data:", "blob:", "about:"))] == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [PHONE, DESKTOP], ids=["phone", "desktop"])
+def test_a_page_with_formulas_and_pictures(open_page, width, scheme):
+    page = open_page("concepts.html", width, scheme)
+    assert page.title() == "Concepts - spherenet"
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    red = int(background.removeprefix("rgb(").split(",")[0])
+    assert red > 200 if scheme == "light" else red < 60
+
+    formulas = page.locator("math")
+    assert formulas.count() >= 25
+    assert page.locator("math[display=block] mfrac").count() >= 1
+    fraction = page.locator("math[display=block] mfrac").first.evaluate("""fraction => {
+        const [above, below] = [...fraction.children].map(part => part.getBoundingClientRect())
+        return above.height > 0 && above.bottom <= below.top + 4
+    }""")
+    assert fraction, "the numerator is not drawn above the denominator"
+    assert "$" not in page.locator("article").inner_text()
+
+    for picture in page.locator("article img").all():
+        picture.scroll_into_view_if_needed()
+        assert picture.evaluate("picture => picture.complete && picture.naturalWidth > 300")
+
+
+@pytest.mark.parametrize("width", [PHONE, DESKTOP], ids=["phone", "desktop"])
+def test_navigation(open_page, width):
+    page = open_page("index.html", width, "light")
+    if width == PHONE:
+        page.locator("label.md-header__button[for=__drawer]").click()
+        use = page.locator("nav.md-nav--primary label.md-nav__link", has_text="Evidence")
+        if use.count() and use.first.is_visible():
+            use.first.click()
+    page.locator("nav.md-nav--primary a.md-nav__link", has_text="Errata").first.click()
+    page.wait_for_url("**/errata.html")
+    assert page.locator("h1").inner_text().startswith("Errata")
+    page.locator("footer a.md-footer__link--prev").click()
+    page.wait_for_url("**/reliability.html")
+
+
+@pytest.mark.parametrize("width", [PHONE, DESKTOP], ids=["phone", "desktop"])
+def test_search_from_disk(open_page, width):
+    page = open_page("index.html", width, "dark")
+    page.locator("header .md-search__button:visible, header [for=__search]:visible").first.click()
+    page.keyboard.type("hyperspherical_energy")
+    assert page.get_by_role("combobox").input_value() == "hyperspherical_energy"
+    found = page.locator("a[href*='regularizers.html']", has_text="energy").first
+    found.wait_for()
+    assert page.get_by_role("combobox").input_value() == "hyperspherical_energy"
+    found.click()
+    page.wait_for_url("**/api/regularizers.html*")
+
+
+def test_no_page_is_wider_than_a_phone(open_page, site):
+    page = open_page("index.html", PHONE, "light")
+    for file in sorted(site.rglob("*.html")):
+        if file.name == "404.html":  # for servers: its addresses begin at their root
+            continue
+        page.goto(file.as_uri())
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), file.name
+
+
+def test_the_colour_scheme_can_be_switched(open_page):
+    page = open_page("index.html", DESKTOP, "light")
+    before = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    for _ in range(2):  # as the system, light, dark
+        page.locator("form[data-md-component=palette] label:visible").click()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before

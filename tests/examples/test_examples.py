@@ -1,0 +1,149 @@
+"""Every example runs in a small form, is short, says how to start it, and prints what it promises."""
+
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SCRIPTS = sorted(path.name for path in EXAMPLES.glob("*.py"))
+MEAN_AND_SPREAD = re.compile(r"(\d+\.\d+|\d+) ± +(\d+\.\d+|\d+)")
+
+
+@pytest.fixture
+def run(capsys, monkeypatch):
+    """Runs an example in this process, where warnings are errors, and returns its lines."""
+
+    def run_here(name, options=""):
+        monkeypatch.setattr(sys, "argv", [name, *options.split()])
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        printed = capsys.readouterr()
+        assert not printed.err
+        return printed.out.splitlines()
+
+    return run_here
+
+
+def means(line):
+    """The means of a line's cells; each has its spread."""
+    return [float(mean) for mean, _ in MEAN_AND_SPREAD.findall(line)]
+
+
+def named(lines, names):
+    """The means of each line by the name it begins with; every name is there once, and in this order."""
+    found = [
+        next((name for name in sorted(names, key=len, reverse=True) if line.startswith(name)), None) for line in lines
+    ]
+    assert found == list(names), lines
+    return {name: means(line) for name, line in zip(found, lines, strict=True)}
+
+
+def test_all_are_tested():
+    tested = set(re.findall(r'"(\w+\.py)"', Path(__file__).read_text()))
+    assert set(SCRIPTS) <= tested
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_an_example_is_short_and_says_how_to_run_it(name):
+    text = (EXAMPLES / name).read_text()
+    docstring = text.split('"""')[1]
+    assert len(text.splitlines()) <= 60
+    assert re.search(rf"^    python examples/{name} .*(on one core|alone)$", docstring, re.MULTILINE)
+    assert re.search(r"minute|second", docstring)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_page_of_examples_has_its_command(name):
+    page = (EXAMPLES.parent / "docs/examples.md").read_text()
+    assert f"python examples/{name}" in page
+
+
+def test_swap_a_layer(run):
+    header, *rows = run("swap_a_layer.py", "--iterations 16 --seeds 2")
+    assert "16 iterations, n = 2 seeds" in header
+    accuracies = named(rows, ["Conv2d", "SphereConv2d"])
+    assert all(len(row) == 4 for row in accuracies.values())
+    bright, *dim = accuracies["SphereConv2d"]
+    assert bright > 20  # chance is 10
+    assert dim == pytest.approx([bright] * 3, abs=1.0)  # eps alone sees the brightness
+
+
+def test_convert_a_model(run):
+    lines = run("convert_a_model.py", "--iterations 20 --seeds 2")
+    table, accuracies = lines[: lines.index("")], lines[-4:]
+    assert sum("converted from Conv2d" in line for line in table) == 8
+    assert sum("skipped by rule '0.downsample'" in line for line in table) == 1
+    assert "8 sphere, 2 plain" in lines[len(table) + 1]
+    found = named(accuracies, ["plain", "converted", "converted, trained on", "plain, trained on"])
+    assert found["converted, trained on"][0] > found["converted"][0]
+    assert found["plain, trained on"][0] > found["plain"][0] > 10
+
+
+def test_small_batches(run):
+    header, *rows = run("small_batches.py", "--pictures 400 --batches 2 --seeds 2")
+    assert header == "test accuracy %, 400 pictures seen, n = 2 seeds"
+    names = ["no normalisation", "BatchNorm", "SphereNorm"]
+    found = named([row.removeprefix("batch 2    ") for row in rows], names)
+    assert found["SphereNorm"][0] > found["BatchNorm"][0] + 10
+
+
+def test_retrieval(run):
+    header, *rows = run("retrieval.py", "--iterations 12 --seeds 2")
+    assert "1600 pictures of unseen classes" in header
+    assert 80 < float(rows[0].removeprefix("pixels")) < 100
+    recalls = named(rows[1:], ["CNN", "SphereNet", "SphereNet + GA"])
+    assert all(60 < recall < 100 for (recall,) in recalls.values())  # chance is 25
+
+
+def test_two_processes_make_the_steps_of_one(run):
+    """Under torchrun and alone, as its docstring says; the losses differ by rounding."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    result = subprocess.run(
+        [*launcher, EXAMPLES / "multi_process.py", "--iterations", "4"],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stderr
+    two, one = result.stdout.splitlines(), run("multi_process.py", "--iterations 4")
+    assert two[-1].startswith("processes: 2, ")
+    assert two[-1].endswith("weights apart 0")
+    assert re.fullmatch(r"processes: 1, test accuracy \d+\.\d %, weights apart 0", one[-1])
+    losses = [[float(re.search(r"loss (\S+)", line)[1]) for line in lines[:-1]] for lines in (two, one)]
+    assert len(losses[0]) == 5  # four rows of training, one of the test
+    assert losses[0] == pytest.approx(losses[1], abs=2e-4)
+
+
+def test_estimators(run):
+    header, *rows = run("estimators.py", "--data iris --parts 2 --repetitions 1")
+    assert header == "iris: 150 samples, 4 features; accuracy %, n = 2 parts"
+    angles = ("cosine", "linear", "sigmoid")
+    logistic, svc = ([f"  {kind} {angle}" for angle in angles] for kind in ("SphereLogisticRegression", "SphereSVC"))
+    found = named(rows, ["  LogisticRegression", *logistic, "  LinearSVC", *svc])
+    assert all(85 < accuracy <= 100 for (accuracy,) in found.values())
+
+
+def test_sequences(run):
+    header, *rows = run("sequences.py", "--length 8 --iterations 12 --seeds 2")
+    assert "8 steps, 12 iterations, n = 2 seeds" in header
+    found = named(rows, ["LSTM", "SphereLSTM", "GRU", "SphereGRU"])
+    for first, *_, last in found.values():
+        assert 0 < last < first  # it has begun to learn
+    assert all("never, never" in row for row in rows)
+
+
+def test_reinforcement(run):
+    pytest.importorskip("gymnasium")
+    header, *rows = run("reinforcement.py", "--updates 4 --seeds 2")
+    assert "4 updates, n = 2 seeds" in header
+    found = named(rows, ["ordinary", "SphereNet"])
+    assert all(8 < length < 100 for lengths in found.values() for length in lengths)
+    assert all(len(row.split(":")[1].split()) == 2 for row in rows)
+    for row, lengths in zip(rows, found.values(), strict=True):
+        by_seed = [float(length) for length in row.split(":")[1].split()]
+        assert sum(by_seed) / 2 == pytest.approx(lengths[3], abs=1)

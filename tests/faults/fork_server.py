@@ -1,0 +1,118 @@
+"""A process with torch and a few digits in memory that forks a child for each command line it is told.
+
+Python with torch takes seconds to start, a fork milliseconds: so a test can kill hundreds of runs. Everything runs on
+one thread, so that runs can be compared bit for bit, and so that a fork copies the whole process.
+
+A request is a line of JSON on stdin, its answer a line on stdout:
+    {"start": [arguments of spherenet], "said": file for its output, "environment": {}, "faults": {}} → {"pid": 1}
+    {"wait": pid, "timeout": seconds} → {"code": exit code, −number of a signal, or null, "peak": kilobytes}
+"""
+
+import atexit
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import torch
+
+torch.set_num_threads(1)
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from faults import injections  # noqa: E402
+from spherenet.cli import main  # noqa: E402
+from spherenet.data import load_dataset  # noqa: E402
+from spherenet.experiments import build, training  # noqa: E402
+
+TRAIN, TEST = 200, 100
+"""Pictures, of 12 × 12, of the embedded digits: at a batch of 32 an epoch is 6 steps."""
+
+
+@cache
+def few_digits():
+    digits = load_dataset("mnist5k", image_size=12)
+    # Every twentieth, or tenth: they stand in the order of their classes.
+    chosen = [split.subset(torch.arange(0, len(split), len(split) // count))
+              for split, count in ((digits.train, TRAIN), (digits.test, TEST))]  # fmt: skip
+    return replace(digits, train=chosen[0], test=chosen[1])
+
+
+def build_data(config, progress=None):
+    return few_digits() if config.data == "mnist5k" else build.build_data(config, progress)
+
+
+def call(arguments):
+    """The exit code of a command line, as Python would leave with it."""
+    try:
+        return main(arguments)
+    except SystemExit as left:
+        return left.code if isinstance(left.code, int) else int(left.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+
+
+def warm_up():
+    """What is loaded on first use is loaded once, here."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = ["--widths", "4", "4", "4", "--iterations", "1", "--eval-batch-size", "100", "--threads", "1"]
+        assert call(["train", *options, "--batch-size", "32", "--output", f"{folder}/run"]) == 0
+
+
+def child(request):
+    """Become a child: output to its file, faults in place, then the command line."""
+    output = os.open(request["said"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.environ.update(request["environment"])
+    injections.inject(**request["faults"])
+    code = call(request["start"])
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def wait(pid, timeout):
+    ends = time.monotonic() + timeout
+    while True:
+        found, status, usage = os.wait4(pid, os.WNOHANG)
+        if found:
+            return {"code": os.waitstatus_to_exitcode(status), "peak": usage.ru_maxrss}
+        if time.monotonic() > ends:
+            return {"code": None, "peak": 0}
+        time.sleep(0.002)
+
+
+def serve():
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the warm-up prints is no answer
+    training.build_data = build_data
+    warm_up()
+    living = set()
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "wait" in request:
+            answer = wait(request["wait"], request["timeout"])
+            if answer["code"] is not None:
+                living.discard(request["wait"])
+        else:
+            pid = os.fork()
+            if pid == 0:
+                child(request)
+            living.add(pid)
+            answer = {"pid": pid}
+        print(json.dumps(answer), file=answers, flush=True)
+    for pid in living:  # the tests have ended
+        os.kill(pid, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    serve()

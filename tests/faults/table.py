@@ -1,0 +1,127 @@
+"""The table of docs/reliability.md, made of the reports of the tests; results of earlier sessions are kept by file."""
+
+import platform
+import subprocess
+from collections import Counter
+from datetime import datetime, timezone
+from pathlib import Path
+
+import torch
+
+BEGIN, END = "<!-- written by make soak: begin -->", "<!-- written by make soak: end -->"
+
+POINTS = {
+    1: "kill -9",
+    2: "damaged checkpoints",
+    3: "disk full",
+    4: "hostile pickles",
+    5: "hostile archives",
+    6: "losses that are not finite",
+    7: "signals and lost processes",
+    8: "two runs in one folder",
+    9: "resuming with changes",
+    10: "leaks",
+    11: "fuzzing",
+    12: "numerics under stress",
+}
+
+TOTALS = {1: "kill -9", 11: "a"}
+"""Points of which the rows that begin so are added up: what counts is how often, whatever the kind."""
+
+
+def results_of(reports):
+    """{file: what its tests tried, how often, and what came of it}, as JSON takes it."""
+    by_file = {}
+    for report in reports:
+        by_file.setdefault(Path(report.fspath).name, []).append(report)
+    here = {"when": f"{datetime.now(timezone.utc).date()}, commit {_commit()}", "where": _where()}
+    return {
+        file: {**here, "tests": len({report.nodeid for report in found}), "rows": _rows(found)}
+        for file, found in by_file.items()
+    }
+
+
+def write(path, results):
+    """Put the results of all files between the two markers of a page; what stands around them stays."""
+    text = path.read_text(encoding="utf-8")
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    assert begin, f"{path} has no place for the table"
+    assert end, f"{path} has no end of the table"
+    path.write_text(f"{before}{BEGIN}\n{in_markdown(results)}\n{END}{after}", encoding="utf-8")
+
+
+def in_markdown(results):
+    """The table: a row for each thing that was tried."""
+    sessions, rows = {}, {}
+    for result in results.values():
+        points = sessions.setdefault((result["when"], result["where"]), {"tests": 0, "failed": 0, "points": set()})
+        points["tests"] += result["tests"]
+        for row in result["rows"]:
+            points["points"].add(row["point"])
+            points["failed"] += row["failed"]
+            same = rows.setdefault((row["point"], row["what"]), {**row, "times": 0, "failed": 0})
+            same["times"] += row["times"]
+            same["failed"] += row["failed"]
+    lines = []
+    for (when, where), session in sorted(sessions.items()):
+        numbers = ", ".join(map(str, sorted(session["points"])))
+        outcome = "all held" if not session["failed"] else f"**{session['failed']} failures**"
+        lines.append(f"- {when}, {where}: points {numbers}, {session['tests']} tests, {outcome}.")
+    lines += ["", "| point | tried | times | result |", "|---|---|---|---|"]
+    for point, name in POINTS.items():
+        own = {what: row for (at, what), row in sorted(rows.items()) if at == point}
+        lines += [f"| {point} {name} | {what} | {row['times']:,} | {_result(row)} |" for what, row in own.items()]
+        if point in TOTALS:
+            times = sum(row["times"] for what, row in own.items() if what.startswith(TOTALS[point]))
+            lines.append(f"| {point} {name} | all of these | {times:,} | |")
+        if not own:
+            lines.append(f"| {point} {name} | | 0 | **not run** |")
+    return "\n".join(lines)
+
+
+def _rows(reports):
+    """What the tests of a file tried."""
+    outcomes = {}
+    for report in reports:
+        if report.when == "call" or report.outcome != "passed":
+            outcomes[report.nodeid] = report
+    rows = {}
+    for report in reports:
+        if report.when != "teardown":
+            continue
+        properties = dict(report.user_properties)
+        outcome = outcomes[report.nodeid]
+        name = report.nodeid.rpartition("::")[2].partition("[")[0].removeprefix("test_").replace("_", " ")
+        for what, times in (properties.get("tried") or Counter({name: 1})).items():
+            row = {"point": properties["point"], "what": what, "times": 0, "failed": 0, "skipped": ""}
+            row = rows.setdefault(what, row)
+            row["times"] += times
+            row["failed"] += outcome.outcome == "failed"
+            if outcome.outcome == "skipped":
+                row["times"] -= times
+                row["skipped"] = str(outcome.longrepr[2]).removeprefix("Skipped: ")
+    return list(rows.values())
+
+
+def _result(row):
+    if row["failed"]:
+        return f"**failed in {row['failed']} tests**"
+    return f"not tried: {row['skipped']}" if row["skipped"] else "held"
+
+
+def _where():
+    return f"torch {torch.__version__}, Python {platform.python_version()}, {platform.system()}"
+
+
+def _commit():
+    def git(*arguments):
+        return subprocess.run(
+            ["git", *arguments], capture_output=True, text=True, cwd=Path(__file__).parent, check=True
+        ).stdout.strip()
+
+    try:
+        changed = bool(git("status", "--porcelain", "--", "../../src", "../../tests/faults"))
+        return git("rev-parse", "--short", "HEAD") + (" with changes not yet committed" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"

@@ -1,0 +1,100 @@
+"""Under torchrun itself: signals passed on; a lost worker ends the job, restarts lead to the right weights."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from faults.children import OPTIONS
+from faults.folders import assert_same_tensors, newest_step, tensors_of
+from faults.scale import PATIENCE, SOAK
+from spherenet.runlog import RunDirectory
+
+POINT = 7
+WORKER = Path(__file__).with_name("dying_worker.py")
+
+
+class Job:
+    """A run of two processes under torchrun, and what it prints."""
+
+    def __init__(self, *arguments, restarts=0, **environment):
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+             f"--max-restarts={restarts}", str(WORKER), "train", *map(str, arguments)],
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **environment},
+        )  # fmt: skip
+        self.lines = []
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+
+    def _read(self):
+        with self.process.stderr as lines:
+            self.lines.extend(iter(lines.readline, ""))
+
+    def wait_for(self, words):
+        ends = time.monotonic() + PATIENCE
+        while not any(words in line for line in list(self.lines)):
+            assert time.monotonic() < ends, self.said
+            assert self.process.poll() is None, self.said
+            time.sleep(0.02)
+
+    def wait(self):
+        try:
+            code = self.process.wait(PATIENCE)
+        finally:
+            self.process.kill()
+        self.reader.join(10)
+        return code
+
+    @property
+    def said(self):
+        return "".join(self.lines)
+
+
+in_a_soak = pytest.mark.skipif(not SOAK, reason="three more starts of torch: in a soak only")
+
+
+@pytest.mark.parametrize("lost", ["0", "1"] if SOAK else ["1"])
+def test_a_killed_worker_is_started_again_and_the_run_goes_on(children, tmp_path, tried, lost):
+    """To the weights of two processes that nothing happened to."""
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    ranks = children.start_ranks("train", *OPTIONS, "--output", whole)
+    assert [rank.wait() for rank in ranks] == [0, 0], [rank.said for rank in ranks]
+    job = Job(*OPTIONS, "--output", run, restarts=2, DIE_AT_STEP="7", DIE_RANK=lost)
+    assert job.wait() == 0, job.said
+    assert "training from step 6 to 14" in job.said
+    assert RunDirectory(run).finished
+    assert_same_tensors(tensors_of(run), tensors_of(whole))
+    tried("a worker of torchrun killed, with restarts")
+
+
+@in_a_soak
+def test_without_restarts_a_killed_worker_ends_the_job(tmp_path, tried):
+    run = tmp_path / "run"
+    job = Job(*OPTIONS, "--output", run, DIE_AT_STEP="7", DIE_RANK="1")
+    began = time.monotonic()
+    assert job.wait() != 0
+    assert time.monotonic() - began < PATIENCE
+    assert newest_step(run) == 6
+    tried("a worker of torchrun killed, without restarts")
+
+
+@in_a_soak
+def test_ctrl_c_at_torchrun_saves_and_leaves(tmp_path, tried):
+    """The workers have sessions of their own: torchrun alone hears the terminal and passes it on."""
+    run = tmp_path / "run"
+    job = Job(*OPTIONS, "--iterations", 100_000, "--log-every", 1, "--checkpoint-every", 100_000, "--output", run)
+    job.wait_for("step 3/")
+    began = time.monotonic()
+    job.process.send_signal(signal.SIGINT)
+    assert job.wait() != 0
+    assert time.monotonic() - began < 60
+    assert "saved at step" in job.said
+    assert newest_step(run) >= 3
+    tried("Ctrl-C at torchrun")
