@@ -56,5 +56,5 @@ for name, (operator, loss) in NETWORKS.items():
             model(batch.images, batch.labels)[0].backward()
             optimizer.step()
             optimizer.zero_grad()
-        recalls.append(recall_at_1(model.eval().features(images).detach(), labels))
+        recalls.append(recall_at_1(model.eval().requires_grad_(False).features(images), labels))
     print(f"{name:<16}{statistics.mean(recalls):5.1f} ± {statistics.stdev(recalls):.1f}", flush=True)

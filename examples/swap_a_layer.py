@@ -7,7 +7,6 @@ light on black, so dimming scales a patch and leaves its direction. A SphereConv
 """
 
 import argparse
-import statistics
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +40,7 @@ parser.add_argument("--iterations", type=int, default=240, help="steps of 50 dig
 parser.add_argument("--seeds", type=int, default=3, help="at least 2")
 arguments = parser.parse_args()
 data = load_dataset("mnist5k")
-(images, labels), (test_images, test_labels) = map(pictures, (data.train, data.test))
+(images, labels), (test_images, test_labels) = pictures(data.train), pictures(data.test)
 print(f"test accuracy % at brightness {BRIGHTNESS}; {arguments.iterations} iterations, n = {arguments.seeds} seeds")
 for name, layer in LAYERS.items():
     rows = []
@@ -54,7 +53,8 @@ for name, layer in LAYERS.items():
             F.cross_entropy(model(images[chosen]), labels[chosen]).backward()
             optimizer.step()
             optimizer.zero_grad()
-        answers = [model.eval()(test_images * brightness).argmax(1) for brightness in BRIGHTNESS]
+        model.eval().requires_grad_(False)
+        answers = [model(test_images * brightness).argmax(1) for brightness in BRIGHTNESS]
         rows.append([100 * (answer == test_labels).double().mean().item() for answer in answers])
-    cells = [f"{statistics.mean(column):5.1f} ± {statistics.stdev(column):4.1f}" for column in zip(*rows, strict=True)]
+    cells = (f"{accuracy.mean():5.1f} ± {accuracy.std():4.1f}" for accuracy in torch.tensor(rows).T)
     print(f"{name:<14}" + "  ".join(cells), flush=True)

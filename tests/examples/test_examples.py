@@ -63,8 +63,8 @@ def test_the_page_of_examples_has_its_command(name):
 
 
 def test_swap_a_layer(run):
-    header, *rows = run("swap_a_layer.py", "--iterations 16 --seeds 2")
-    assert "16 iterations, n = 2 seeds" in header
+    header, *rows = run("swap_a_layer.py", "--iterations 12 --seeds 2")
+    assert "12 iterations, n = 2 seeds" in header
     accuracies = named(rows, ["Conv2d", "SphereConv2d"])
     assert all(len(row) == 4 for row in accuracies.values())
     bright, *dim = accuracies["SphereConv2d"]
@@ -120,8 +120,8 @@ def test_two_processes_make_the_steps_of_one(run):
 
 
 def test_estimators(run):
-    header, *rows = run("estimators.py", "--data iris --parts 2 --repetitions 1")
-    assert header == "iris: 150 samples, 4 features; accuracy %, n = 2 parts"
+    header, *rows = run("estimators.py", "--data wine --parts 2 --repetitions 1")
+    assert header == "wine: 178 samples, 13 features; accuracy %, n = 2 parts"
     angles = ("cosine", "linear", "sigmoid")
     logistic, svc = ([f"  {kind} {angle}" for angle in angles] for kind in ("SphereLogisticRegression", "SphereSVC"))
     found = named(rows, ["  LogisticRegression", *logistic, "  LinearSVC", *svc])

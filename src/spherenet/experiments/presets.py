@@ -8,7 +8,10 @@ from typing import Any
 from spherenet.experiments.config import TrainConfig
 from spherenet.ops.arguments import require_one_of
 
-__all__ = ["OPERATORS", "cifar", "operator_options", "width_of"]
+__all__ = ["FULL_SIZE", "OPERATORS", "cifar", "operator_options", "width_of"]
+
+FULL_SIZE: dict[str, Any] = {"image_size": None, "batch_size": 128, "eval_every": 75}
+"""For `cifar` in the cpu preset: the paper's pictures and batches, for 600 iterations."""
 
 OPERATORS: dict[str, dict[str, Any]] = {
     "sigmoid-0.1": {"operator": "sigmoid", "k": 0.1},
