@@ -24,8 +24,8 @@ EXAMPLES = """\
   spherenet train --config my.yaml --seed 1
   spherenet train --resume runs/cifar10-cnn-9-sigmoid
   torchrun --nproc-per-node 4 -m spherenet train --data cifar10 --model resnet-32 --output runs/four
-exit codes: 0 done, 1 training could not go on, 2 wrong input; 130, 138, 143: saved and left after SIGINT, SIGUSR1,
-SIGTERM"""
+exit codes: 0 done, 1 training could not go on, 2 wrong input or a file or disk that cannot be used;
+130, 138, 143: saved and left after SIGINT, SIGUSR1, SIGTERM"""
 
 
 class _TrainParser(ConfigParser):
