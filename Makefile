@@ -22,7 +22,6 @@ test: lint types imports docs pytest  ## every check and every test, as CI runs 
 
 $(USABLE): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade 'pip>=25'  # the pip that older Pythons bring searches for minutes
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
 	touch $@
 
