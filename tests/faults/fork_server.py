@@ -63,6 +63,7 @@ def warm_up():
     with tempfile.TemporaryDirectory() as folder:
         options = ["--widths", "4", "4", "4", "--iterations", "1", "--eval-batch-size", "100", "--threads", "1"]
         assert call(["train", *options, "--batch-size", "32", "--output", f"{folder}/run"]) == 0
+    sys.stdout.flush()  # or every child would print it once more
 
 
 def child(request):

@@ -1,7 +1,7 @@
 """Figure: accuracy over iterations of cnn-9 on CIFAR-10, each operator with and without orthogonality, softmax.
 
 Shows that SphereNets converge faster, and that the orthogonality term helps. cpu: a quarter of the width and 600
-iterations, but the paper's pictures and batches: at 16 × 16 and batches of 64 the difference is lost in the spread
+iterations, but the paper's pictures and batches: at 16 × 16 and batches of 64 differences are half as large
 (docs/findings.md).
 
     spherenet reproduce fig-convergence-plain --preset cpu --seeds 3
