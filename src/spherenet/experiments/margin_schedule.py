@@ -2,8 +2,8 @@
 
 Without annealing linear GA with m = 4 collapses, and with the published schedule it costs accuracy in short runs
 (SPEC 1 (5)). Compared here: how much of the margin is let in (λ comes down to 5, 20 or 50), when (after a sixth or at
-nine tenths of the run), how large it is (m = 2 or 4); once with all pictures, where a short run does not fit its data,
-and once with a tenth of them, seen ten times as often, where it does.
+nine tenths of the run), how large it is (m = 2 or 4); once with all pictures, and once with a tenth of them, seen ten
+times as often.
 
     spherenet reproduce margin-schedule --preset cpu --seeds 3
 """
@@ -61,12 +61,12 @@ EXPERIMENT = Experiment(
         ),
         Claim(
             "With a tenth of the pictures a margin beats the same loss without one",
-            "Table 1, for runs that fit their data",
+            "Table 1, for few pictures",
             tuple((f"{name}_{FEW}", f"w-linear_{FEW}") for name in MARGINS),
         ),
         Claim(
             "With a tenth of the pictures a margin beats softmax",
-            "Table 1, for runs that fit their data",
+            "Table 1, for few pictures",
             tuple((f"{name}_{FEW}", f"softmax_{FEW}") for name in MARGINS),
         ),
     ),
