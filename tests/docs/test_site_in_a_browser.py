@@ -1,25 +1,8 @@
 """The site from disk in a real browser: no error, no request that leaves it, formulas, navigation, search."""
 
-import os
-import shutil
-
 import pytest
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-SWITCHES = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-            "--disable-component-update", "--disable-sync"]  # fmt: skip
 PHONE, DESKTOP = 390, 1280
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if CHROMIUM is None and not os.environ.get("CI"):
-        pytest.skip("chromium is not installed: make browser")
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as started:
-        launched = started.chromium.launch(executable_path=CHROMIUM, args=SWITCHES)
-        yield launched
-        launched.close()
 
 
 @pytest.fixture

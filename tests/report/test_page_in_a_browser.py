@@ -1,8 +1,6 @@
 """The page in a real browser: no error, nothing fetched, curves answer the mouse, phone and desktop, light and dark."""
 
 import json
-import os
-import shutil
 
 import pytest
 
@@ -11,21 +9,6 @@ from spherenet.report.grids import read_grid
 from spherenet.report.page import write_page
 from spherenet.report.runs import read_run
 from spherenet.report.sections import section_of_grid, section_of_runs
-
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-SWITCHES = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-            "--disable-component-update", "--disable-sync"]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if CHROMIUM is None and not os.environ.get("CI"):
-        pytest.skip("chromium is not installed: make browser")
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as started:
-        launched = started.chromium.launch(executable_path=CHROMIUM, args=SWITCHES)
-        yield launched
-        launched.close()
 
 
 @pytest.fixture(scope="module")
