@@ -36,7 +36,13 @@ def cells(preset: str) -> list[Cell]:
         for row, (options, paper) in ROWS.items():
             where: dict[str, Any] = {"data": data} if preset == "paper" else {}
             config = cifar(
-                preset, model="resnet-32-wide", augmentation="flips-crop", iterations_cpu=300, **options, **where
+                preset,
+                model="resnet-32-wide",
+                augmentation="flips-crop",
+                iterations_cpu=300,
+                widths_cpu=(24, 48, 96),
+                **options,
+                **where,
             )
             found.append(Cell(f"{row}_{data}", row, column, config, paper[index]))
     return found
