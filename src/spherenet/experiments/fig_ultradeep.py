@@ -1,7 +1,7 @@
 """Figure: 69 plain layers without shortcuts: cosine with cosine W-Softmax against none with softmax, CIFAR-10.
 
-The paper: nearly 90 % for the SphereNet at the end. cpu: a quarter of the width; 45 layers for 800 iterations, 69 for
-3,000, for neither network begins to learn before; the learning rate falls once, at seven eighths.
+The paper: nearly 90 % for the SphereNet at the end. Beside it the 45 layers of Table 2. cpu: a quarter of the width, 45
+layers for 800 iterations, 69 for 3,000; the learning rate falls once, at seven eighths.
 
     spherenet reproduce fig-ultradeep --preset cpu --seeds 1
 """
@@ -14,20 +14,22 @@ from spherenet.experiments.cells import Cell, Claim, Experiment
 from spherenet.experiments.presets import cifar
 
 NETWORKS = {"cosine_w-cosine": {"operator": "cosine", "loss": "w-cosine"}, "none_softmax": {"operator": None}}
+PAPER = {"cosine_w-cosine_45": 90.05, "none_softmax_45": 88.23, "cosine_w-cosine_69": 90.0}
+"""Those of 45 layers are from Table 2; of the plain network of 69 there is only a curve."""
 ITERATIONS_CPU = {45: 800, 69: 3000}
 
 
 def cells(preset: str) -> list[Cell]:
-    """The SphereNet and the plain network; on two cores also of 45 layers."""
+    """The SphereNet and the plain network."""
     return [
         Cell(
             f"{name}_{depth}",
             name.replace("_", ", "),
             f"cnn-{depth}",
             cifar(preset, model=f"cnn-{depth}", **options, **_length(preset, depth)),
-            90.0 if depth == 69 and options["operator"] else None,
+            PAPER.get(f"{name}_{depth}"),
         )
-        for depth in ((45, 69) if preset == "cpu" else (69,))
+        for depth in ((69,) if preset == "smoke" else (45, 69))
         for name, options in NETWORKS.items()
     ]
 
@@ -48,6 +50,6 @@ EXPERIMENT = Experiment(
             source,
             ((f"cosine_w-cosine_{depth}", f"none_softmax_{depth}"),),
         )
-        for depth, source in ((69, "Figure: ultra-deep"), (45, "Figure: ultra-deep, at 45 layers"))
+        for depth, source in ((69, "Figure: ultra-deep"), (45, "Table 2, 45 layers"))
     ),
 )
