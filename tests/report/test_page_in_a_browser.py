@@ -17,6 +17,7 @@ def page_file(tmp_path_factory):
     cells = {
         "cosine": ("cosine", "softmax", 91.0, {0: [0.2, 0.5, 0.7], 1: [0.3, 0.5, 0.72]}),
         "none": ("none", "softmax", 90.0, {0: [0.1, 0.4, 0.6], 1: [0.2, 0.4, 0.61]}),
+        **{f"cosine_{number}": ("cosine", f"{number}", None, {0: [0.2, 0.3]}) for number in range(12)},
     }
     grid = make_grid(folder / "table1", cells, [("cosine beats none", [["cosine", "none"]], "accuracy")])
     layers = {f"features.stages.{stage}.0.0": [0.1 * stage + 0.01 * i for i in range(20)] for stage in range(3)}
@@ -56,6 +57,14 @@ def test_the_page(browser, page_file, width, scheme):
     page.mouse.move(box["x"] + x, box["y"] + box["height"] / 3)
     page.wait_for_selector("#plot-0 .hoverlayer text")
     assert "%" in page.locator("#plot-0 .hoverlayer").text_content()
+
+    looks = plot.evaluate("plot => plot.data.map(trace => trace.line.color + trace.line.dash)")
+    assert len(set(looks[:7])) == 7, "two curves look the same"
+    axis_title, legend = (page.locator(f"#plot-0 {part}").bounding_box() for part in (".xtitle", ".infolayer .legend"))
+    assert legend["y"] >= axis_title["y"] + axis_title["height"] - 2, "the legend covers the axis"
+    last = page.locator("#plot-0 .infolayer .legendtext").last.bounding_box()
+    assert last["y"] + last["height"] <= legend["y"] + legend["height"] + 2, "a part of the legend is hidden"
+    assert page.locator("#plot-2 .boxlayer .trace").count() == 3  # k of every layer
 
     page.locator("#plot-0 .legendtoggle").first.click()
     page.wait_for_function("document.getElementById('plot-0').data[0].visible === 'legendonly'")

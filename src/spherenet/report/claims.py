@@ -32,7 +32,9 @@ class Verdict:
             return "no pair of cells has finished runs of the same seed"
         spread = "" if self.deviation is None else f" ± {self.deviation:.2f}"
         sure = "" if self.p is None else f", p = {self.p:.3f} (two-sided t-test over seeds)"
-        return f"{self.difference:+.2f}{spread} points over {self.pairs} pairs, n = {self.seeds} seeds{sure}"
+        pairs = f"{self.pairs} pair{'s' if self.pairs > 1 else ''}"
+        seeds = f"n = {self.seeds} seed{'s' if self.seeds > 1 else ''}"
+        return f"{self.difference:+.2f}{spread} points over {pairs}, {seeds}{sure}"
 
 
 def judge(grid: Grid, claim: ClaimOfGrid) -> Verdict:

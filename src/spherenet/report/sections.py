@@ -19,6 +19,9 @@ CURVES = (
     ("Training loss", "train", "loss"),
     ("Training accuracy", "train", "accuracy"),
 )
+COLOURS = ("#0090ff", "#e5484d", "#30a46c", "#f76b15", "#8e4ec6", "#12a594", "#d6409f", "#978365", "#60646c", "#ffc53d")
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+"""What tells curves apart; a table has the colours by row and the dashes by column. Either begins again at its end."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,9 @@ def section_of_runs(runs: Sequence[ReportedRun]) -> Section:
     """Runs side by side: a table, their curves, and how they were made."""
     names = distinct_names(runs)
     rows = [[(cell, False) for cell in row[:-1]] for row in table_rows(runs)]
+    looks = [_look(position) for position in range(len(runs))]
     plots = [
-        _lines(heading, {name: run.curve(split, quantity) for name, run in zip(names, runs, strict=True)}, quantity)
+        _lines(heading, names, [run.curve(split, quantity) for run in runs], looks, quantity)
         for heading, split, quantity in CURVES
     ]
     notes = [(name, how_made(run)) for name, run in zip(names, runs, strict=True)]
@@ -73,9 +77,10 @@ def section_of_grid(grid: Grid) -> Section:
         _paper(grid),
         _costs(measured),
         [judge(grid, claim) for claim in grid.claims],
-        [_lines("Test accuracy, mean over seeds", {cell.name: cell.mean_curve() for cell in measured}, "accuracy")],
+        [_mean_curves(grid, measured)],
     )
-    section.plots += [_histogram(cell) for cell in measured if _last_k(cell)]
+    for cell in measured:
+        section.plots += _learned_k(cell)
     section.notes = [("left out", complaint) for complaint in grid.complaints]
     if measured:
         first = next(iter(measured[0].runs.values()))
@@ -119,7 +124,21 @@ def _costs(cells: Sequence[GridCell]) -> Table:
     return Table("Time and memory", ["cell", "seed", "parameters", "iterations", "seconds", "peak MB"], rows)
 
 
-def _lines(heading: str, curves: dict[str, Curve], quantity: str) -> Plot:
+def _mean_curves(grid: Grid, cells: Sequence[GridCell]) -> Plot:
+    """A curve a cell, the mean over its seeds."""
+    rows, columns, _ = shape_of(grid)
+    looks = [_look(rows.index(cell.row), columns.index(cell.column)) for cell in cells]
+    curves = [cell.mean_curve() for cell in cells]
+    return _lines("Test accuracy, mean over seeds", [cell.name for cell in cells], curves, looks, "accuracy")
+
+
+def _look(colour: int, dash: int = 0) -> dict[str, str]:
+    return {"color": COLOURS[colour % len(COLOURS)], "dash": DASHES[dash % len(DASHES)]}
+
+
+def _lines(
+    heading: str, names: Sequence[str], curves: Sequence[Curve], looks: Sequence[dict[str, str]], quantity: str
+) -> Plot:
     share = quantity == "accuracy"
     traces: list[dict[str, Any]] = [
         {
@@ -127,9 +146,10 @@ def _lines(heading: str, curves: dict[str, Curve], quantity: str) -> Plot:
             "y": curve.values,
             "name": name,
             "mode": "lines+markers",
+            "line": look,
             "hovertemplate": "%{y:.2%}" if share else "%{y:.4f}",
         }
-        for name, curve in curves.items()
+        for name, curve, look in zip(names, curves, looks, strict=True)
     ]
     layout = {
         "xaxis": {"title": {"text": "iterations"}, "rangemode": "tozero"},
@@ -138,26 +158,47 @@ def _lines(heading: str, curves: dict[str, Curve], quantity: str) -> Plot:
     return Plot(heading, traces, layout)
 
 
-def _last_k(cell: GridCell) -> dict[str, list[float]]:
-    """The k that the first run of a cell came to, by layer; empty where k was not learned."""
-    run = next(iter(cell.runs.values()))
-    found = [row["k"] for row in run.rows if row["split"] == "observed" and isinstance(row.get("k"), dict)]
-    if run.setting("operator") != "learnable" or not found:
-        return {}
-    return {name: values for name, values in found[-1].items() if isinstance(values, list)}
+def _learned_k(cell: GridCell) -> list[Plot]:
+    """Where the k of a cell came to lie, in all its runs; nothing where k was not learned."""
+    layers: dict[str, list[float]] = {}
+    for run in cell.runs.values():
+        found = [row["k"] for row in run.rows if row["split"] == "observed" and isinstance(row.get("k"), dict)]
+        if run.setting("operator") == "learnable" and found:
+            for name, values in found[-1].items():
+                if isinstance(values, list):
+                    layers.setdefault(name, []).extend(values)
+    if not any(layers.values()):
+        return []
+    of_stages = {name: values for name, values in layers.items() if name.endswith(".0.0") or "." not in name}
+    return [_histograms(cell.name, of_stages), _boxes(cell.name, layers)]
 
 
-def _histogram(cell: GridCell) -> Plot:
-    """The learned k in the first layer of each stage."""
-    layers = {name: values for name, values in _last_k(cell).items() if name.endswith(".0.0") or "." not in name}
+def _histograms(name: str, layers: dict[str, list[float]]) -> Plot:
+    """The paper's picture: the first layer of each stage."""
+    every = [k for values in layers.values() for k in values]
+    bin_size = max((max(every, default=0) - min(every, default=0)) / 30, 1e-3)
     traces: list[dict[str, Any]] = [
-        {"type": "histogram", "x": values, "name": name, "opacity": 0.6, "xbins": {"size": 0.02}}
-        for name, values in layers.items()
+        {
+            "type": "histogram",
+            "x": values,
+            "name": layer,
+            "opacity": 0.6,
+            "xbins": {"size": bin_size},
+            "marker": {"color": _look(position)["color"]},
+        }
+        for position, (layer, values) in enumerate(layers.items())
     ]
-    layout = {
-        "barmode": "overlay",
-        "hovermode": "closest",
-        "xaxis": {"title": {"text": "k"}},
-        "yaxis": {"title": {"text": "filters"}},
-    }
-    return Plot(f"Learned k, first layer of each stage: {cell.name}", traces, layout)
+    axes = {"xaxis": {"title": {"text": "k"}}, "yaxis": {"title": {"text": "filters"}}}
+    heading = f"Learned k, first layer of each stage: {name}"
+    return Plot(heading, traces, {"barmode": "overlay", "hovermode": "closest", **axes})
+
+
+def _boxes(name: str, layers: dict[str, list[float]]) -> Plot:
+    """Every layer, from the first to the last."""
+    look = {"showlegend": False, "marker": {"color": COLOURS[0]}}
+    traces: list[dict[str, Any]] = [
+        {"type": "box", "y": values, "name": layer.removeprefix("features."), **look}
+        for layer, values in layers.items()
+    ]
+    axes = {"xaxis": {"title": {"text": "layer"}, "automargin": True}, "yaxis": {"title": {"text": "k"}}}
+    return Plot(f"Learned k by layer: {name}", traces, {"hovermode": "closest", **axes})
