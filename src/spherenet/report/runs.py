@@ -36,6 +36,13 @@ class ReportedRun:
         rows = [row for row in self.rows if row["split"] == split and isinstance(row.get(quantity), (int, float))]
         return Curve([row["step"] for row in rows], [float(row[quantity]) for row in rows])
 
+    def learned_k(self) -> dict[str, list[float]]:
+        """The k that each layer's filters came to; nothing where k was not learned."""
+        found = [row["k"] for row in self.rows if row["split"] == "observed" and isinstance(row.get("k"), dict)]
+        if self.setting("operator") != "learnable" or not found:
+            return {}
+        return {layer: values for layer, values in found[-1].items() if isinstance(values, list)}
+
     def setting(self, name: str) -> Any:
         """An option the run was trained with, None where it had none."""
         settings = self.config.get("train")

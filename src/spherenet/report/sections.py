@@ -162,11 +162,8 @@ def _learned_k(cell: GridCell) -> list[Plot]:
     """Where the k of a cell came to lie, in all its runs; nothing where k was not learned."""
     layers: dict[str, list[float]] = {}
     for run in cell.runs.values():
-        found = [row["k"] for row in run.rows if row["split"] == "observed" and isinstance(row.get("k"), dict)]
-        if run.setting("operator") == "learnable" and found:
-            for name, values in found[-1].items():
-                if isinstance(values, list):
-                    layers.setdefault(name, []).extend(values)
+        for name, values in run.learned_k().items():
+            layers.setdefault(name, []).extend(values)
     if not any(layers.values()):
         return []
     of_stages = {name: values for name, values in layers.items() if name.endswith(".0.0") or "." not in name}
