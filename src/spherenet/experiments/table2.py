@@ -49,11 +49,12 @@ EXPERIMENT = Experiment(
     "Operators and depth, CIFAR-10",
     "accuracy of each operator in networks of several depths",
     cells,
-    (
+    tuple(
         Claim(
-            "SphereNets beat the plain network at every depth",
+            f"SphereNets beat the plain network, {net}",
             "Table 2",
-            tuple((f"{row}_{net}", f"none_{net}") for row in OPERATORS if row != "none" for net in NETWORKS),
-        ),
+            tuple((f"{row}_{net}", f"none_{net}") for row in OPERATORS if row != "none"),
+        )
+        for net in NETWORKS
     ),
 )
