@@ -16,12 +16,15 @@ def curves(path):
     return [float(n) for d in re.findall(r' d="([^"]*)"', path.read_text()) for n in re.findall(r"-?\d+\.?\d*", d)]
 
 
-def test_operators(tmp_path):
-    spec = importlib.util.spec_from_file_location("operators", IMAGES / "operators.py")
+@pytest.mark.parametrize("name", ["operators", "findings"])
+def test_scripts(name, tmp_path):
+    spec = importlib.util.spec_from_file_location(name, IMAGES / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.main(tmp_path / "operators.svg")
-    assert curves(tmp_path / "operators.svg") == pytest.approx(curves(IMAGES / "operators.svg"), abs=0.01)
+    module.main(tmp_path / "drawn.svg")
+    drawn, committed = curves(tmp_path / "drawn.svg"), curves(IMAGES / f"{name}.svg")
+    assert len(drawn) > 100
+    assert drawn == pytest.approx(committed, abs=0.01)
 
 
 @pytest.mark.parametrize(

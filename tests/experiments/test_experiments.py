@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from spherenet.experiments.catalogue import IDS, find_experiment
 from spherenet.experiments.cells import command_line
 from spherenet.experiments.config import TrainConfig
 from spherenet.experiments.grid import Job, describe_grid, jobs_of, selected
-from spherenet.experiments.runner import GridReporter, run_jobs
+from spherenet.experiments.runner import GridReporter, Here, run_jobs
 from spherenet.report.grids import read_grid
 from spherenet.runlog import RunDirectory
 
@@ -130,6 +131,46 @@ def test_a_started_job_goes_on(tmp_path):
     assert run_jobs([job], here, 1)[0].failure is None
 
 
+def test_a_run_that_another_process_has_is_waited_for(tmp_path):
+    job = Job("one", tmp_path / "one", TINY)
+    job.folder.mkdir()
+    codes = []
+
+    def launch(arguments, log):
+        codes.append(main(arguments))
+        return codes[-1]
+
+    with ThreadPoolExecutor(1) as pool:
+        with RunDirectory(job.folder).locked():
+            running = pool.submit(run_jobs, [job], launch, 1)
+            while not codes:
+                time.sleep(0.1)
+            assert not wait([running], 0.5).done
+        assert [result.failure for result in running.result(120)] == [None]
+        assert codes == [2, 0]
+        with RunDirectory(job.folder).locked():
+            (job.folder / "summary.json").unlink()
+            left = pool.submit(run_jobs, [job], launch, 1, stopped=lambda: True).result(120)
+            assert "in use by another process" in left[0].failure
+
+
+def test_gpus_are_dealt_out(tmp_path, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    seen = []
+
+    def run(self, command, environment, log):
+        seen.append(environment.get("CUDA_VISIBLE_DEVICES"))
+        if len(seen) == 1:
+            self(["train"], log)  # while the first is running
+        return 0
+
+    monkeypatch.setattr(Here, "_run", run)
+    Here(processes=2, gpus=["4", "5", "7"], at_once=2)(["train"], tmp_path / "log")
+    assert seen == ["4,5", "7,4"]
+    assert Here()(["train"], tmp_path / "log") == 0
+    assert seen[-1] is None
+
+
 def test_fine_tuning_waits_for_its_source(tmp_path):
     order = []
 
@@ -149,18 +190,19 @@ def test_selecting_cells_brings_what_they_start_from():
     assert len(selected(cells, [])) == 6
 
 
-def test_a_killed_grid_goes_on(tmp_path):
-    """SIGTERM to the grid: its runs save and leave; called again it ends with every cell."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_grid_goes_on(tmp_path, number):
+    """SIGTERM to the grid: its runs save and leave. SIGKILL: they go on alone. Called again it ends with every cell."""
     arguments = ["reproduce", "weight-decay", "--preset", "smoke", "--output", tmp_path, "--jobs", 2]
     running = subprocess.Popen(command(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     for line in running.stderr:
         if "begins" in line:
             break
     time.sleep(1)
-    running.send_signal(signal.SIGTERM)
+    running.send_signal(number)
     running.stderr.read()
     running.stderr.close()
-    assert running.wait(120) in (130, -signal.SIGTERM)
+    assert running.wait(120) in (130, -number)
     done = subprocess.run(command(*arguments), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "cosine" in done.stdout

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spherenet.experiments.grid import Job
-from spherenet.experiments.runner import GridReporter, Result, steps_done
+from spherenet.experiments.runner import GridReporter, Here, Result, run_jobs, steps_done
 
-__all__ = ["grid_reporter"]
+if TYPE_CHECKING:
+    from spherenet.experiments.cluster import OnRay
+
+__all__ = ["run_watched"]
 
 
-def grid_reporter(what: str) -> GridReporter:
-    """Bars on stderr where that is a terminal, else plain lines there."""
-    return _Bars(what) if sys.stderr.isatty() else _Lines(what)
+def run_watched(what: str, jobs: Sequence[Job], launch: Here | OnRay, workers: int) -> list[Result]:
+    """Run jobs with bars on stderr where that is a terminal, else with plain lines there.
+
+    Ctrl-C and SIGTERM ask the runs to save and leave; `launch.stopped` then says so.
+    """
+    before = {number: signal.signal(number, lambda *_: launch.stop()) for number in (signal.SIGINT, signal.SIGTERM)}
+    reporter = _Bars(what) if sys.stderr.isatty() else _Lines(what)
+    try:
+        return run_jobs(jobs, launch, workers, reporter, stopped=lambda: launch.stopped)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class _Counting(GridReporter):

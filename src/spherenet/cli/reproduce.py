@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -43,6 +42,7 @@ def parser() -> Parser:
     made.add_argument(
         "--ray", metavar="ADDRESS", help="run the jobs on a Ray cluster: its address, auto (this one) or local (new)"
     )
+    made.add_argument("--gpus", type=int, default=0, metavar="N", help="with --ray: GPUs of each process (default: 0)")
     return made
 
 
@@ -56,10 +56,10 @@ def run(arguments: Namespace) -> int:
         return 0
     if arguments.id is None:
         raise ValueError("ID is missing: spherenet reproduce --list names the experiments.")
-    from spherenet.cli.grid_progress import grid_reporter
+    from spherenet.cli.grid_progress import run_watched
     from spherenet.experiments.catalogue import find_experiment
     from spherenet.experiments.grid import describe_grid, jobs_of, selected
-    from spherenet.experiments.runner import Here, run_jobs
+    from spherenet.experiments.runner import Here, visible_gpus
 
     experiment = find_experiment(arguments.id)
     cells = selected(experiment.cells(arguments.preset), arguments.only)
@@ -72,13 +72,12 @@ def run(arguments: Namespace) -> int:
     changes: dict[str, Any] = {} if arguments.data_dir is None else {"data_dir": arguments.data_dir}
     jobs = jobs_of(cells, folder, range(arguments.seeds), **changes)
     threads = max(1, (os.cpu_count() or 1) // (arguments.jobs * arguments.processes))
-    launch = _on_ray(arguments) if arguments.ray is not None else Here(threads, arguments.processes)
-    before = {number: signal.signal(number, lambda *_: launch.stop()) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        results = run_jobs(jobs, launch, arguments.jobs, grid_reporter(experiment.id))
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    launch = (
+        _on_ray(arguments)
+        if arguments.ray is not None
+        else Here(threads, arguments.processes, visible_gpus(), arguments.jobs)
+    )
+    results = run_watched(experiment.id, jobs, launch, arguments.jobs)
     _print_table(folder)
     return _say_failures(results, stopped=launch.stopped)
 
@@ -86,7 +85,7 @@ def run(arguments: Namespace) -> int:
 def _on_ray(arguments: Namespace) -> OnRay:
     from spherenet.experiments.cluster import OnRay
 
-    return OnRay(arguments.ray, arguments.processes)
+    return OnRay(arguments.ray, arguments.processes, gpus=arguments.gpus)
 
 
 def _print_table(folder: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,8 +50,8 @@ def run(arguments: Any) -> int:
         raise ValueError(f"--number-of-folds must be at least 2, got {arguments.number_of_folds}.")
     if arguments.jobs < 1:
         raise ValueError(f"--jobs must be at least 1, got {arguments.jobs}.")
-    from spherenet.cli.grid_progress import grid_reporter
-    from spherenet.experiments.runner import Here, run_jobs
+    from spherenet.cli.grid_progress import run_watched
+    from spherenet.experiments.runner import Here, visible_gpus
     from spherenet.experiments.tuning import best_score, jobs_of_tuning, score, settings_of
     from spherenet.losses import list_losses
     from spherenet.ops.angle_functions import OPERATORS
@@ -65,13 +64,8 @@ def run(arguments: Any) -> int:
     config = TrainConfig.from_dict(parser().values(arguments))
     settings = settings_of(config, arguments.try_operators, arguments.try_k, arguments.try_losses, arguments.try_s)
     folder, folds = Path(arguments.output), arguments.number_of_folds
-    launch = Here(max(1, (os.cpu_count() or 1) // arguments.jobs))
-    before = {number: signal.signal(number, lambda *_: launch.stop()) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        results = run_jobs(jobs_of_tuning(settings, folder, folds), launch, arguments.jobs, grid_reporter("tune"))
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    launch = Here(max(1, (os.cpu_count() or 1) // arguments.jobs), gpus=visible_gpus(), at_once=arguments.jobs)
+    results = run_watched("tune", jobs_of_tuning(settings, folder, folds), launch, arguments.jobs)
     scores = [score(name, chosen, folder, folds) for name, chosen in settings.items()]
     best = best_score(scores, folds)
     _print(scores, best, arguments.json)

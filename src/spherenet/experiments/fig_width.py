@@ -1,6 +1,6 @@
 """Figure: cnn-9 at four widths, cosine against none, softmax, CIFAR-10.
 
-The width 64/96/128 is the paper's; the other three are ours. cpu: all four widths at a quarter.
+The width 64/96/128 is the paper's; the other three are ours. cpu: all four as they are.
 
     spherenet reproduce fig-width --preset cpu --seeds 1
 """
@@ -8,7 +8,7 @@ The width 64/96/128 is the paper's; the other three are ours. cpu: all four widt
 from __future__ import annotations
 
 from spherenet.experiments.cells import Cell, Claim, Experiment
-from spherenet.experiments.presets import cifar, operator_options, width_of
+from spherenet.experiments.presets import cifar, operator_options
 
 WIDTHS = ((16, 32, 48), (32, 64, 96), (64, 96, 128), (128, 192, 256))
 
@@ -20,7 +20,7 @@ def cells(preset: str) -> list[Cell]:
             f"{row}_{widths[0]}",
             row,
             "/".join(map(str, widths)),
-            cifar(preset, model="cnn-9", **operator_options(row), **width_of(preset, widths)),
+            cifar(preset, model="cnn-9", widths=list(widths), **operator_options(row)),
         )
         for widths in (WIDTHS if preset != "smoke" else WIDTHS[:1])
         for row in ("cosine", "none")

@@ -51,6 +51,10 @@ class Job:
                 raise RunError(f"{self.folder} was run with {name} = {getattr(found, name)!r}, not {value!r}.")
         return run.finished
 
+    def in_use(self) -> bool:
+        """Whether another process is running it."""
+        return RunDirectory(self.folder).in_use
+
     def arguments(self) -> list[str]:
         """What `spherenet` is to be called with: a new run, or the rest of one."""
         if (self.folder / "config.json").exists():

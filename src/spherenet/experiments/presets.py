@@ -8,10 +8,7 @@ from typing import Any
 from spherenet.experiments.config import TrainConfig
 from spherenet.ops.arguments import require_one_of
 
-__all__ = ["FULL_SIZE", "OPERATORS", "cifar", "operator_options", "width_of"]
-
-FULL_SIZE: dict[str, Any] = {"image_size": None, "batch_size": 128, "eval_every": 75}
-"""For `cifar` in the cpu preset: the paper's pictures and batches, for 600 iterations."""
+__all__ = ["OPERATORS", "cifar", "operator_options"]
 
 OPERATORS: dict[str, dict[str, Any]] = {
     "sigmoid-0.1": {"operator": "sigmoid", "k": 0.1},
@@ -50,10 +47,3 @@ def cifar(
     tiny = {"widths": [4] * len(widths_cpu), "eval_batch_size": 500}
     chosen = {**options, **few, **tiny, "augmentation": None, "milestones": None}
     return replace(TrainConfig(**chosen), data="mnist5k", image_size=None)
-
-
-def width_of(preset: str, widths: tuple[int, ...], shrink: int = 4) -> dict[str, Any]:
-    """Widths other than the preset's own, shrunk for two cores."""
-    if preset == "paper":
-        return {"widths": list(widths)}
-    return {"widths_cpu": tuple(max(4, width // shrink) for width in widths)} if preset == "cpu" else {}

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 
 from spherenet.errors import RunError, SphereNetError
 from spherenet.experiments.grid import Job
 from spherenet.runlog import MetricsFile
 
-__all__ = ["GridReporter", "Here", "Result", "run_jobs"]
+__all__ = ["GridReporter", "Here", "Result", "run_jobs", "visible_gpus"]
 
 Launch = Callable[[list[str], Path], int]
 """Runs `spherenet` with arguments somewhere, its words going to a file, and returns its exit code."""
@@ -49,12 +52,20 @@ class GridReporter:
 class Here:
     """Launches runs as processes of this machine; `stop` asks those that run to save and leave."""
 
-    def __init__(self, threads: int | None = None, processes: int = 1) -> None:
+    def __init__(
+        self, threads: int | None = None, processes: int = 1, gpus: Sequence[str] = (), at_once: int = 1
+    ) -> None:
         """Keep what each run gets.
 
         threads: of its torch, unless OMP_NUM_THREADS says. processes: of the run, more than one under torchrun.
+        gpus: names that are dealt out to the runs `at_once`, as many as a run has processes, some twice where they are
+        too few.
         """
         self._threads, self._processes = threads, processes
+        self._hands: SimpleQueue[dict[str, str]] = SimpleQueue()
+        for first in range(0, at_once * processes, processes):
+            hand = [gpus[position % len(gpus)] for position in range(first, first + processes) if gpus]
+            self._hands.put({"CUDA_VISIBLE_DEVICES": ",".join(hand)} if hand else {})
         self._running: set[subprocess.Popen[bytes]] = set()
         self._lock = threading.Lock()
         self.stopped = False
@@ -67,6 +78,13 @@ class Here:
         if self._threads is not None:
             environment.setdefault("OMP_NUM_THREADS", str(self._threads))
         log.parent.mkdir(parents=True, exist_ok=True)
+        hand = self._hands.get()
+        try:
+            return self._run(command, {**environment, **hand}, log)
+        finally:
+            self._hands.put(hand)
+
+    def _run(self, command: list[str], environment: dict[str, str], log: Path) -> int:
         with open(log, "ab") as words, self._lock:
             if self.stopped:
                 return 128 + signal.SIGTERM
@@ -86,10 +104,27 @@ class Here:
                 process.send_signal(signal.SIGTERM)
 
 
-def run_jobs(jobs: Sequence[Job], launch: Launch, workers: int, reporter: GridReporter | None = None) -> list[Result]:
+def visible_gpus() -> list[str]:
+    """The GPUs of this machine by the names that CUDA_VISIBLE_DEVICES takes."""
+    import torch
+
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [name.strip() for name in given.split(",")] if given is not None else map(str, itertools.count())
+    return list(itertools.islice(names, torch.cuda.device_count()))
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    launch: Launch,
+    workers: int,
+    reporter: GridReporter | None = None,
+    *,
+    stopped: Callable[[], bool] = lambda: False,
+) -> list[Result]:
     """Run jobs, `workers` at a time, those first that wait for none; return what became of each, in their order.
 
-    A job whose run is finished is not run again. One that waits for another fails where that one fails.
+    A job whose run is finished is not run again, one that another process runs is waited for until `stopped`. One that
+    starts from another's weights fails where that one fails.
     """
     reporter = reporter or GridReporter()
     results: dict[Path, Result] = {}
@@ -113,7 +148,7 @@ def run_jobs(jobs: Sequence[Job], launch: Launch, workers: int, reporter: GridRe
             result = Result(job, f"{job.after}, which it starts from, failed.")
         else:
             reporter.running(job)
-            result = Result(job, _failure(job, launch))
+            result = Result(job, _failure(job, launch, stopped))
         results[job.folder] = result
         waiting[job.folder].set()
         return result
@@ -130,15 +165,22 @@ def run_jobs(jobs: Sequence[Job], launch: Launch, workers: int, reporter: GridRe
     return [results[job.folder] for job in jobs]
 
 
-def _failure(job: Job, launch: Launch) -> str | None:
+def _failure(job: Job, launch: Launch, stopped: Callable[[], bool]) -> str | None:
     """Run a job; None where its run is then finished."""
     try:
-        code = launch(job.arguments(), job.log)
-        if job.is_done():
-            return None
+        while True:
+            code = launch(job.arguments(), job.log)
+            if job.is_done():
+                return None
+            if not job.in_use():
+                return f"exit code {code}: {_last_line(job.log)}"
+            # A grid that was killed left its run behind, or another grid has it.
+            while job.in_use():
+                if stopped():
+                    return f"{job.folder} is in use by another process."
+                time.sleep(1)
     except (SphereNetError, OSError) as error:
         return str(error)
-    return f"exit code {code}: {_last_line(job.log)}"
 
 
 def _last_line(log: Path) -> str:

@@ -1,7 +1,7 @@
 """Table 2: the operators in networks of 3 to 60 layers and in a residual one, CIFAR-10.
 
 Operators with cosine W-Softmax, the plain network with softmax. cpu: three operators, 3 and 18 layers
-(9 are in table1, resnet-32 is in fig-convergence-resnet).
+(9 are in table1, resnet-32 is in fig-convergence-resnet), 2,000 iterations.
 
     spherenet reproduce table2 --preset cpu --seeds 3
 """
@@ -36,6 +36,7 @@ def cells(preset: str) -> list[Cell]:
                 model=column,
                 **operator_options(row),
                 loss="softmax" if row == "none" else "w-cosine",
+                iterations_cpu=2000,
             ),
             PAPER[row][NETWORKS.index(column)],
         )

@@ -1,6 +1,7 @@
 """Table 3: cnn-18 without ReLU, BatchNorm kept, CIFAR-10; losses as in table 2.
 
-Shows that the operators are nonlinear enough to do without ReLU, where a plain network loses ten per cent.
+Shows that the operators are nonlinear enough to do without ReLU, where a plain network loses ten per cent. cpu:
+four rows, 2,000 iterations.
 
     spherenet reproduce table3 --preset cpu --seeds 3
 """
@@ -34,6 +35,7 @@ def cells(preset: str) -> list[Cell]:
                 relu=False,
                 **operator_options(row),
                 loss="softmax" if row == "none" else "w-cosine",
+                iterations_cpu=2000,
             ),
             PAPER[row],
         )

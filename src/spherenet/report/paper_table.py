@@ -99,6 +99,8 @@ def markdown_page(grids: Sequence[Grid], title: str) -> str:
         "bold. A claim is confirmed or refuted where a two-sided t-test over seeds gives p < 0.05, else not decided.",
         *(PRESETS.get(preset, f"Preset {preset}.") for preset in dict.fromkeys(grid.preset for grid in grids)),
     ]
+    if len(grids) > 1:
+        parts.append(_overview(grids))
     for grid in grids:
         parts += [f"## {grid.id}: {grid.title}", as_markdown(grid).rstrip()]
         runs = [run for cell in grid.cells for run in cell.runs.values()]
@@ -108,6 +110,15 @@ def markdown_page(grids: Sequence[Grid], title: str) -> str:
         if grid.complaints:
             parts.append(f"Left out: {len(grid.complaints)} unfinished or unreadable runs.")
     return "\n\n".join(parts) + "\n"
+
+
+def _overview(grids: Sequence[Grid]) -> str:
+    """Every claim in a line, before the tables that decide them."""
+    lines = ["| | the paper's claims | |", "|---|---|---|"]
+    for grid in grids:
+        for verdict in (judge(grid, claim) for claim in grid.claims):
+            lines.append(f"| **{verdict.verdict}** | {verdict.claim.text} | {grid.id} |")
+    return "\n".join(lines)
 
 
 def _claim_line(verdict: Verdict) -> str:

@@ -44,9 +44,10 @@ class Plot:
 
 @dataclass
 class Section:
-    """One experiment, or some runs."""
+    """One experiment, or some runs. anchor: what links within the page lead to."""
 
     title: str
+    anchor: str
     words: str = ""
     table: Table | None = None
     details: Table | None = None
@@ -65,7 +66,7 @@ def section_of_runs(runs: Sequence[ReportedRun]) -> Section:
         for heading, split, quantity in CURVES
     ]
     notes = [(name, how_made(run)) for name, run in zip(names, runs, strict=True)]
-    return Section("Runs", table=Table("", list(COLUMNS[:-1]), rows), plots=plots, notes=notes)
+    return Section("Runs", "runs", table=Table("", list(COLUMNS[:-1]), rows), plots=plots, notes=notes)
 
 
 def section_of_grid(grid: Grid) -> Section:
@@ -73,6 +74,7 @@ def section_of_grid(grid: Grid) -> Section:
     measured = [cell for cell in grid.cells if cell.runs]
     section = Section(
         f"{grid.id}: {grid.title}",
+        grid.id,
         f"Preset {grid.preset}; {grid.shows}. Test accuracy in %, mean ± standard deviation (runs).",
         _paper(grid),
         _costs(measured),

@@ -68,6 +68,17 @@ class RunDirectory:
         finally:
             lock.release()
 
+    @property
+    def in_use(self) -> bool:
+        """Whether another process writes to the run."""
+        try:
+            with FileLock(self.path / _LOCK).acquire(timeout=0):
+                return False
+        except Timeout:
+            return True
+        except OSError:  # no such folder, or one that nobody can write to
+            return False
+
     def clean(self) -> None:
         """Remove what a killed process left half written; the caller holds the lock."""
         for entry in self.path.iterdir():
