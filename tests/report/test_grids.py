@@ -11,7 +11,7 @@ from made_runs import make_grid, make_run
 from spherenet.errors import RunError
 from spherenet.report.claims import judge
 from spherenet.report.grids import read_grid
-from spherenet.report.paper_table import as_csv, as_markdown
+from spherenet.report.paper_table import as_csv, as_markdown, markdown_page
 
 CELLS = {
     "good": ("good", "softmax", 91.0, {0: [0.2, 0.5, 0.7], 1: [0.3, 0.5, 0.72], 2: [0.25, 0.5, 0.71]}),
@@ -50,6 +50,20 @@ def test_claims_are_judged_by_the_seeds(folder):
     assert "n = 3 seeds" in verdicts[0].words
 
 
+def test_a_claim_about_learned_k(tmp_path):
+    cells = {"learned": ("learned", "a", None, {}), "fixed": ("fixed", "a", None, {seed: [0.5] for seed in range(3)})}
+    folder = make_grid(tmp_path / "grid", cells, [("k narrow", [["learned", "fixed"]], "narrowing")])
+    for seed, width in enumerate((0.1, 0.11, 0.12)):
+        k = {f"features.stages.{stage}.0.0": [0.5 - width / (1 + stage), 0.5 + width / (1 + stage)] for stage in (0, 1)}
+        make_run(folder / "learned" / f"seed-{seed}", [0.5], operator="learnable", k=k)
+    grid = read_grid(folder)
+    verdict = judge(grid, grid.claims[0])
+    # ±w and ±w/2 have standard deviations of √2·w and √2·w/2.
+    assert verdict.difference == pytest.approx(2**0.5 * 0.11 / 2)
+    assert verdict.verdict == "confirmed"
+    assert "+0.0778 ± 0.0071 in the spread of k over 1 pair, n = 3 seeds" in verdict.words
+
+
 def test_one_seed_decides_nothing(tmp_path):
     one_seed = {name: (row, column, paper, {0: [0.9] if name == "good" else [0.1]})
                 for name, (row, column, paper, _) in CELLS.items()}  # fmt: skip
@@ -79,6 +93,18 @@ def test_markdown(folder):
     assert "- **confirmed**: good beats bad (Table 1). +10.00 ± 1.00 points" in text
 
 
+def test_a_page_of_several_begins_with_the_claims(folder, tmp_path):
+    other = make_grid(tmp_path / "table2", CELLS, CLAIMS[1:2], id="table2")
+    page = markdown_page([read_grid(folder), read_grid(other)], "Both")
+    assert [line for line in page.splitlines() if line.startswith("| **")] == [
+        "| **confirmed** | good beats bad | table1 |",
+        "| **refuted** | bad beats good | table1 |",
+        "| **not decided** | empty beats good | table1 |",
+        "| **refuted** | bad beats good | table2 |",
+    ]
+    assert "| **" not in markdown_page([read_grid(other)], "One").split("##")[0]
+
+
 def test_csv(folder):
     rows = list(csv.DictReader(io.StringIO(as_csv(read_grid(folder)))))
     assert rows[0]["cell"] == "good"
@@ -103,6 +129,7 @@ HOSTILE = [
     '{"format": 1}',
     "nonsense",
     "[" * 100_000,
+    '{"format": 1, "cells": [], "claims": [{"text": "", "source": "", "pairs": [], "quantity": "luck"}]}',
     '{"format": 1, "cells": [{"name": "../x", "row": "", "column": ""}], "claims": []}',
 ]
 

@@ -27,7 +27,10 @@ def page_file(tmp_path_factory):
     described = json.loads((grid / "experiment.json").read_text())
     described["cells"].append({"name": "learnable", "row": "learnable", "column": "softmax", "paper": None})
     (grid / "experiment.json").write_text(json.dumps(described))
-    write_page([section_of_grid(read_grid(grid)), section_of_runs(runs)], folder / "page.html", "A report")
+    few = {name: cells[name] for name in ("cosine", "none")}
+    other = make_grid(folder / "table2", few, [("none beats <b>", [["none", "cosine"]], "accuracy")], id="a table")
+    sections = [*(section_of_grid(read_grid(path)) for path in (grid, other)), section_of_runs(runs)]
+    write_page(sections, folder / "page.html", "A report")
     return folder / "page.html"
 
 
@@ -46,7 +49,15 @@ def test_the_page(browser, page_file, width, scheme):
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert background == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(23, 24, 26)")
     assert page.locator("td.best").first.inner_text() == "71.00 ± 1.41 (2)"
-    assert "not decided" in page.locator(".claims").inner_text() or "confirmed" in page.locator(".claims").inner_text()
+    # Differences of 10 and 11 points in both: n = 2, p = 0.03.
+    assert page.locator(".claims b").all_inner_texts() == ["confirmed", "refuted"]
+    claims = page.locator(".overview tr")
+    assert [row.split() for row in claims.all_inner_texts()] == [
+        ["confirmed", "cosine", "beats", "none", "table1"],
+        ["refuted", "none", "beats", "<b>", "a", "table"],
+    ]
+    claims.last.locator("a").click()
+    assert page.locator("section", has_text="a table: A table").bounding_box()["y"] < 900  # came into view
     assert page.locator("b", has_text="<i>one").count() == 1  # shown, not interpreted
 
     plot = page.locator("#plot-0")
@@ -68,8 +79,8 @@ def test_the_page(browser, page_file, width, scheme):
 
     page.locator("#plot-0 .legendtoggle").first.click()
     page.wait_for_function("document.getElementById('plot-0').data[0].visible === 'legendonly'")
-    assert page.locator("summary").inner_text() == "Time and memory"
-    page.locator("summary").click()
+    assert page.locator("summary").first.inner_text() == "Time and memory"
+    page.locator("summary").first.click()
     assert page.locator("td", has_text="321").first.is_visible()
     assert troubles == []
     assert [url for url in requests if not url.startswith(("file:", "data:", "blob:"))] == []

@@ -38,7 +38,8 @@ class Claim:
     """A sentence of the paper that pairs of cells can confirm or refute: in each pair, the first beats the second.
 
     quantity: "accuracy" at the end, or "early": the mean test accuracy over the evaluations of the first half of the
-    run, which is higher for what converges faster. source: where the paper says it.
+    run, which is higher for what converges faster; or "narrowing": how much wider the learned k lie in the first stage
+    than in the last, 0 where k is not learned. source: where the paper says it.
     """
 
     text: str

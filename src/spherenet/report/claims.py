@@ -15,7 +15,7 @@ LEVEL = 0.05
 
 @dataclass(frozen=True)
 class Verdict:
-    """A claim and its statistics: the mean difference over seeds in percentage points, and how sure it is."""
+    """A claim and its statistics: the mean difference over seeds, and how sure it is."""
 
     claim: ClaimOfGrid
     verdict: str
@@ -30,11 +30,12 @@ class Verdict:
         """The statistics in words."""
         if self.difference is None:
             return "no pair of cells has finished runs of the same seed"
-        spread = "" if self.deviation is None else f" ± {self.deviation:.2f}"
+        _, unit, digits = QUANTITIES[self.claim.quantity]
+        spread = "" if self.deviation is None else f" ± {self.deviation:.{digits}f}"
         sure = "" if self.p is None else f", p = {self.p:.3f} (two-sided t-test over seeds)"
         pairs = f"{self.pairs} pair{'s' if self.pairs > 1 else ''}"
         seeds = f"n = {self.seeds} seed{'s' if self.seeds > 1 else ''}"
-        return f"{self.difference:+.2f}{spread} points over {pairs}, {seeds}{sure}"
+        return f"{self.difference:+.{digits}f}{spread} {unit} over {pairs}, {seeds}{sure}"
 
 
 def judge(grid: Grid, claim: ClaimOfGrid) -> Verdict:
@@ -42,7 +43,7 @@ def judge(grid: Grid, claim: ClaimOfGrid) -> Verdict:
 
     A seed is one observation, however many pairs it has: pairs of one seed share their luck. One seed decides nothing.
     """
-    measure = QUANTITIES[claim.quantity]
+    measure = QUANTITIES[claim.quantity].measure
     by_seed: dict[int, list[float]] = {}
     pairs = set()
     for first, second in claim.pairs:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 from spherenet.errors import RunError
 from spherenet.report.runs import Curve, ReportedRun, read_run
@@ -30,7 +30,25 @@ def early_accuracy(run: ReportedRun) -> float:
     return 100 * fmean(first or curve.values[:1])
 
 
-QUANTITIES: dict[str, Callable[[ReportedRun], float]] = {"accuracy": final_accuracy, "early": early_accuracy}
+def narrowing_of_k(run: ReportedRun) -> float:
+    """How much wider the learned k lie in the first stage than in the last, as standard deviations; 0 without such."""
+    spreads = [stdev(values) for values in run.k_of_stages().values() if len(values) > 1]
+    return spreads[0] - spreads[-1] if spreads else 0.0
+
+
+class Quantity(NamedTuple):
+    """A number of a run that a claim is about, and how differences of it are written."""
+
+    measure: Callable[[ReportedRun], float]
+    unit: str = "points"
+    digits: int = 2
+
+
+QUANTITIES = {
+    "accuracy": Quantity(final_accuracy),
+    "early": Quantity(early_accuracy),
+    "narrowing": Quantity(narrowing_of_k, "in the spread of k", digits=4),
+}
 
 
 @dataclass(frozen=True)
@@ -45,7 +63,7 @@ class GridCell:
 
     def values(self, quantity: str = "accuracy") -> list[float]:
         """A quantity of each run."""
-        return [QUANTITIES[quantity](run) for run in self.runs.values()]
+        return [QUANTITIES[quantity].measure(run) for run in self.runs.values()]
 
     def mean_and_std(self) -> tuple[float, float | None] | None:
         """Mean and standard deviation of the final accuracy; no deviation of one run, nothing of none."""
@@ -109,19 +127,18 @@ def read_grid(path: str | Path) -> Grid:
     complaints: list[str] = []
     try:
         cells = [_cell(folder, described, complaints) for described in told["cells"]]
-        claims = [
-            ClaimOfGrid(
-                str(claim["text"]),
-                str(claim["source"]),
-                [(str(first), str(second)) for first, second in claim["pairs"]],
-                claim["quantity"] if claim["quantity"] in QUANTITIES else "accuracy",
-            )
-            for claim in told["claims"]
-        ]
+        claims = [_claim(described) for described in told["claims"]]
         id, title, shows, preset = (str(told[name]) for name in ("id", "title", "shows", "preset"))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RunError(f"{folder / _FILE} does not describe an experiment ({error!r}).") from None
     return Grid(id, title, shows, preset, cells, claims, complaints)
+
+
+def _claim(told: dict[str, Any]) -> ClaimOfGrid:
+    if told["quantity"] not in QUANTITIES:
+        raise ValueError(f"a claim is about {told['quantity']!r}")
+    pairs = [(str(first), str(second)) for first, second in told["pairs"]]
+    return ClaimOfGrid(str(told["text"]), str(told["source"]), pairs, told["quantity"])
 
 
 def _cell(folder: Path, told: dict[str, Any], complaints: list[str]) -> GridCell:

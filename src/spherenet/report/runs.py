@@ -43,6 +43,12 @@ class ReportedRun:
             return {}
         return {layer: values for layer, values in found[-1].items() if isinstance(values, list)}
 
+    def k_of_stages(self) -> dict[str, list[float]]:
+        """The learned k of the first layer of each stage, which the paper looks at."""
+        return {
+            layer: values for layer, values in self.learned_k().items() if layer.endswith(".0.0") or "." not in layer
+        }
+
     def setting(self, name: str) -> Any:
         """An option the run was trained with, None where it had none."""
         settings = self.config.get("train")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -162,14 +162,20 @@ def _lines(
 
 def _learned_k(cell: GridCell) -> list[Plot]:
     """Where the k of a cell came to lie, in all its runs; nothing where k was not learned."""
-    layers: dict[str, list[float]] = {}
-    for run in cell.runs.values():
-        for name, values in run.learned_k().items():
-            layers.setdefault(name, []).extend(values)
+    layers = _joined(run.learned_k() for run in cell.runs.values())
     if not any(layers.values()):
         return []
-    of_stages = {name: values for name, values in layers.items() if name.endswith(".0.0") or "." not in name}
+    of_stages = _joined(run.k_of_stages() for run in cell.runs.values())
     return [_histograms(cell.name, of_stages), _boxes(cell.name, layers)]
+
+
+def _joined(runs: Iterable[dict[str, list[float]]]) -> dict[str, list[float]]:
+    """The k of each layer over all runs."""
+    layers: dict[str, list[float]] = {}
+    for run in runs:
+        for name, values in run.items():
+            layers.setdefault(name, []).extend(values)
+    return layers
 
 
 def _histograms(name: str, layers: dict[str, list[float]]) -> Plot:
