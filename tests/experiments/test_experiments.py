@@ -14,7 +14,7 @@ import pytest
 from command_line import command, one_sentence, spherenet
 from spherenet.cli import main
 from spherenet.cli.train import parser as train_parser
-from spherenet.experiments.catalogue import IDS, find_experiment
+from spherenet.experiments.catalogue import IDS, find_experiment, words_of
 from spherenet.experiments.cells import command_line
 from spherenet.experiments.config import TrainConfig
 from spherenet.experiments.grid import Job, describe_grid, jobs_of, selected
@@ -64,8 +64,7 @@ def test_claims_name_cells(id):
         for pair in claim.pairs:
             assert names.issuperset(pair), pair
     assert experiment.claims_of(experiment.cells("smoke")) is not None
-    module = __import__(f"spherenet.experiments.{id.replace('-', '_')}", fromlist=["x"])
-    assert f"spherenet reproduce {id}" in module.__doc__
+    assert f"spherenet reproduce {id}" in words_of(id)
 
 
 @pytest.mark.parametrize("id", IDS)
@@ -238,6 +237,11 @@ def test_the_list(capsys):
     assert spherenet("reproduce", "--list") == 0
     said = capsys.readouterr().out
     assert all(id in said for id in IDS)
+    assert spherenet("reproduce", "table3", "--list", "--preset", "paper") == 0
+    said = capsys.readouterr().out
+    assert "sigmoid-0.1" in said
+    assert "86.29" in said
+    assert "spherenet reproduce table3" in said
 
 
 def test_tune_chooses_by_folds_and_writes_a_configuration(tmp_path, capsys, monkeypatch):

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
   spherenet reproduce --list
+  spherenet reproduce table1 --list
   spherenet reproduce fig-convergence-plain --preset cpu --seeds 3 --jobs 2
   spherenet reproduce table1 --preset paper --only sigmoid-0.3 --processes 4
   spherenet report results/cpu/table1 -o table1.html"""
@@ -31,7 +32,9 @@ def parser() -> Parser:
         examples=EXAMPLES,
     )
     made.add_argument("id", nargs="?", metavar="ID", help="a table or figure; --list names them")
-    made.add_argument("--list", action="store_true", help="name the experiments, their cells and what they show")
+    made.add_argument(
+        "--list", action="store_true", help="name the experiments; after an ID its cells, and what it shows"
+    )
     made.add_argument("--preset", choices=["paper", "cpu", "smoke"], default="cpu", help="default: cpu")
     made.add_argument("--seeds", type=int, default=1, metavar="N", help="runs of each cell (default: 1)")
     made.add_argument("--only", nargs="+", default=[], metavar="CELL", help="cells, rows or columns of the table")
@@ -52,7 +55,7 @@ def run(arguments: Namespace) -> int:
         if getattr(arguments, name) < 1:
             raise ValueError(f"--{name} must be at least 1, got {getattr(arguments, name)}.")
     if arguments.list:
-        _list(arguments.preset)
+        _list(arguments.preset) if arguments.id is None else _list_cells(arguments.id, arguments.preset)
         return 0
     if arguments.id is None:
         raise ValueError("ID is missing: spherenet reproduce --list names the experiments.")
@@ -120,4 +123,20 @@ def _list(preset: str) -> None:
     for id in IDS:
         experiment = find_experiment(id)
         table.add_row(id, experiment.title, str(len(experiment.cells(preset))))
+    Console().print(table)
+
+
+def _list_cells(id: str, preset: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from spherenet.experiments.catalogue import find_experiment, words_of
+
+    print(words_of(id))
+    table = Table(title=f"cells, preset {preset}")
+    table.add_column("cell", no_wrap=True)
+    table.add_column("iterations", justify="right")
+    table.add_column("the paper's accuracy %", justify="right")
+    for cell in find_experiment(id).cells(preset):
+        table.add_row(cell.name, f"{cell.config.iterations:,}", "–" if cell.paper is None else f"{cell.paper:.2f}")
     Console().print(table)
