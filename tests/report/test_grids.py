@@ -50,6 +50,15 @@ def test_claims_are_judged_by_the_seeds(folder):
     assert "n = 3 seeds" in verdicts[0].words
 
 
+def test_steadiness_counts_falls_in_the_first_half(tmp_path):
+    falls = [0.2, 0.5, 0.4, 0.6, 0.3, 0.9, 0.1, 0.9, 0.1, 0.9]  # of the first five: 0, 10, 0 and 30 points
+    cells = {"a": ("a", "a", None, {0: falls}), "b": ("b", "a", None, {0: [0.5, 0.4]})}
+    grid = read_grid(make_grid(tmp_path / "grid", cells, [("a is steady", [["a", "b"]], "steadiness")]))
+    assert grid.cell("a").values("steadiness") == pytest.approx([-10.0])
+    assert grid.cell("b").values("steadiness") == [0.0]
+    assert "-10.00 points less of a fall" in judge(grid, grid.claims[0]).words
+
+
 def test_a_claim_about_learned_k(tmp_path):
     cells = {"learned": ("learned", "a", None, {}), "fixed": ("fixed", "a", None, {seed: [0.5] for seed in range(3)})}
     folder = make_grid(tmp_path / "grid", cells, [("k narrow", [["learned", "fixed"]], "narrowing")])

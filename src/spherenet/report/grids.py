@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,16 @@ def early_accuracy(run: ReportedRun) -> float:
     return 100 * fmean(first or curve.values[:1])
 
 
+def steadiness(run: ReportedRun) -> float:
+    """Minus the mean fall of test accuracy from one evaluation to the next, a rise being no fall, in per cent.
+
+    Over the first half of the run: later the learning rate is low, and all are steady.
+    """
+    curve = run.curve("test", "accuracy")
+    first = [value for step, value in zip(curve.steps, curve.values, strict=True) if step <= curve.steps[-1] / 2]
+    return -100 * fmean([max(0.0, before - after) for before, after in itertools.pairwise(first)] or [0.0])
+
+
 def narrowing_of_k(run: ReportedRun) -> float:
     """How much wider the learned k lie in the first stage than in the last, as standard deviations; 0 without such."""
     spreads = [stdev(values) for values in run.k_of_stages().values() if len(values) > 1]
@@ -47,6 +58,7 @@ class Quantity(NamedTuple):
 QUANTITIES = {
     "accuracy": Quantity(final_accuracy),
     "early": Quantity(early_accuracy),
+    "steadiness": Quantity(steadiness, "points less of a fall between evaluations"),
     "narrowing": Quantity(narrowing_of_k, "in the spread of k", digits=4),
 }
 
