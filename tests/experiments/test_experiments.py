@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from command_line import command, one_sentence, spherenet
+from command_line import command, in_other_processes, one_sentence, spherenet
 from spherenet.cli import main
 from spherenet.cli.train import parser as train_parser
 from spherenet.experiments.catalogue import IDS, find_experiment, words_of
@@ -208,6 +208,15 @@ def test_a_killed_grid_goes_on(tmp_path, number):
     runs = list((tmp_path / "smoke" / "weight-decay").glob("*/seed-0"))
     assert len(runs) == 4
     assert all(RunDirectory.open(run).finished for run in runs)
+
+
+def test_each_run_may_be_a_distributed_job(tmp_path):
+    only = ["reproduce", "weight-decay", "--preset", "smoke", "--only", "cosine_free"]
+    done = in_other_processes(*only, "--processes", 2, "--output", tmp_path, timeout=300)
+    assert done.returncode == 0, done.stderr
+    run = RunDirectory.open(tmp_path / "smoke" / "weight-decay" / "cosine_free" / "seed-0")
+    assert run.finished
+    assert run.config["processes"] == 2
 
 
 WRONG = {
