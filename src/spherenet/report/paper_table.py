@@ -85,8 +85,8 @@ def as_markdown(grid: Grid) -> str:
 PRESETS = {
     "paper": "The paper's settings.",
     "cpu": "Shrunk for two cores: pictures of 16 × 16 and batches of half the size, a quarter of the paper's widths "
-    "(not in fig-width) and 300 to 2,000 of its 64,000 iterations, so accuracies lie far below the paper's. What can be "
-    "compared is the difference between cells.",
+    "(not in fig-width) and 300 to 2,000 of its 64,000 iterations, so accuracies lie far below the paper's. What can "
+    "be compared is the difference between cells.",
     "smoke": "A few steps of tiny networks: these numbers mean nothing but that everything runs.",
 }
 
