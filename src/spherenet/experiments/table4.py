@@ -1,8 +1,8 @@
 """Table 4: resnet-32-wide on CIFAR-10+ and CIFAR-100, each operator with its own loss.
 
 CIFAR-10+ is CIFAR-10 with flips both ways and crops. CIFAR-100 has to be downloaded (`spherenet data cifar100
---download`); the cpu preset leaves it out, and the row of the linear operator; 300 iterations. Quoted in the paper for comparison: ELU 94.16 / 72.34, LSUV 93.45 / 65.72,
-ResNet-1001 95.38 / 77.29.
+--download`). cpu: without CIFAR-100 and without the row of the linear operator, 300 iterations. Quoted in the paper for
+comparison: ELU 94.16 / 72.34, LSUV 93.45 / 65.72, ResNet-1001 95.38 / 77.29.
 
     spherenet reproduce table4 --preset cpu --seeds 1
 """
