@@ -167,8 +167,24 @@ def describe(config: TrainConfig, dataset: Dataset, model: Classifier, processes
         "started": datetime.now(timezone.utc).date().isoformat(),
         "command": ["spherenet", *sys.argv[1:]],
         "versions": {"spherenet": __version__, "torch": torch.__version__, "python": platform.python_version()},
-        "hardware": {"device": str(processes.device), "threads": torch.get_num_threads(), "system": platform.system()},
+        "hardware": {
+            "device": str(processes.device),
+            "processor": _processor(processes.device),
+            "threads": torch.get_num_threads(),
+            "system": platform.system(),
+        },
     }
+
+
+def _processor(device: torch.device) -> str:
+    """The name of the GPU or CPU that computes, as far as the system tells it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        found = re.search(r"^model name\s*: *(.+)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:  # not on Linux
+        found = None
+    return found[1] if found else platform.processor() or platform.machine()
 
 
 def _summary(outcome: Outcome, config: TrainConfig, dataset: Dataset, model: Classifier) -> dict[str, Any]:
