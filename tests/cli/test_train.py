@@ -32,6 +32,7 @@ def test_a_run_leaves_what_the_contract_says(whole):
     assert config["train"]["iterations"] == 6
     assert config["train"]["operator"] == "sigmoid"
     assert {"spherenet", "torch", "python"} == set(config["versions"])
+    assert config["hardware"]["processor"]
     rows = RunDirectory.open(whole).metrics.read()
     assert [row["step"] for row in rows if row["split"] == "train"] == [2, 4, 6]
     assert [row["step"] for row in rows if row["split"] == "test"] == [3, 6]
