@@ -1,4 +1,4 @@
-"""The page of results is what the tool writes from the committed runs, and these are of the experiments as they stand."""
+"""The page of results is what the tool writes from the committed runs, which are of the experiments as they stand."""
 
 import json
 

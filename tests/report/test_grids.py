@@ -61,9 +61,11 @@ def test_steadiness_counts_falls_in_the_first_half(tmp_path):
 
 def test_a_claim_about_learned_k(tmp_path):
     cells = {"learned": ("learned", "a", None, {}), "fixed": ("fixed", "a", None, {seed: [0.5] for seed in range(3)})}
-    folder = make_grid(tmp_path / "grid", cells, [("k narrow", [["learned", "fixed"]], "narrowing")])
+    claims = [(quantity, [["learned", "fixed"]], quantity) for quantity in ("narrowing", "rise")]
+    folder = make_grid(tmp_path / "grid", cells, claims)
     for seed, width in enumerate((0.1, 0.11, 0.12)):
         k = {f"features.stages.{stage}.0.0": [0.5 - width / (1 + stage), 0.5 + width / (1 + stage)] for stage in (0, 1)}
+        k |= {"features.stages.1.1.0": [0.6, 0.8], "features.fully_connected": [0.1]}
         make_run(folder / "learned" / f"seed-{seed}", [0.5], operator="learnable", k=k)
     grid = read_grid(folder)
     verdict = judge(grid, grid.claims[0])
@@ -71,6 +73,7 @@ def test_a_claim_about_learned_k(tmp_path):
     assert verdict.difference == pytest.approx(2**0.5 * 0.11 / 2)
     assert verdict.verdict == "confirmed"
     assert "+0.0778 ± 0.0071 in the spread of k over 1 pair, n = 3 seeds" in verdict.words
+    assert judge(grid, grid.claims[1]).difference == pytest.approx(0.7 - 0.5)
 
 
 def test_one_seed_decides_nothing(tmp_path):

@@ -38,9 +38,10 @@ class Claim:
     """A sentence of the paper that pairs of cells can confirm or refute: in each pair, the first beats the second.
 
     quantity: "accuracy" at the end; "early": the mean test accuracy over the evaluations of the first half of the run,
-    higher for what converges faster; "steadiness": how little accuracy falls between these evaluations; "narrowing":
-    how much wider the learned k lie in the first stage than in the last, 0 where k is not learned. source: where the
-    paper says it.
+    higher for what converges faster; "steadiness": how little accuracy falls between these evaluations; "rise":
+    how much larger the mean learned k is in the last convolution than in the first; "narrowing": how much closer
+    together learned k lie at the head of the last stage than of the first. Both are 0 where k is not learned. source:
+    where the paper says it.
     """
 
     text: str

@@ -34,6 +34,7 @@ EXPERIMENT = Experiment(
     cells,
     (
         Claim("A learned k beats the best fixed one", "Section 4.2", (("learnable", "sigmoid-0.3"),)),
+        Claim("Learned k grow with depth", "Figure: learned k", (("learnable", "sigmoid-0.3"),), "rise"),
         Claim(
             "Learned k are spread in the first stage and concentrated in the last",
             "Figure: learned k",

@@ -47,6 +47,12 @@ def narrowing_of_k(run: ReportedRun) -> float:
     return spreads[0] - spreads[-1] if spreads else 0.0
 
 
+def rise_of_k(run: ReportedRun) -> float:
+    """How much larger the mean learned k of the last convolution is than that of the first; 0 without such."""
+    means = [fmean(values) for layer, values in run.learned_k().items() if ".stages." in layer and values]
+    return means[-1] - means[0] if means else 0.0
+
+
 class Quantity(NamedTuple):
     """A number of a run that a claim is about, and how differences of it are written."""
 
@@ -59,6 +65,7 @@ QUANTITIES = {
     "accuracy": Quantity(final_accuracy),
     "early": Quantity(early_accuracy),
     "steadiness": Quantity(steadiness, "points less of a fall between evaluations"),
+    "rise": Quantity(rise_of_k, "in the mean of k", digits=4),
     "narrowing": Quantity(narrowing_of_k, "in the spread of k", digits=4),
 }
 
