@@ -34,11 +34,14 @@ def two_batches(size: int, batch: int) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def dependence(batches: tuple[Tensor, Tensor], depth: int, seed: int, operator: str | None, width: int) -> float:
+def dependence(
+    batches: tuple[Tensor, Tensor], depth: int, seed: int, operator: str | None, width: int, *, relu: bool
+) -> float:
     """The mean cosine between the features of the same pictures in both batches."""
     torch.manual_seed(seed)
     widths = (width, 3 * width // 2, 2 * width)
-    model = sn.create_model(f"cnn-{depth}", operator=operator, widths=widths, input_size=batches[0].shape[-1])
+    size = batches[0].shape[-1]
+    model = sn.create_model(f"cnn-{depth}", operator=operator, widths=widths, input_size=size, relu=relu)
     first, second = (model.features(images)[:SHARED] for images in batches)
     return cosine_similarity(first - first.mean(0), second - second.mean(0)).mean().item()
 
@@ -49,6 +52,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=16, help="side of the pictures")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--width", type=int, default=16, help="of the first stage; the paper's is 64")
+    parser.add_argument("--no-relu", action="store_true", help="leave ReLU out")
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()
     batches = two_batches(arguments.size, arguments.batch)
@@ -56,7 +60,10 @@ def main() -> None:
     for operator in (None, "cosine", "sigmoid"):
         cells = []
         for depth in DEPTHS:
-            found = [dependence(batches, depth, seed, operator, arguments.width) for seed in range(arguments.seeds)]
+            found = [
+                dependence(batches, depth, seed, operator, arguments.width, relu=not arguments.no_relu)
+                for seed in range(arguments.seeds)
+            ]
             cells.append(f"{mean(found):.3f} ± {stdev(found) if len(found) > 1 else 0:.3f}")
         print((operator or "convolution").ljust(14), *(cell.rjust(14) for cell in cells))
 

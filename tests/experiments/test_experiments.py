@@ -23,7 +23,7 @@ from spherenet.report.grids import read_grid
 from spherenet.runlog import RunDirectory
 
 SPEC_CELLS = {"table1": 48, "table2": 36, "table3": 6, "table4": 10, "fig-convergence-resnet": 8,
-              "fig-convergence-plain": 7, "fig-width": 8, "fig-ultradeep": 4, "learnable": 2, "fig-spherenorm": 20,
+              "fig-convergence-plain": 7, "fig-width": 8, "fig-ultradeep": 6, "learnable": 2, "fig-spherenorm": 20,
               "s-softmax": 6, "weight-decay": 4, "imagenet": 3, "margin-schedule": 22}  # fmt: skip
 
 
