@@ -1,8 +1,8 @@
 """Figure: 69 plain layers without shortcuts: cosine with cosine W-Softmax against none with softmax, CIFAR-10.
 
 The paper: nearly 90 % for the SphereNet at the end. Beside it the 45 layers of Table 2 and, ours, 69 layers without
-ReLU. cpu: 45 layers for 2,000 iterations, the learning rate falling once, at seven eighths, and 69 without ReLU for 500;
-with ReLU 69 layers are still at chance after 2,300 (docs/findings.md).
+ReLU. cpu: 45 layers for 2,000 iterations, the learning rate falling once, at seven eighths, and 69 without ReLU for
+500; with ReLU 69 layers are still at chance after 2,300 (docs/findings.md).
 
     spherenet reproduce fig-ultradeep --preset cpu --seeds 3
 """
