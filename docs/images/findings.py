@@ -57,8 +57,13 @@ def main(path: Path) -> None:
     draw_curves(axes[0, 0], read_grid(RESULTS / "fig-convergence-plain"), plain, "cnn-9, softmax")
     norms = {"batchnorm_4": "BatchNorm", "spherenorm_4": "SphereNorm", "spherenorm_batchnorm_4": "both"}
     draw_curves(axes[0, 1], read_grid(RESULTS / "fig-spherenorm"), norms, "cnn-9 at batches of 4")
-    deep = {"none_softmax_45": "plain", "cosine_w-cosine_45": "cosine, W-Softmax"}
-    draw_curves(axes[1, 0], read_grid(RESULTS / "fig-ultradeep"), deep, "45 plain layers")
+    deep = {
+        "none_softmax_45": "plain, 45 layers",
+        "cosine_w-cosine_45": "cosine, 45 layers",
+        "none_softmax_69-without-relu": "plain, 69 without ReLU",
+        "cosine_w-cosine_69-without-relu": "cosine, 69 without ReLU",
+    }
+    draw_curves(axes[1, 0], read_grid(RESULTS / "fig-ultradeep"), deep, "Deep networks without shortcuts")
     learned = read_grid(RESULTS / "learnable").cell("learnable")
     assert learned is not None
     draw_k(axes[1, 1], learned)
