@@ -90,7 +90,9 @@ class _Lines(_Counting):
         self._print(f"{result.job.name}: {outcome}; {self.jobs_left} runs{when} left")
 
     def _print(self, line: str) -> None:
-        print(f"{self.what}  {line}", file=sys.stderr, flush=True)
+        # One write a line: two threads would put their ends of lines behind each other's words.
+        sys.stderr.write(f"{self.what}  {line}\n")
+        sys.stderr.flush()
 
 
 class _Bars(_Counting):
