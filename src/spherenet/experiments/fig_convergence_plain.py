@@ -3,6 +3,8 @@
 Shows that SphereNets converge faster, and that the orthogonality term helps. cpu: 2,000 iterations; those
 of 500 are too short for the curves to part (docs/findings.md).
 
+One seed of the cpu preset took 14 minutes of one core (AMD EPYC).
+
     spherenet reproduce fig-convergence-plain --preset cpu --seeds 3
 """
 

@@ -4,6 +4,8 @@ The paper: nearly 90 % for the SphereNet at the end. Beside it the 45 layers of 
 ReLU. cpu: 45 layers for 2,000 iterations, the learning rate falling once, at seven eighths, and 69 without ReLU for
 500; with ReLU 69 layers are still at chance after 2,300 (docs/findings.md).
 
+One seed of the cpu preset took 18 minutes of one core (AMD EPYC).
+
     spherenet reproduce fig-ultradeep --preset cpu --seeds 3
 """
 

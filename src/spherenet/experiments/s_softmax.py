@@ -3,6 +3,8 @@
 cnn-9, cosine operator, CIFAR-10. The paper: from scratch with s = 1 it does not train; with a large s, or fine-tuned
 from a softmax network, it does. The fine-tuned network has both lengths of training behind it.
 
+One seed of the cpu preset took 5 minutes of one core (Intel Xeon at 2.80 GHz).
+
     spherenet reproduce s-softmax --preset cpu --seeds 3
 """
 

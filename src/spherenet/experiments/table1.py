@@ -4,6 +4,8 @@ Shows that angular losses and margins add to what the operators bring. Paper: 48
 second or more each on two cores (docs/performance.md). cpu: four operators and four losses, a quarter of the width,
 500 iterations.
 
+One seed of the cpu preset took 12 minutes of one core (Intel Xeon at 2.80 GHz).
+
     spherenet reproduce table1 --preset cpu --seeds 3
 """
 

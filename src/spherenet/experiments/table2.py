@@ -3,6 +3,8 @@
 Operators with cosine W-Softmax, the plain network with softmax. cpu: two rows, 3 and 18 layers
 (9 are in table1, resnet-32 is in fig-convergence-resnet), 2,000 iterations.
 
+One seed of the cpu preset took 10 minutes of one core (AMD EPYC).
+
     spherenet reproduce table2 --preset cpu --seeds 3
 """
 

@@ -2,6 +2,8 @@
 
 The paper: weight decay is "no longer needed in SphereNet".
 
+One seed of the cpu preset took 2 minutes of one core (Intel Xeon at 2.80 GHz).
+
     spherenet reproduce weight-decay --preset cpu --seeds 3
 """
 
