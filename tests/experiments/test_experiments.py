@@ -132,6 +132,8 @@ def test_a_started_job_goes_on(tmp_path):
 
 def test_a_run_that_another_process_has_is_waited_for(tmp_path):
     job = Job("one", tmp_path / "one", TINY)
+    assert not job.in_use()
+    assert not job.folder.exists()
     job.folder.mkdir()
     codes = []
 

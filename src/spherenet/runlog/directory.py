@@ -71,12 +71,14 @@ class RunDirectory:
     @property
     def in_use(self) -> bool:
         """Whether another process writes to the run."""
+        if not self.path.is_dir():  # the lock would make it
+            return False
         try:
             with FileLock(self.path / _LOCK).acquire(timeout=0):
                 return False
         except Timeout:
             return True
-        except OSError:  # no such folder, or one that nobody can write to
+        except OSError:  # a folder that nobody can write to
             return False
 
     def clean(self) -> None:
