@@ -23,12 +23,15 @@ def final_accuracy(run: ReportedRun) -> float:
     return 100 * run.curve("test", "accuracy").values[-1]
 
 
+def _first_half(curve: Curve) -> list[float]:
+    """The values in the first half of the iterations, at least one."""
+    first = [value for step, value in zip(curve.steps, curve.values, strict=True) if step <= curve.steps[-1] / 2]
+    return first or curve.values[:1]
+
+
 def early_accuracy(run: ReportedRun) -> float:
     """The mean test accuracy over the evaluations of the first half of a run, in per cent."""
-    curve = run.curve("test", "accuracy")
-    half = curve.steps[-1] / 2
-    first = [value for step, value in zip(curve.steps, curve.values, strict=True) if step <= half]
-    return 100 * fmean(first or curve.values[:1])
+    return 100 * fmean(_first_half(run.curve("test", "accuracy")))
 
 
 def steadiness(run: ReportedRun) -> float:
@@ -36,8 +39,7 @@ def steadiness(run: ReportedRun) -> float:
 
     Over the first half of the run: later the learning rate is low, and all are steady.
     """
-    curve = run.curve("test", "accuracy")
-    first = [value for step, value in zip(curve.steps, curve.values, strict=True) if step <= curve.steps[-1] / 2]
+    first = _first_half(run.curve("test", "accuracy"))
     return -100 * fmean([max(0.0, before - after) for before, after in itertools.pairwise(first)] or [0.0])
 
 
