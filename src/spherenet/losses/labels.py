@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from spherenet.kernels.large import is_traced
+from spherenet.kernels.dispatch import is_traced
 from spherenet.ops.angular_output import AngularOutput
 from spherenet.ops.arguments import require_floating
 

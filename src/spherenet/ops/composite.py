@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from spherenet.ops import angles
 from spherenet.ops.norms import norm, patch_norm, working_dtype
 
-__all__ = ["apply_angle", "conv_product", "cosines"]
+__all__ = ["apply_affine", "apply_angle", "conv_product", "cosines"]
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
@@ -56,9 +56,24 @@ def cosines(
     return safe / length
 
 
-def apply_angle(cosine: Tensor, angle: str, k: Tensor | None) -> Tensor:
-    """g of cosines [N, O, *spatial] for one of the built-in angle functions; k: one number a filter."""
+def apply_angle(cosine: Tensor, angle: str, k: Tensor | float | None) -> Tensor:
+    """g of cosines [N, O, *spatial] for one of the built-in angle functions; k: a number or a tensor [O] or []."""
     if angle == "sigmoid":
         assert k is not None
-        return angles.sigmoid(cosine.movedim(1, -1), k.to(cosine.dtype)).movedim(-1, 1)
+        if isinstance(k, Tensor):
+            return angles.sigmoid(cosine.movedim(1, -1), k.to(cosine.dtype)).movedim(-1, 1)
+        return angles.sigmoid(cosine, k)
     return angles.linear(cosine) if angle == "linear" else angles.cosine(cosine)
+
+
+def apply_affine(
+    value: Tensor, bias: Tensor | None, beta: Tensor | float | None, gamma: Tensor | float | None
+) -> Tensor:
+    """β·(value + bias) + γ for maps [N, O, *spatial] and one number per filter."""
+    if bias is None and beta is None and gamma is None:
+        return value
+    value = value.movedim(1, -1)
+    value = value if bias is None else value + bias
+    value = value if beta is None else value * beta
+    value = value if gamma is None else value + gamma
+    return value.movedim(-1, 1)

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["pad_input", "per_dimension", "same_as_numbers"]
+__all__ = ["Geometry", "pad_input", "per_dimension", "same_as_numbers"]
+
+
+class Geometry(NamedTuple):
+    """How a kernel moves over its input, one number per spatial dimension; all empty for a fully connected layer."""
+
+    stride: tuple[int, ...] = ()
+    padding: tuple[int, ...] = ()
+    dilation: tuple[int, ...] = ()
+    groups: int = 1
 
 
 def per_dimension(value: int | Sequence[int], spatial_dims: int) -> tuple[int, ...]:
     """Return one number a dimension from a number, a sequence of one or a whole sequence."""
+    if type(value) is tuple and len(value) == spatial_dims:
+        return value
     values = (value,) if isinstance(value, int) else tuple(value)
     return values * spatial_dims if len(values) == 1 else values
 
