@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable
 
 import torch
+from spherenet.kernels.window import spread, window_sum
 from torch import nn
 from torch.nn import functional as F
 
 import spherenet as sn
 from spherenet.kernels import passes
-from spherenet.kernels.window import spread, window_sum
 
 
 def main() -> None:

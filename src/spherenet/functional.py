@@ -14,14 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from spherenet.kernels.compiled import compiled_or_plain
-from spherenet.kernels.dispatch import backend, implementation, is_traced
-from spherenet.kernels.interface import Angle
+from spherenet.kernels.dispatch import backend, implementation, is_traced, needs_operators
+from spherenet.kernels.interface import Affine, Angle
+from spherenet.kernels.recurrent import recurrence
 from spherenet.kernels.sphere_conv import Call, SphereConvFunction, forward
 from spherenet.kernels.unit_weights import kept_unit_weight
 from spherenet.ops import angles, composite
@@ -42,6 +43,7 @@ from spherenet.ops.norms import DEFAULT_EPS, autocast_is_on, direction, without_
 __all__ = ["backend", "sphere_conv1d", "sphere_conv2d", "sphere_conv3d", "sphere_linear"]
 
 Rescale = Tensor | float | None
+_States = tuple[Tensor, tuple[Tensor, ...]]
 _FULLY_CONNECTED = Geometry()
 
 
@@ -280,8 +282,9 @@ _KERNELS = {LinearAngle: "linear", CosineAngle: "cosine", SigmoidAngle: "sigmoid
 
 def _resolve_angle(operator: str | AngleFunction, k: float | Tensor | None) -> _Angle:
     """The angle function that `operator` and `k` name."""
-    if k is None and type(operator) in _KERNELS:
-        return _Angle(operator, _KERNELS[type(operator)], operator.k)
+    if k is None and isinstance(operator, AngleFunction):
+        # By exact type: a subclass may have changed the function.
+        return _Angle(operator, _KERNELS.get(type(operator)), operator.k)
     if operator == "learnable":
         raise ValueError('operator must not be "learnable" in a function, which owns no k: pass "sigmoid" and k.')
     if operator == "sigmoid":
@@ -290,7 +293,6 @@ def _resolve_angle(operator: str | AngleFunction, k: float | Tensor | None) -> _
     if isinstance(k, Tensor):
         raise ValueError(f'k must be None unless operator is "sigmoid", got a tensor k with operator {operator!r}.')
     angle = make_angle(operator, k)
-    # By exact type: a subclass may have changed the function.
     return _Angle(angle, _KERNELS.get(type(angle)), angle.k)
 
 
@@ -327,3 +329,30 @@ def _check_shapes(input: Sequence[int], weight: Sequence[int], groups: int, spat
             f"input must have {weight[1] * groups} channels for a weight of shape {list(weight)} and "
             f"groups={groups}, got {channels}: shape {list(input)}."
         )
+
+
+def fused_recurrence(from_input: Tensor, state: tuple[Tensor, ...], layer: Any) -> _States | None:
+    """Run a recurrent cell over a sequence by the native kernels; None when they cannot serve this call.
+
+    Args:
+        from_input: what the input contributes to the gates, [L, N, gates·H].
+        state: (h, c) of an LSTM or (h,) of a GRU, each [N, H].
+        layer: the layer on h, with gates·H filters; a `SphereLinear`, unless somebody put another in its place.
+    """
+    if not isinstance(getattr(layer, "angle", None), AngleFunction) or _has_hooks(layer):
+        return None
+    angle = _resolve_angle(layer.angle, None)
+    tensors = (from_input, *state, layer.weight)
+    one_dtype = all(value.dtype == from_input.dtype for value in tensors) and from_input.element_size() >= 4
+    if from_input.dim() != 3 or not one_dtype or autocast_is_on(from_input) or needs_operators(*tensors):
+        return None
+    if implementation(from_input, has_kernel=angle.kernel is not None) != "native":
+        return None
+    affine = Affine(*(_per_filter(value, layer.weight) for value in (layer.bias, layer.beta, layer.gamma)))
+    k = angle.k if isinstance(angle.k, Tensor) else None
+    return recurrence(from_input, state, layer.weight, k, affine, layer.eps, Angle(angle.kernel or "", angle.k))
+
+
+def _has_hooks(layer: Any) -> bool:
+    """Whether somebody listens to the calls of this layer, which the fused recurrence does not make."""
+    return bool(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)

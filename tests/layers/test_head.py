@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from spherenet.kernels import large
+from spherenet.kernels import blocks, dispatch
 from spherenet.layers.head import AngularHead
 from spherenet.ops import reference
 
@@ -16,8 +16,8 @@ EPS = 1e-4
 @pytest.fixture(params=["plain", "blockwise"])
 def path(request, monkeypatch):
     if request.param == "blockwise":
-        monkeypatch.setattr(large, "LARGE_MAP", 0)
-        monkeypatch.setitem(large.BLOCK_ELEMENTS, "cpu", 7)
+        monkeypatch.setattr(dispatch, "LARGE_MAP", 0)
+        monkeypatch.setitem(blocks.BLOCK_ELEMENTS, "cpu", 7)
     return request.param
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from spherenet.kernels import large
+from spherenet.kernels import blocks, dispatch
 
 
 @pytest.fixture(params=["plain", "blockwise"])
@@ -20,6 +20,6 @@ def blockwise(monkeypatch):
 
 
 def use_blocks(monkeypatch):
-    monkeypatch.setattr(large, "LARGE_MAP", 0)
+    monkeypatch.setattr(dispatch, "LARGE_MAP", 0)
     # Small enough for several blocks, and a last one that is not full.
-    monkeypatch.setitem(large.BLOCK_ELEMENTS, "cpu", 16)
+    monkeypatch.setitem(blocks.BLOCK_ELEMENTS, "cpu", 16)

@@ -111,7 +111,7 @@ def test_large_heads_equal_small_ones(case, monkeypatch):
     head, results = AngularHead(16, 9_000, bias=True), []
     for threshold in (None, 1 << 40):
         if threshold is not None:
-            monkeypatch.setattr("spherenet.kernels.large.LARGE_MAP", threshold)
+            monkeypatch.setattr("spherenet.kernels.dispatch.LARGE_MAP", threshold)
         features = x.clone().requires_grad_()
         value = case.make()(head(features), labels)
         results.append((value, *torch.autograd.grad(value, (features, head.weight, head.bias))))

@@ -13,6 +13,7 @@ functions that say what they ask; tests/kernels/test_dispatch.py fails when torc
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -90,6 +91,8 @@ def implementation(x: Tensor, *, has_kernel: bool = True) -> str:
         x: the layer's input.
         has_kernel: whether the kernels know the layer's angle function.
     """
+    if torch.compiler.is_compiling():  # the compiler cannot look into a context variable
+        return "plain"
     chosen = _backend.get()
     if not has_kernel or chosen == "reference" or x.numel() == 0 or is_traced(x) or _in_forward_mode():
         return "plain"
@@ -116,9 +119,7 @@ def kernels_of(name: str) -> ModuleType:
     """Return the module with the five functions of `kernels/interface.py`."""
     if name == "native":
         return native
-    from spherenet.kernels import triton
-
-    return triton
+    return importlib.import_module("spherenet.kernels.triton")
 
 
 @lru_cache(maxsize=1)
@@ -132,9 +133,9 @@ def blockwise(elements: int, *tensors: Tensor) -> bool:
     Never while tracing, when a compiler fuses the plain form by itself, nor under forward-mode derivatives, which only
     the plain form has.
     """
-    if elements < LARGE_MAP or _backend.get() == "reference" or is_traced(*tensors):
+    if elements < LARGE_MAP or is_traced(*tensors) or _in_forward_mode():
         return False
-    return not _in_forward_mode()
+    return _backend.get() != "reference"
 
 
 # --- private torch API -----------------------------------------------------------------------------------------
@@ -144,10 +145,7 @@ def is_traced(*tensors: Tensor) -> bool:
     """Whether values cannot be looked at now: inside torch.compile, torch.export or a torch.func transform."""
     if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
         return True
-    for tensor in tensors:
-        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-            return True
-    return False
+    return any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors)
 
 
 def _in_forward_mode() -> bool:
@@ -159,10 +157,7 @@ def needs_operators(*tensors: Tensor) -> bool:
     """Whether calls must go through torch's dispatcher: a mode watches every operation, or a tensor is a subclass."""
     if _get_current_dispatch_mode() is not None:
         return True
-    for tensor in tensors:
-        if type(tensor) is not Tensor and type(tensor) is not Parameter:
-            return True
-    return False
+    return any(type(tensor) is not Tensor and type(tensor) is not Parameter for tensor in tensors)
 
 
 def below_autograd() -> AbstractContextManager[object]:

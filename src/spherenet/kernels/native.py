@@ -54,9 +54,9 @@ class _Angle(ctypes.Structure):
 
 
 class _Backward(ctypes.Structure):
-    _fields_ = [
-        (name, c_void_p) for name in ("grad", "known", "inverse_norm", "grad_product", "spread", "sums")
-    ] + [("known_is_cosine", c_int32)]
+    _fields_ = [(name, c_void_p) for name in ("grad", "known", "inverse_norm", "grad_product", "spread", "sums")] + [
+        ("known_is_cosine", c_int32)
+    ]
 
 
 class _Cell(ctypes.Structure):
@@ -122,8 +122,8 @@ def _open(path: Path) -> _Library:
     library.spherenet_kernels.restype = POINTER(_Kernels)
     library.spherenet_instruction_set.restype = c_char_p
     table = library.spherenet_kernels().contents
-    functions = (getattr(table, name) for name, _ in _Kernels._fields_)
-    return _Library(*functions, library.spherenet_instruction_set().decode())
+    functions: Any = [getattr(table, field[0]) for field in _Kernels._fields_]
+    return _Library._make([*functions, library.spherenet_instruction_set().decode()])
 
 
 def _refuse_truncated(path: Path) -> None:
@@ -342,7 +342,7 @@ def forward(
     affine: Affine,
     keep_cosine: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Turn the convolution's output into the layer's, in place; return it, 1/‖patch‖ and the cosines if they are kept."""
+    """Turn the convolution's output into the layer's, in place; return it, 1/‖patch‖ and the cosines (or None)."""
     of_x, of_product = _layout(x.shape, x.stride()), _layout(product.shape, product.stride())
     if of_product == "other":
         product, of_product = product.contiguous(), "planes"
@@ -471,9 +471,7 @@ def cell_backward(gates: Tensor, from_state: Tensor | None, before: Tensor, afte
     rows, hidden = before.shape
     cell = _Cell(rows, hidden, gates.shape[1] // hidden)
     tensors = (gates, from_state, before, after, grad_output, grad_after, grad_gates, grad_from_state, grad_before)
-    _loaded().cell_backward(
-        ctypes.byref(cell), *map(_pointer, tensors), _TYPES[before.dtype], torch.get_num_threads()
-    )
+    _loaded().cell_backward(ctypes.byref(cell), *map(_pointer, tensors), _TYPES[before.dtype], torch.get_num_threads())
 
 
 def checksum(tensor: Tensor) -> int:

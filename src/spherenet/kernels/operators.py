@@ -1,6 +1,6 @@
 """SphereConv as torch operators: `spherenet::sphere_conv` and `spherenet::sphere_conv_backward`.
 
-They carry the same functions as `kernels/sphere_conv.py` through torch's dispatcher, for tools that watch or trace every
+They carry the functions of `kernels/sphere_conv.py` through torch's dispatcher, for tools that watch or trace every
 operation: FLOP counters, FakeTensor, opcheck. Their arguments are flat because a schema knows no structures.
 """
 
@@ -24,7 +24,7 @@ from spherenet.ops.norms import working_dtype
 __all__ = ["backward", "backward_operator", "forward", "forward_operator"]
 
 _ARGUMENTS = "int[] stride, int[] padding, int[] dilation, int groups, float eps, str angle, float fixed_k"
-_library = torch.library.Library("spherenet", "FRAGMENT")
+_library: Any = torch.library.Library("spherenet", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define(
     "sphere_conv(Tensor x, Tensor weight, Tensor? k, Tensor? bias, Tensor? beta, Tensor? gamma, Tensor? unit_weight, "
     f"{_ARGUMENTS}, bool keep_cosine) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
@@ -65,9 +65,7 @@ def forward(
 ) -> tuple[Tensor, Kept]:
     """`sphere_conv.forward` through the operator."""
     with below_autograd():
-        out, *kept = forward_operator(
-            x, weight, k, bias, beta, gamma, call.unit_weight, *_flat(call), call.keep_cosine
-        )
+        out, *kept = forward_operator(x, weight, k, bias, beta, gamma, call.unit_weight, *_flat(call), call.keep_cosine)
     unit_weight, scale, inverse_norm, cosine = kept
     return out, Kept(unit_weight if call.unit_weight is None else call.unit_weight, scale, inverse_norm, cosine)
 
@@ -122,9 +120,8 @@ def _backward(
 ) -> Any:  # fmt: skip
     *flat, known_is_cosine, weight_dtype, needs = rest
     kept = Kept(unit_weight, scale, inverse_norm, known)
-    found = sphere_conv.run_backward(
-        grad, x, k, Affine(bias, beta, gamma), kept, known, known_is_cosine, _call(None, flat, False), weight_dtype, needs
-    )
+    affine, call = Affine(bias, beta, gamma), _call(None, flat, False)
+    found = sphere_conv.run_backward(grad, x, k, affine, kept, known, known_is_cosine, call, weight_dtype, needs)
     return tuple(x.new_empty(0) if gradient is None else gradient for gradient in found)
 
 
@@ -152,12 +149,15 @@ class _OperatorFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
         """Return what the operator returns; only its first output has a gradient."""
-        *tensors, unit_weight = inputs[:7]
-        call = _call(unit_weight, inputs[7:-1], inputs[-1])
-        out, kept = forward(*tensors, call)
-        SphereConvFunction.save(ctx, out, kept, *tensors, call)
-        ctx.mark_non_differentiable(*kept)
-        return out, *kept
+        tensors: Any = inputs[:6]
+        call = _call(inputs[6], inputs[7:-1], inputs[-1])
+        with below_autograd():
+            outputs: tuple[Tensor, ...] = forward_operator(*inputs)
+        unit_weight, scale, inverse_norm, cosine = outputs[1:]
+        kept = Kept(unit_weight if call.unit_weight is None else call.unit_weight, scale, inverse_norm, cosine)
+        SphereConvFunction.save(ctx, outputs[0], kept, *tensors, call)
+        ctx.mark_non_differentiable(*outputs[1:])
+        return outputs
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
@@ -178,12 +178,12 @@ _library.impl("sphere_conv", _with_autograd, "Autograd")
 # --- what counts floating point operations ----------------------------------------------------------------------
 
 
-@register_flop_formula(torch.ops.spherenet.sphere_conv)  # type: ignore[untyped-decorator]
+@register_flop_formula(torch.ops.spherenet.sphere_conv)
 def _flops(x: Any, weight: Any, *_: Any, out_shape: Any, **__: Any) -> int:
     return _product_flops(x, weight, out_shape[0])
 
 
-@register_flop_formula(torch.ops.spherenet.sphere_conv_backward)  # type: ignore[untyped-decorator]
+@register_flop_formula(torch.ops.spherenet.sphere_conv_backward)
 def _backward_flops(grad: Any, x: Any, weight: Any, *rest: Any, out_shape: Any, **_: Any) -> int:
     needs = rest[-1]
     return _product_flops(x, weight, grad) * (bool(needs[0]) + bool(needs[1]))

@@ -29,7 +29,7 @@ from spherenet.ops import composite
 from spherenet.ops.geometry import Geometry
 from spherenet.ops.norms import direction
 
-__all__ = ["Call", "Kept", "SphereConvFunction", "backward", "forward"]
+__all__ = ["Call", "Kept", "SphereConvFunction", "backward", "forward", "parameter_gradients"]
 
 _CONVOLUTION = {3: torch.conv1d, 4: torch.conv2d, 5: torch.conv3d}
 _NO_AFFINE = Affine()
@@ -105,9 +105,7 @@ def run_forward(
     if unit_weight is None:
         unit_weight, scale = kernels.unit_weight(weight, eps, x.dtype)
     product = _product(x, unit_weight, geometry)
-    out, inverse_norm, cosine = kernels.forward(
-        product, x, weight.shape[2:], geometry, eps, angle, affine, keep_cosine
-    )
+    out, inverse_norm, cosine = kernels.forward(product, x, weight.shape[2:], geometry, eps, angle, affine, keep_cosine)
     return out, Kept(unit_weight, scale, inverse_norm, cosine)
 
 
@@ -167,7 +165,7 @@ def run_backward(
         grad_weight = kernels.unit_weight_backward(grad_unit, unit_weight, scale, weight_dtype)
     if sums is None:
         return grad_x, grad_weight, None, None, None, None
-    return grad_x, grad_weight, *_parameter_gradients(sums, needs, k, affine)
+    return grad_x, grad_weight, *parameter_gradients(sums, needs, k, affine)
 
 
 def _product_backward(
@@ -185,7 +183,7 @@ def _product_backward(
     return found[0], found[1]
 
 
-def _parameter_gradients(
+def parameter_gradients(
     sums: Tensor, needs: Sequence[bool], k: Tensor | None, affine: Affine
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """The gradients of k, bias, beta and gamma from Σ grad, Σ grad·g and Σ grad·∂g/∂k of each filter."""
@@ -233,16 +231,21 @@ class SphereConvFunction(torch.autograd.Function):
         """Return the gradients of x, weight, k, bias, beta and gamma."""
         if grad is None:
             return (None,) * 7
-        x, weight, k, bias, beta, gamma, known, *others = ctx.saved_tensors
+        x, weight, k, bias, beta, gamma, known, unit_weight, scale, inverse_norm = ctx.saved_tensors
         needs, call = ctx.needs_input_grad[:6], ctx.call
         if torch.is_grad_enabled():
             return (*_differentiable_gradients(call, grad, (x, weight, k, bias, beta, gamma), needs), None)
-        kept = Kept(*others, known)
+        kept = Kept(unit_weight, scale, inverse_norm, known)
         known_is_cosine = call.keep_cosine
         if ctx.detector is not None and ctx.detector.changed:
-            known, known_is_cosine = composite.cosines(x, kept.unit_weight, *call.geometry, call.eps), True
-        arguments = (grad, x, k, _affine(bias, beta, gamma), kept, known, known_is_cosine, call, ctx.weight_dtype, needs)
-        return (*backward(*arguments), None)
+            known, known_is_cosine = _cosines(x, unit_weight, call), True
+        affine = _affine(bias, beta, gamma)
+        return (*backward(grad, x, k, affine, kept, known, known_is_cosine, call, ctx.weight_dtype, needs), None)
+
+
+def _cosines(x: Tensor, unit_weight: Tensor, call: Call) -> Tensor:
+    stride, padding, dilation, groups = call.geometry
+    return composite.cosines(x, unit_weight, stride, padding, dilation, groups, call.eps)
 
 
 def _differentiable_gradients(
@@ -253,7 +256,7 @@ def _differentiable_gradients(
     assert x is not None
     assert weight is not None
     unit_weight = direction(weight, tuple(range(1, weight.dim())), call.eps).to(x.dtype)
-    cosine = composite.cosines(x, unit_weight, *call.geometry, call.eps)
+    cosine = _cosines(x, unit_weight, call)
     value = composite.apply_angle(cosine, call.angle.name, call.angle.k if k is None else k)
     out = composite.apply_affine(value, bias, beta, gamma).to(grad.dtype)
     wanted = [value for value, need in zip(inputs, needs, strict=True) if need and value is not None]

@@ -1,0 +1,329 @@
+"""One module decides which implementation runs; every private call into torch still means what it is used for."""
+
+import copy
+import importlib
+import logging
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.utils.flop_counter import FlopCounterMode
+
+import spherenet as sn
+from spherenet.kernels import dispatch, native, unit_weights
+from spherenet.kernels.compiled import compiled_or_plain
+from spherenet.layers.head import AngularHead
+
+
+def test_cpu_layers_are_native():
+    assert dispatch.implementation(torch.randn(3)) == "native"
+    assert dispatch.implementation_name("cpu") == f"native ({native.instruction_set()})"
+    assert native.instruction_set() in ("avx512", "avx2", "baseline")
+
+
+def test_backend_names():
+    x = torch.randn(3)
+    with sn.functional.backend("reference"):
+        assert dispatch.implementation(x) == "plain"
+        assert dispatch.implementation_name("cpu") == "plain"
+        with sn.functional.backend("native"):
+            assert dispatch.implementation(x) == "native"
+        with sn.functional.backend("fused"):  # the name until 0.1
+            assert dispatch.implementation(x) == "native"
+        assert dispatch.current_backend() == "reference"
+    with (
+        pytest.raises(ValueError, match="backend must be one of 'auto', 'native', .*, got 'fast'"),
+        sn.functional.backend("fast"),
+    ):
+        pass
+
+
+def test_what_only_the_plain_formula_can_do():
+    x = torch.randn(3, 4)
+    assert dispatch.implementation(x, has_kernel=False) == "plain"
+    assert dispatch.implementation(x[:0]) == "plain"
+    assert dispatch.implementation(x.to("meta")) == "plain"
+    seen = []
+    torch.func.vmap(lambda row: seen.append(dispatch.implementation(row)) or row)(x)
+    with forward_ad.dual_level():
+        seen.append(dispatch.implementation(x))
+    assert seen == ["plain", "plain"]
+    assert dispatch.implementation(x) == "native"
+
+
+def test_reference_switches_heads_and_losses_too(monkeypatch):
+    monkeypatch.setattr(dispatch, "LARGE_MAP", 0)
+    calls = []
+    for module, name in (("layers.head", "angular_cosine"), ("losses.base", "angular_cross_entropy")):
+        found = importlib.import_module(f"spherenet.{module}")
+        original = getattr(found, name)
+        monkeypatch.setattr(found, name, lambda *a, f=original, n=name: calls.append(n) or f(*a))
+    head, loss = AngularHead(4, 3), sn.WSoftmaxLoss("linear")
+    features, labels = torch.randn(5, 4), torch.randint(3, (5,))
+    expected = loss(head(features), labels)
+    assert calls == ["angular_cosine", "angular_cross_entropy"]
+    with sn.functional.backend("reference"):
+        torch.testing.assert_close(loss(head(features), labels), expected)
+    assert len(calls) == 2
+
+
+def run_fresh(code, **environment):
+    """Run code in a new process and return what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **environment}, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+def test_a_first_layer_loads_no_compiler():
+    code = (
+        "import sys, torch, spherenet as sn\n"
+        "layer = sn.SphereConv2d(3, 4, 3, operator='learnable')\n"
+        "layer(torch.randn(2, 3, 8, 8)).sum().backward()\n"
+        "print([name for name in ('torch._dynamo', 'torch._inductor', 'triton') if name in sys.modules])"
+    )
+    assert run_fresh(code)[0].strip() == "[]"
+
+
+def test_one_thread_pool_is_shared_with_torch():
+    if sys.platform != "linux":
+        pytest.skip("reads /proc")
+    torch.set_num_threads(torch.get_num_threads())
+    assert native.available()
+    with open("/proc/self/maps") as maps:
+        pools = {line.split()[-1] for line in maps if "libgomp" in line or "libiomp" in line}
+    assert len(pools) == 1, pools
+
+
+LAYER = "import torch, spherenet as sn; layer = sn.SphereConv2d(3, 20, 3); print(layer(torch.ones(1, 3, 9, 9)).shape)"
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\x7fELF", b"no library at all" * 9, "truncated"], ids=str)
+def test_a_missing_or_corrupt_library_is_one_sentence(tmp_path, content):
+    path = tmp_path / "_native.so"
+    if content == "truncated":
+        path.write_bytes(native.PATH.read_bytes()[:-4000])
+    elif content is not None:
+        path.write_bytes(content)
+    code = f"import pathlib\nfrom spherenet.kernels import native\nnative.PATH = pathlib.Path({str(path)!r})\n{LAYER}\n"
+    code += "from spherenet.kernels import dispatch; print(dispatch.implementation_name('cpu'))"
+    stdout, stderr = run_fresh(code)
+    assert stdout.split("\n")[:2] == ["torch.Size([1, 20, 7, 7])", "plain"]
+    assert stderr.count("\n") == 1
+    assert "runs without native kernels" in stderr
+
+
+def test_a_library_of_another_version_is_refused(monkeypatch):
+    monkeypatch.setattr(native, "INTERFACE_VERSION", 99)
+    with pytest.raises(ValueError, match="interface version 1, this package needs 99"):
+        native._open(native.PATH)
+
+
+@pytest.mark.parametrize("name", ["baseline", "avx2", "avx512"])
+def test_every_instruction_set_gives_the_same_layer(name):
+    """In a process of its own each: the choice is made once, when the library is loaded."""
+    with open("/proc/cpuinfo") as file:
+        flags = file.read()
+    if {"avx2": "avx2", "avx512": "avx512f"}.get(name, "") not in flags:
+        pytest.skip(f"this processor has no {name}")
+    code = """
+import torch, spherenet as sn
+from spherenet.kernels import native
+worst = 0
+for operator in ("cosine", "linear", "sigmoid", "learnable"):
+    for rescale in (None, "learned"):
+        for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+            for memory_format in (torch.contiguous_format, torch.channels_last):
+                torch.manual_seed(0)
+                layer = sn.SphereConv2d(6, 27, 3, groups=3, padding=1, operator=operator, rescale=rescale, dtype=dtype)
+                x = torch.randn(3, 6, 9, 7).to(dtype).contiguous(memory_format=memory_format)
+                found = []
+                for backend in ("reference", "native"):
+                    layer.zero_grad()
+                    images = x.clone().requires_grad_()
+                    with sn.functional.backend(backend):
+                        out = layer(images)
+                    out.square().sum().backward()
+                    found.append([out, images.grad, *(p.grad.clone() for p in layer.parameters())])
+                for a, b in zip(*found):
+                    error = ((a.double() - b.double()).abs().max() / a.double().abs().max()).item()
+                    worst = max(worst, error / torch.finfo(dtype).eps)
+print(native.instruction_set(), worst < 80, worst)
+"""
+    chosen, close, worst = run_fresh(code, SPHERENET_ISA=name)[0].split()
+    assert (chosen, close) == (name, "True"), worst
+
+
+def test_two_python_threads_at_once():
+    """Each thread has its own scratch memory; results are those of one thread."""
+    layers = [sn.SphereConv2d(8, 24, 3, padding=1, operator="sigmoid") for _ in range(2)]
+    inputs = [torch.randn(4, 8, 20, 20) for _ in range(2)]
+
+    def gradients(index):
+        layer = copy.deepcopy(layers[index])
+        x = inputs[index].clone().requires_grad_()
+        layer(x).square().sum().backward()
+        return x.grad, layer.weight.grad
+
+    expected = [gradients(index) for index in range(2)]
+    wrong = []
+
+    def work(index):
+        for _ in range(30):
+            found = gradients(index)
+            if not all(torch.equal(a, b) for a, b in zip(found, expected[index], strict=True)):
+                wrong.append(index)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+# --- unit weights in inference ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def normalizations(monkeypatch):
+    counted = []
+    original = native.unit_weight
+    monkeypatch.setattr(native, "unit_weight", lambda *a: counted.append(1) or original(*a))
+    return counted
+
+
+def test_unit_weights_are_kept_in_inference(normalizations):
+    layer, x = sn.SphereConv2d(3, 4, 3), torch.randn(2, 3, 6, 6)
+    with torch.no_grad():
+        first = layer(x)
+        assert torch.equal(layer(x), first)
+    assert len(normalizations) == 1
+    layer(x)
+    assert len(normalizations) == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda weight: weight.mul_(-1),
+        lambda weight: weight.data.mul_(-1),  # no version counter tells of this
+        lambda weight: weight.data.view(-1)[5:6].add_(1),
+        lambda weight: weight.data.copy_(weight.flip(0)),
+        lambda weight: setattr(weight, "data", weight.detach() * -1),
+    ],
+)
+def test_a_changed_weight_is_noticed(change):
+    layer, x = sn.SphereConv2d(3, 4, 3), torch.randn(2, 3, 6, 6)
+    with torch.no_grad():
+        layer(x)
+        change(layer.weight)
+        with sn.functional.backend("reference"):
+            expected = layer(x)
+        torch.testing.assert_close(layer(x), expected)
+
+
+def test_kept_weights_go_with_their_layer():
+    before = len(unit_weights._kept)
+    layer = sn.SphereConv2d(3, 4, 3)
+    with torch.no_grad():
+        layer(torch.randn(2, 3, 6, 6))
+    assert len(unit_weights._kept) == before + 1
+    del layer
+    assert len(unit_weights._kept) == before
+
+
+def test_inference_mode_and_no_grad_share_nothing_they_should_not():
+    layer, x = sn.SphereConv2d(3, 4, 3), torch.randn(2, 3, 6, 6)
+    with torch.inference_mode():
+        first = layer(x)
+    with torch.no_grad():
+        second = layer(x)
+    assert not second.is_inference()
+    torch.testing.assert_close(first.clone(), second)
+
+
+# --- the path through torch's compiler --------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("operator", ["cosine", "sigmoid"])
+def test_compiled_equals_plain(operator):
+    layer, x = sn.SphereConv2d(3, 4, 3, operator=operator), torch.randn(2, 3, 7, 7)
+    found = []
+    for backend in ("reference", "compiled"):
+        layer.zero_grad()
+        images = x.clone().requires_grad_()
+        with sn.functional.backend(backend):
+            out = layer(images)
+        out.square().sum().backward()
+        found.append((out.detach(), images.grad, layer.weight.grad.clone()))
+    for expected, got in zip(*found, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_failing_compilation_falls_back_for_that_call_only(monkeypatch, caplog):
+    from torch._dynamo.exc import BackendCompilerFailed
+
+    class Failing:
+        def __call__(self, *arguments):
+            raise BackendCompilerFailed(lambda: None, RuntimeError("no C++ compiler"), None)
+
+    formulas = [lambda x: x + 1, lambda x: x + 2]
+    monkeypatch.setattr(torch, "compile", lambda f, **_: Failing() if f is formulas[0] else f)
+    with caplog.at_level(logging.WARNING, logger="spherenet"):
+        for _ in range(2):
+            assert compiled_or_plain(formulas[0], torch.ones(2)).tolist() == [2, 2]
+        assert compiled_or_plain(formulas[1], torch.ones(2)).tolist() == [3, 3]
+    assert len(caplog.records) == 1
+    assert "without torch.compile" in caplog.records[0].getMessage()
+
+
+def test_running_out_of_memory_propagates(monkeypatch):
+    def formula(x):
+        raise torch.OutOfMemoryError("too large")
+
+    monkeypatch.setattr(torch, "compile", lambda f, **_: f)
+    for _ in range(2):
+        with pytest.raises(torch.OutOfMemoryError, match="too large"):
+            compiled_or_plain(formula, torch.ones(2))
+
+
+# --- private torch API ------------------------------------------------------------------------------------------
+
+
+def test_is_traced():
+    assert not dispatch.is_traced(torch.ones(2))
+    seen = []
+    torch.func.grad(lambda x: seen.append(dispatch.is_traced(x)) or x.sum())(torch.ones(2))
+    torch.compile(lambda x: seen.append(dispatch.is_traced(x)) or x, backend="eager")(torch.ones(2))
+    assert seen == [True, True]
+
+
+def test_needs_operators():
+    x = torch.ones(2)
+    assert not dispatch.needs_operators(x, torch.nn.Parameter(x))
+    assert dispatch.needs_operators(x.as_subclass(type("Mine", (torch.Tensor,), {})))
+    with FlopCounterMode(display=False):
+        assert dispatch.needs_operators(x)
+
+
+def test_below_autograd():
+    x = torch.ones(2, requires_grad=True)
+    with dispatch.below_autograd():
+        assert not (x * 2).requires_grad
+    assert (x * 2).requires_grad
+
+
+def test_change_detector():
+    x = torch.ones(2)
+    detector = dispatch.ChangeDetector(x)
+    assert not detector.changed
+    x.relu_()
+    assert detector.changed
+    assert detector._alias.untyped_storage().nbytes() == 0
