@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["pad_input", "per_dimension", "same_as_numbers"]
+__all__ = ["Geometry", "pad_input", "per_dimension", "same_as_numbers"]
+
+
+class Geometry(NamedTuple):
+    """How a convolution moves over its input, one number per spatial dimension.
+
+    A fully connected layer has no spatial dimension: its tuples are empty and it has one group.
+    """
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
 
 
 def per_dimension(value: int | Sequence[int], spatial_dims: int) -> tuple[int, ...]:
