@@ -52,7 +52,15 @@ class TritonSphereConv(torch.autograd.Function):
             grad_beta = sums[1] if bias is None else sums[1] + sums[0] * bias
         if needs_affine[2]:
             grad_gamma = sums[0]
-        return grad_x if needs_x else None, grad_unit if needs_weight else None, grad_k, grad_bias, grad_beta, grad_gamma, *(None,) * 4
+        return (
+            grad_x if needs_x else None,
+            grad_unit if needs_weight else None,
+            grad_k,
+            grad_bias,
+            grad_beta,
+            grad_gamma,
+            *(None,) * 4,
+        )
 
 
 def triton_sphere_conv(x, weight, geometry, name, k=None, affine=(None, None, None), eps=1e-4, keep_cosine=None):

@@ -17,7 +17,9 @@ LINEAR = tl.constexpr(2 / math.pi)
 
 # Minimax fits of benchmarks/fit_approximations.py, lowest power first.
 # asin(t) = t + t·z·Q(z), z = t² ≤ ¼
-A0, A1, A2, A3, A4 = (tl.constexpr(c) for c in (0.1666675248, 0.07495297643, 0.0454703759, 0.02417951499, 0.04216630789))
+A0, A1, A2, A3, A4 = (
+    tl.constexpr(c) for c in (0.1666675248, 0.07495297643, 0.0454703759, 0.02417951499, 0.04216630789)
+)
 # sin(h) = h + h·z·S(z), z = h² ≤ (π/2)²
 S0, S1, S2, S3 = (tl.constexpr(c) for c in (-0.1666665955, 0.008333066246, -0.0001980960289, 2.605780622e-06))
 

@@ -18,8 +18,11 @@ from spherenet.kernels.interface import Angle
 from spherenet.ops.geometry import Geometry
 from spherenet.ops.norms import working_dtype
 
-TILE = 2048
-"""Elements of a block: 16 per thread with four warps."""
+TILE = 1024
+"""Elements of a block: 8 per thread with four warps, so that no kernel spills registers."""
+
+WIDEST_CHANNELS = 32
+"""Channels of a block when pixels abound: 128 bytes in float32, and as many pixels, for either memory format."""
 
 FEWEST_PROGRAMS = 256
 """Blocks become smaller until a launch has this many programs, about two per multiprocessor of a large GPU."""
@@ -114,7 +117,7 @@ def work_dtype(dtype: torch.dtype) -> Any:
 
 def block_of_pixels(pixels: int, groups: int, channels: int) -> int:
     """Return how many pixels a program takes when a group has up to this many channels."""
-    block = min(256, max(1, TILE // min(64, triton.next_power_of_2(max(channels, 1)))))
+    block = min(256, max(1, TILE // min(WIDEST_CHANNELS, triton.next_power_of_2(max(channels, 1)))))
     while block > 4 and triton.cdiv(pixels, block) * groups < FEWEST_PROGRAMS:
         block //= 2
     return block
