@@ -34,7 +34,7 @@ from spherenet.ops.angle_functions import (
 from spherenet.ops.angles import SMALLEST_K
 from spherenet.ops.arguments import require_floating, require_k, require_one_of, require_positive
 from spherenet.ops.geometry import per_dimension, same_as_numbers
-from spherenet.ops.norms import DEFAULT_EPS, autocast_is_on, direction, without_autocast, working_dtype
+from spherenet.ops.norms import DEFAULT_EPS, autocast_is_on, without_autocast, working_dtype
 
 __all__ = ["backend", "sphere_conv1d", "sphere_conv2d", "sphere_conv3d", "sphere_linear"]
 
@@ -197,14 +197,18 @@ def _evaluate(
     casts = autocast_is_on(batch) and batch.dtype != torch.float64
     dtype = torch.get_autocast_dtype(batch.device.type) if casts else batch.dtype
     with without_autocast(batch):
-        unit_weight = direction(weight, tuple(range(1, weight.dim())), eps).to(dtype)
+        unit_weight = composite.unit_weight(weight, eps).to(dtype)
         batch = batch.to(dtype)
         if angle.kernel is not None and _kernels_can(batch):
             k_of_filters = _k_of_filters(angle.k, weight)
             keep_cosine = dtype in (torch.float16, torch.bfloat16)
             out: Tensor = sphere_conv(batch, unit_weight, k_of_filters, *geometry, eps, angle.kernel, keep_cosine)[0]
         else:
-            out = angle.function(composite.cosines(batch, unit_weight, *geometry, eps).movedim(1, -1)).movedim(-1, 1)
+            cosine = composite.cosines(batch, unit_weight, *geometry, eps)
+            if angle.kernel is None:
+                out = angle.function(cosine.movedim(1, -1)).movedim(-1, 1)
+            else:
+                out = composite.apply_angle(cosine, angle.kernel, angle.k)
         if bias is not None or beta is not None or gamma is not None:
             out = out.to(working_dtype(dtype)).movedim(1, -1)
             out = out if bias is None else out + bias
