@@ -32,7 +32,7 @@ from spherenet.ops.angle_functions import (
     make_angle,
 )
 from spherenet.ops.angles import SMALLEST_K
-from spherenet.ops.arguments import require_floating, require_k, require_one_of, require_positive
+from spherenet.ops.arguments import can_look_at_values, require_floating, require_k, require_one_of, require_positive
 from spherenet.ops.geometry import per_dimension, same_as_numbers
 from spherenet.ops.norms import DEFAULT_EPS, autocast_is_on, without_autocast, working_dtype
 
@@ -267,9 +267,8 @@ def _resolve_angle(operator: str | AngleFunction, k: float | Tensor | None) -> _
 
 def _check_k_tensor(k: Tensor) -> Tensor:
     require_floating("k", k)
-    # Tracing and vmap cannot look at values; there a wrong k shows as NaN.
-    traced = torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(k)
-    if not traced and not bool(((k >= SMALLEST_K) & k.isfinite()).all()):
+    # If values cannot be looked at, a wrong k shows as NaN.
+    if can_look_at_values(k) and not bool(((k >= SMALLEST_K) & k.isfinite()).all()):
         raise ValueError(f"k must be finite and at least {SMALLEST_K:g} everywhere, got {k.detach()}.")
     return k.to(working_dtype(k.dtype))
 

@@ -10,7 +10,19 @@ import spherenet as sn
 from cases import OPERATORS
 
 MOST_OPERATIONS = {"cosine": 40, "linear": 42, "sigmoid": 48, "learnable": 60}
-FREE = ("detach", "view", "expand", "permute", "alias", "unsqueeze", "squeeze", "t", "new_empty", "empty", "_unsafe_view")
+FREE = (
+    "detach",
+    "view",
+    "expand",
+    "permute",
+    "alias",
+    "unsqueeze",
+    "squeeze",
+    "t",
+    "new_empty",
+    "empty",
+    "_unsafe_view",
+)
 every_operator = pytest.mark.parametrize("operator", OPERATORS, ids=str)
 
 

@@ -206,9 +206,7 @@ def sigmoid(cosine: Tensor, k: Tensor | float) -> Tensor:
     k is a positive number or a positive tensor that broadcasts against `cosine`.
     """
     latitude = asin(cosine)
-    value: Tensor = (
-        _LearnedSigmoid.call(latitude, k)[0] if isinstance(k, Tensor) else _FixedSigmoid.call(latitude, k)
-    )
+    value: Tensor = _LearnedSigmoid.call(latitude, k)[0] if isinstance(k, Tensor) else _FixedSigmoid.call(latitude, k)
     return value
 
 
