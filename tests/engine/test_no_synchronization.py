@@ -1,7 +1,7 @@
 """No training step waits for the device: whatever would make it wait raises here.
 
-There is no GPU in these tests. CPU tensors stand for a device's: checks of values are switched off as they are there, the
-trainer takes its path for devices, and every operation or method that needs a value on the host is an error.
+There is no GPU in these tests. CPU tensors stand for a device's: checks of values are switched off as they are there,
+the trainer takes its path for devices, and every operation or method that needs a value on the host is an error.
 """
 
 import math
@@ -26,7 +26,7 @@ WAITING_OPERATIONS = ("_local_scalar_dense", "is_nonzero", "nonzero", "equal", "
 WAITING_METHODS = ("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__")
 
 
-class WouldWait(AssertionError):
+class WouldWaitError(AssertionError):
     pass
 
 
@@ -39,7 +39,7 @@ class NoWaiting(TorchDispatchMode):
             i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1]
         )
         if name in WAITING_OPERATIONS or f"{name}.{operation._overloadname}" in WAITING_OPERATIONS or by_mask:
-            raise WouldWait(f"{operation} waits for the device")
+            raise WouldWaitError(f"{operation} waits for the device")
         return operation(*args, **(kwargs or {}))
 
 
@@ -49,7 +49,7 @@ def no_waiting():
         for name in WAITING_METHODS:
 
             def refuse(*_, name=name, **__):
-                raise WouldWait(f"Tensor.{name} waits for the device")
+                raise WouldWaitError(f"Tensor.{name} waits for the device")
 
             patch.setattr(torch.Tensor, name, refuse)
         for module in (functional, label_checks):
@@ -60,7 +60,7 @@ def no_waiting():
 @pytest.mark.parametrize("wait", [lambda t: t.item(), lambda t: bool(t > 0), lambda t: t.reshape(1)[t.reshape(1) > 0],
                                   lambda t: t.tolist(), lambda t: torch.nonzero(t), lambda t: t.cpu()])  # fmt: skip
 def test_waiting_is_noticed(wait):
-    with no_waiting(), pytest.raises(WouldWait):
+    with no_waiting(), pytest.raises(WouldWaitError):
         wait(torch.ones(()))
 
 
@@ -136,7 +136,7 @@ def test_steps_of_the_trainer_between_log_points(tmp_path, options):
     with no_waiting():
         for _ in range(2):
             assert prepared._step(batches, StopSignals()) is False
-    assert prepared.deferred.fetch().count == 2 * prepared.settings.batch_size
+    assert prepared.deferred.fetch().images == 2 * prepared.settings.batch_size
 
 
 @pytest.mark.parametrize("options", OPTIONS)

@@ -147,5 +147,5 @@ def test_large_windows_take_a_launch_for_the_squares(monkeypatch, tmp_path):
 def test_offline_compilation_reports_an_error(monkeypatch):
     """A kernel that cannot be compiled fails, so that the tests above can fail."""
     (kernel, arguments, constants), *_ = captured_launches(monkeypatch, *CASES["cosine"])
-    with pytest.raises(Exception, match="BLOCK|power of 2"):
+    with pytest.raises(Exception, match=r"BLOCK|power of 2"):
         compile_offline((kernel, arguments, constants | {"BLOCK": 3}), ARCHITECTURES[0])

@@ -1,8 +1,8 @@
 """Sums of training steps that stay on the device until they are logged, so that no step waits for the device.
 
-A step whose loss or gradient is not finite is left out on the device: torch's fused optimizers take a flag for that. With
-`on_nan="stop"` the flag stays set, so that the weights remain those before the first fault until the host looks and
-stops the run. The host keeps the image indices of the steps it has not looked at, to name those of the fault.
+A step whose loss or gradient is not finite is left out on the device: torch's fused optimizers take a flag for that.
+With `on_nan="stop"` the flag stays set, so that the weights remain those before the first fault until the host looks
+and stops the run. The host keeps the image indices of the steps it has not looked at, to name those of the fault.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Fetched(NamedTuple):
 
     loss_sum: float
     correct: float
-    count: float
+    images: float
     skipped: int
     leaving: bool
     fault: Fault | None

@@ -68,8 +68,8 @@ class Trainer:
     """Trains a model that answers `model(images, labels)` with (loss, scores).
 
     penalty: what is added to each step's loss, for instance the orthogonality of the sphere layers.
-    On a GPU no step waits for the device: its sums are fetched when they are logged, saved or evaluated, and a loss that
-    is not finite is reported then, with the step at which it arose and the weights as they were before it.
+    On a GPU no step waits for the device: sums are fetched when they are logged, saved or evaluated, and a loss
+    that is not finite is reported then, with the step at which it arose and the weights as they were before it.
     before_step: told the number of each step before its forward pass, for schedules inside the model.
     observe: makes a row of numbers of the model and one batch of the test split at each evaluation.
     The run directory is written by the main process alone.
@@ -291,9 +291,9 @@ class Trainer:
         progress.skipped += fetched.skipped
         progress.loss_sum += fetched.loss_sum
         progress.correct += fetched.correct
-        progress.count += fetched.count
-        if fetched.count:
-            self._shown = (fetched.loss_sum / fetched.count, fetched.correct / fetched.count)
+        progress.count += fetched.images
+        if fetched.images:
+            self._shown = (fetched.loss_sum / fetched.images, fetched.correct / fetched.images)
         return fetched.leaving
 
     def _forward_backward(self, batch: Batch, *, add_penalty: bool) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ __all__ = ["Affine", "Angle"]
 
 
 class Angle(NamedTuple):
-    """A built-in angle function: "cosine", "linear" or "sigmoid" with its k, a number or a tensor of 1 or O elements."""
+    """A built-in angle function: "cosine", "linear" or "sigmoid" with its k, a number or a tensor [1] or [O]."""
 
     name: str
     k: Tensor | float | None

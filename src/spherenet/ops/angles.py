@@ -61,11 +61,11 @@ class _BoundedAsin(ShortDerivative):
         keep(ctx, output)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None) -> Tensor | None:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor | None) -> Tensor | None:
         return None if grad is None else grad / _floored_cosine(ctx.saved_tensors[0])
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor) -> Tensor:  # type: ignore[override]
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
         return tangent / _floored_cosine(ctx.saved_tensors[0])
 
 
@@ -132,11 +132,11 @@ class _FixedSigmoid(ShortDerivative):
         keep(ctx, output)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None]:
         return None if grad is None else grad * _FixedSigmoid.slope(ctx), None
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:  # type: ignore[override]
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
         return tangent * _FixedSigmoid.slope(ctx)
 
     @staticmethod
@@ -164,7 +164,7 @@ class _LearnedSigmoid(ShortDerivative):
         keep(ctx, inputs[0], *output)
 
     @staticmethod
-    def backward(  # type: ignore[override]
+    def backward(
         ctx: Any, grad: Tensor | None, grad_h: Tensor | None, grad_tau: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None]:
         latitude, value, h, tau = ctx.saved_tensors
@@ -184,7 +184,7 @@ class _LearnedSigmoid(ShortDerivative):
         return grad_latitude, torch.addcmul(to_h, along, inverse - tau, value=-math.pi / 2) * h * h * -2
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor | None, k_tangent: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+    def jvp(ctx: Any, tangent: Tensor | None, k_tangent: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         latitude, value, h, tau = ctx.saved_tensors
         inverse = tau.reciprocal()
         by_argument = inverse - value * value * tau

@@ -49,7 +49,7 @@ class _UnitWeight(ShortDerivative):
         keep(ctx, *output)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, grad_scale: Tensor | None) -> tuple[Tensor | None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor | None, grad_scale: Tensor | None) -> tuple[Tensor | None, None]:
         unit, scale = ctx.saved_tensors
         along = None if grad is None else (unit * grad).sum(tuple(range(1, unit.dim())), keepdim=True)
         if grad_scale is not None:
@@ -60,7 +60,7 @@ class _UnitWeight(ShortDerivative):
         return (tangential * scale).to(ctx.dtype), None
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, _: None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> tuple[Tensor, Tensor]:
         unit, scale = ctx.saved_tensors
         tangent = tangent.to(unit.dtype)
         along = (unit * tangent).sum(tuple(range(1, unit.dim())), keepdim=True)
@@ -86,12 +86,11 @@ def _per_group(maps: Tensor, groups: int) -> Tensor:
 
 
 class _Cosines(ShortDerivative):
-    """c = P·r and r = 1/‖patch‖, with P the convolution of x with unit weights and W the sum over a window:
+    """c = P·r and r = 1/‖patch‖, with P the convolution of x with unit weights.
 
-    dc = r·dP + (c/r)·dr,  dr = −r³·W(x·dx).
-
-    An overflowed norm leaves no direction: r = 0 and c = 0, even if P is inf or NaN.
-    """  # fmt: skip
+    With W the sum over a window:  dc = r·dP + (c/r)·dr,  dr = −r³·W(x·dx). An overflowed norm leaves no direction:
+    r = 0 and c = 0, even if P is inf or NaN.
+    """
 
     @staticmethod
     def forward(
@@ -117,7 +116,7 @@ class _Cosines(ShortDerivative):
         keep(ctx, x, unit, *output)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, grad_norm: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor | None, grad_norm: Tensor | None) -> tuple[Any, ...]:
         x, unit, cosine, inverse_norm = ctx.saved_tensors
         stride, padding, dilation, groups = ctx.geometry
         grad_x = grad_unit = s = None
@@ -137,7 +136,7 @@ class _Cosines(ShortDerivative):
         return grad_x, grad_unit, None, None, None, None, None
 
     @staticmethod
-    def jvp(ctx: Any, x_tangent: Tensor | None, unit_tangent: Tensor | None, *_: None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def jvp(ctx: Any, x_tangent: Tensor | None, unit_tangent: Tensor | None, *_: None) -> tuple[Tensor, Tensor]:
         x, unit, cosine, inverse_norm = ctx.saved_tensors
         stride, padding, dilation, groups = ctx.geometry
         product = torch.zeros_like(cosine)

@@ -1,7 +1,7 @@
 """The five Triton functions against the reference, the oracle and float64, run by Triton's interpreter on CPU tensors.
 
-`tests/kernels/test_triton.py` runs this file in a process of its own, because Triton decides when it is imported whether
-it interprets.
+`tests/kernels/test_triton.py` runs this file in a process of its own, because Triton decides on import whether it
+interprets.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""A SphereConv from the five Triton functions and torch's convolutions, without the operator that normally joins them."""
+"""A SphereConv from the five Triton functions and torch's convolutions, without the operator that joins them."""
 
 import torch
 
