@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spherenet.ops.short_derivatives import ShortDerivative, keep
+from spherenet.ops.short_derivatives import ShortDerivative, keep, short
 
 __all__ = [
     "SMALLEST_K",
@@ -74,9 +74,12 @@ def _floored_cosine(latitude: Tensor) -> Tensor:
     return latitude.cos().clamp_min(4 * torch.finfo(latitude.dtype).eps ** 0.5)
 
 
+_bounded_asin = short(_BoundedAsin)
+
+
 def asin(cosine: Tensor) -> Tensor:
     """π/2 − θ from c = cos θ; c is clamped to [−1, 1], the derivative is bounded (see the module)."""
-    result: Tensor = _BoundedAsin.call(cosine)
+    result: Tensor = _bounded_asin(cosine)
     return result
 
 
@@ -124,7 +127,7 @@ class _FixedSigmoid(ShortDerivative):
 
     @staticmethod
     def forward(latitude: Tensor, k: float) -> Tensor:
-        return (latitude * (0.5 / k)).tanh().mul(1 / math.tanh(math.pi / (4 * k))).clamp(-1, 1)
+        return (latitude / (2 * k)).tanh() / math.tanh(math.pi / (4 * k))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -157,7 +160,7 @@ class _LearnedSigmoid(ShortDerivative):
     def forward(latitude: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         h = 0.5 / k
         tau = (h * (math.pi / 2)).tanh()
-        return ((latitude * h).tanh() / tau).clamp(-1, 1), h, tau
+        return (latitude * h).tanh() / tau, h, tau
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -200,14 +203,42 @@ def _total(first: Tensor, second: Tensor | None) -> Tensor:
     return first if second is None else first + second
 
 
+class _WithoutRoundingAboveOne(ShortDerivative):
+    """Clamp what only rounding carries beyond ±1: the derivative is 1.
+
+    The result is a tensor that no derivative needs, so that the next layer may change it in place.
+    """
+
+    @staticmethod
+    def forward(value: Tensor) -> Tensor:
+        return value.clamp(-1, 1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        return tangent.clone()
+
+
+_fixed_sigmoid, _learned_sigmoid = short(_FixedSigmoid), short(_LearnedSigmoid)
+_without_rounding_above_one = short(_WithoutRoundingAboveOne)
+
+
 def sigmoid(cosine: Tensor, k: Tensor | float) -> Tensor:
     """g = C(k)·(1−e^u)/(1+e^u) with u = θ/k − π/(2k), as tanh(asin(c)/(2k)) / tanh(π/(4k)).
 
     k is a positive number or a positive tensor that broadcasts against `cosine`.
     """
     latitude = asin(cosine)
-    value: Tensor = _LearnedSigmoid.call(latitude, k)[0] if isinstance(k, Tensor) else _FixedSigmoid.call(latitude, k)
-    return value
+    value = _learned_sigmoid(latitude, k)[0] if isinstance(k, Tensor) else _fixed_sigmoid(latitude, k)
+    result: Tensor = _without_rounding_above_one(value)
+    return result
 
 
 def sigmoid_derivative(cosine: Tensor, k: Tensor | float) -> Tensor:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from spherenet.ops import angles
 from spherenet.ops.norms import SHRINK, working_dtype
-from spherenet.ops.short_derivatives import ShortDerivative, keep
+from spherenet.ops.short_derivatives import ShortDerivative, keep, short
 from spherenet.ops.window import spread, window_sum
 
 __all__ = ["apply_angle", "conv_product", "cosines", "unit_weight"]
@@ -67,9 +67,12 @@ class _UnitWeight(ShortDerivative):
         return scale * (tangent - unit * along), -scale * scale * along
 
 
+_unit_weight = short(_UnitWeight)
+
+
 def unit_weight(weight: Tensor, eps: float) -> Tensor:
     """Return weight/‖weight‖ per filter [O, ...] in the working dtype; 0 if the norm is not finite."""
-    unit: Tensor = _UnitWeight.call(weight, eps)[0]
+    unit: Tensor = _unit_weight(weight, eps)[0]
     return unit
 
 
@@ -82,7 +85,7 @@ def _per_group(maps: Tensor, groups: int) -> Tensor:
     """Sum maps [N, channels, *spatial] over the channels of each group."""
     if groups == 1:
         return maps.sum(1, keepdim=True)
-    return maps.reshape(maps.shape[0], groups, -1, *maps.shape[2:]).sum(2)
+    return maps.reshape(maps.shape[0], groups, maps.shape[1] // groups, *maps.shape[2:]).sum(2)
 
 
 class _Cosines(ShortDerivative):
@@ -169,6 +172,9 @@ def _product_gradients(grad: Tensor, x: Tensor, unit: Tensor, ctx: Any) -> tuple
     return grad_x if needs_x else None, grad_unit if needs_unit else None
 
 
+_cosines = short(_Cosines)
+
+
 def cosines(
     x: Tensor,
     unit_weight: Tensor,
@@ -182,7 +188,7 @@ def cosines(
 
     For a weight [out, in] the patches are the rows of x [N, in]. Autocast must be off.
     """
-    cosine: Tensor = _Cosines.call(x, unit_weight, tuple(stride), tuple(padding), tuple(dilation), groups, eps)[0]
+    cosine: Tensor = _cosines(x, unit_weight, tuple(stride), tuple(padding), tuple(dilation), groups, eps)[0]
     return cosine
 
 

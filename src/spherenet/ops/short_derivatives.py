@@ -6,33 +6,32 @@ differentiated any number of times, mapped and, through `jvp`, differentiated in
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["ShortDerivative", "keep"]
+__all__ = ["ShortDerivative", "keep", "short"]
 
 
 class ShortDerivative(torch.autograd.Function):
     """A function of tensors whose subclass defines `forward`, `setup_context`, `backward` and `jvp`."""
 
     generate_vmap_rule = True
-    traceable: ClassVar[type[torch.autograd.Function]]
 
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        if "traceable" not in vars(cls):
-            # torch.compile does not admit functions with a forward-mode derivative.
-            jvp = staticmethod(torch.autograd.Function.jvp)
-            cls.traceable = type(cls.__name__, (cls,), {"jvp": jvp, "traceable": None})
 
-    @classmethod
-    def call(cls, *inputs: Any) -> Any:
-        """Evaluate the function."""
+def short(function: type[ShortDerivative]) -> Callable[..., Any]:
+    """Return what evaluates a function, also while torch.compile traces it, which admits no forward-mode derivative."""
+    without_jvp = {"jvp": staticmethod(torch.autograd.Function.jvp)}
+    traceable: type[ShortDerivative] = type(function.__name__, (function,), without_jvp)
+
+    def evaluate(*inputs: Any) -> Any:
         if torch.compiler.is_compiling():
-            return cls.traceable.apply(*inputs)  # type: ignore[no-untyped-call]
-        return cls.apply(*inputs)  # type: ignore[no-untyped-call]
+            return traceable.apply(*inputs)  # type: ignore[no-untyped-call]
+        return function.apply(*inputs)  # type: ignore[no-untyped-call]
+
+    return evaluate
 
 
 def keep(ctx: Any, *tensors: Tensor | None) -> None:
