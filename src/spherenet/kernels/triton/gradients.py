@@ -48,7 +48,7 @@ class Spread(NamedTuple):
 @triton.jit
 def backward_kernel(
     grad, known, inverse_norm, grad_product, s, sums, k, beta,
-    pixels, filters, groups, area, grad_strides, known_strides,
+    pixels, filters, groups, area, grad_strides, known_strides, norm_strides,
     ANGLE: tl.constexpr, KNOWN_IS_COSINE: tl.constexpr, NEEDS_K: tl.constexpr, NEEDS_AFFINE: tl.constexpr,
     K: tl.constexpr, K_STRIDE: tl.constexpr, AXIS: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_O: tl.constexpr, INDEX: tl.constexpr, WORK: tl.constexpr,
@@ -60,7 +60,7 @@ def backward_kernel(
     is_pixel = pixel < pixels
     n = pixel // area
     p = pixel % area
-    at_norm = (n * groups + group) * area + p
+    at_norm = n * norm_strides[0] + group * norm_strides[1] + p * norm_strides[2]
     r = tl.load(inverse_norm + at_norm, mask=is_pixel, other=0.0)
     wide_r = tl.expand_dims(r, 1 - AXIS)
     at_grad = tl.expand_dims(n * grad_strides[0] + p * grad_strides[2], 1 - AXIS)
@@ -104,7 +104,7 @@ def backward_kernel(
 
 @triton.jit
 def correct_kernel(
-    grad_x, x, s, pixels, channels, groups, in_size, out_size, grad_strides, x_strides,
+    grad_x, x, s, pixels, channels, in_size, out_size, grad_strides, x_strides, s_strides,
     WINDOW: tl.constexpr, AXIS: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, INDEX: tl.constexpr, WORK: tl.constexpr,
 ):  # fmt: skip
@@ -113,7 +113,6 @@ def correct_kernel(
     group = tl.program_id(1).to(INDEX)
     is_pixel = pixel < pixels
     n, d, h, w = position(pixel, in_size)
-    area = out_size[0] * out_size[1] * out_size[2]
     m = tl.zeros([BLOCK_P], dtype=WORK)
     for tap in range(WINDOW[0][0] * WINDOW[0][1] * WINDOW[0][2]):
         # The window at output position i sees this pixel through the tap if i·stride = pixel + padding − tap·dilation.
@@ -126,7 +125,7 @@ def correct_kernel(
         j = j // WINDOW[1][1]
         k = k // WINDOW[1][2]
         seen = seen & (i < out_size[0]) & (j < out_size[1]) & (k < out_size[2])
-        at = (n * groups + group) * area + (i * out_size[1] + j) * out_size[2] + k
+        at = n * s_strides[0] + group * s_strides[1] + ((i * out_size[1] + j) * out_size[2] + k) * s_strides[2]
         m += tl.load(s + at, mask=seen, other=0.0)
     m = tl.expand_dims(m, 1 - AXIS)
     at_x = tl.expand_dims(n * x_strides[0] + d * x_strides[2] + h * x_strides[3] + w * x_strides[4], 1 - AXIS)
@@ -176,7 +175,8 @@ def backward(
         rows that were not asked for undefined, or None.
     """
     groups = geometry.groups
-    known, inverse_norm = dense(known.detach()), inverse_norm.contiguous()
+    known, inverse_norm = dense(known.detach()), dense(inverse_norm)
+    inverse_norm, norm_strides = with_map_strides(inverse_norm)
     grad, grad_strides = with_map_strides(grad)
     known, known_strides = with_map_strides(known)
     grad_product = torch.empty_like(known, dtype=grad.dtype)
@@ -193,7 +193,7 @@ def backward(
     launch(
         backward_kernel, (blocks, groups), grad,
         grad, known, inverse_norm, grad_product, s, sums, k, contiguous_or_none(affine.beta),
-        pixels, filters, groups, pixels // known.shape[0], grad_strides, known_strides,
+        pixels, filters, groups, pixels // known.shape[0], grad_strides, known_strides, norm_strides,
         ANGLE=angle.name, KNOWN_IS_COSINE=known_is_cosine, NEEDS_K=needs_k, NEEDS_AFFINE=needs_affine, **constants,
         AXIS=pixel_axis(known), BLOCK_P=block, BLOCK_O=block_of_channels(filters, block),
         INDEX=index_dtype(grad, known, sums), WORK=work_dtype(inverse_norm.dtype),
@@ -206,14 +206,14 @@ def correct(grad_x: Tensor, x: Tensor, spread: Spread, groups: int) -> Tensor:
     grad_x = dense(grad_x)
     if grad_x.numel() == 0:
         return grad_x
-    s = spread.s
+    s, s_strides = with_map_strides(spread.s)
     channels = x.shape[1] // groups
     pixels = x.numel() // x.shape[1]
     block = block_of_pixels(pixels, groups, channels)
     launch(
         correct_kernel, (triton.cdiv(pixels, block), groups), grad_x,
-        grad_x, x, s, pixels, channels, groups, in_three(x.shape[2:], 1), in_three(s.shape[2:], 1),
-        image_strides(grad_x), image_strides(x),
+        grad_x, x, s, pixels, channels, in_three(x.shape[2:], 1), in_three(s.shape[2:], 1),
+        image_strides(grad_x), image_strides(x), s_strides,
         WINDOW=window_of(spread.kernel_size, spread.geometry), AXIS=pixel_axis(grad_x),
         BLOCK_P=block, BLOCK_C=block_of_channels(channels, block),
         INDEX=index_dtype(grad_x, x, s), WORK=work_dtype(s.dtype),

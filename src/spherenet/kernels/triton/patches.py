@@ -105,7 +105,7 @@ def squares_kernel(
 @triton.jit
 def forward_kernel(
     product, cosines, inverse_norm, x, k, bias, beta, gamma,
-    pixels, channels, filters, groups, in_size, out_size, x_strides, out_strides,
+    pixels, channels, filters, in_size, out_size, x_strides, out_strides, norm_strides,
     WINDOW: tl.constexpr, SQUARED: tl.constexpr, X_AXIS: tl.constexpr, OUT_AXIS: tl.constexpr,
     EPS: tl.constexpr, ANGLE: tl.constexpr, K: tl.constexpr, K_STRIDE: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_O: tl.constexpr, INDEX: tl.constexpr, WORK: tl.constexpr,
@@ -122,7 +122,7 @@ def forward_kernel(
     area = out_size[0] * out_size[1] * out_size[2]
     n = pixel // area
     p = pixel % area
-    tl.store(inverse_norm + (n * groups + group) * area + p, r, mask=is_pixel)
+    tl.store(inverse_norm + n * norm_strides[0] + group * norm_strides[1] + p * norm_strides[2], r, mask=is_pixel)
     r = tl.expand_dims(r, 1 - OUT_AXIS)
     at_pixel = tl.expand_dims(n * out_strides[0] + p * out_strides[2], 1 - OUT_AXIS)
     for first in range(0, filters, BLOCK_O):
@@ -170,6 +170,14 @@ def _channel_squares(x: Tensor, groups: int) -> Tensor:
     return squares
 
 
+def _map_per_group(product: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
+    """Return an empty map [N, groups, *out] in the memory format of the convolution's output."""
+    batch, _, *size = product.shape
+    if groups > 1 and size and pixel_axis(product) == 0:
+        return torch.empty((batch, *size, groups), dtype=dtype, device=product.device).movedim(-1, 1)
+    return torch.empty((batch, groups, *size), dtype=dtype, device=product.device)
+
+
 def contiguous_or_none(value: Tensor | None) -> Tensor | None:
     """Return a vector whose elements are adjacent."""
     return None if value is None else value.detach().contiguous()
@@ -194,7 +202,7 @@ def forward(
     work = working_dtype(product.dtype)
     groups = geometry.groups
     product = dense(product)
-    inverse_norm = torch.empty((product.shape[0], groups, *product.shape[2:]), dtype=work, device=product.device)
+    inverse_norm = _map_per_group(product, groups, work)
     cosines = torch.empty_like(product, dtype=work) if keep_cosine else None
     pixels = inverse_norm.numel() // groups
     if pixels == 0:
@@ -205,14 +213,14 @@ def forward(
     if squared:
         x, channels = _channel_squares(x, groups), 1
     block = block_of_pixels(pixels, groups, max(channels, filters))
-    out_strides = map_strides(product)
-    assert out_strides is not None  # the tensor is dense
+    out_strides, norm_strides = map_strides(product), map_strides(inverse_norm)
+    assert out_strides is not None  # both tensors are dense
     k, constants = sigmoid_constants(angle, product.dtype)
     launch(
         forward_kernel, (triton.cdiv(pixels, block), groups), product,
         product, cosines, inverse_norm, x, k, *map(contiguous_or_none, affine),
-        pixels, channels, filters, groups, in_three(x.shape[2:], 1), in_three(product.shape[2:], 1),
-        image_strides(x), out_strides,
+        pixels, channels, filters, in_three(x.shape[2:], 1), in_three(product.shape[2:], 1),
+        image_strides(x), out_strides, norm_strides,
         WINDOW=window, SQUARED=squared, X_AXIS=pixel_axis(x), OUT_AXIS=pixel_axis(product),
         EPS=eps, ANGLE=angle.name, **constants,
         BLOCK_P=block, BLOCK_C=block_of_channels(channels, block), BLOCK_O=block_of_channels(filters, block),
