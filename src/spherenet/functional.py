@@ -12,15 +12,18 @@ A patch whose squares overflow (‖x‖ > 1e21 in float32) is treated as a zero 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from spherenet.kernels.sphere_conv import sphere_conv
+from spherenet.kernels.compiled import compiled_or_plain
+from spherenet.kernels.dispatch import backend, can_look_at_values, implementation
+from spherenet.kernels.interface import Angle
+from spherenet.kernels.sphere_conv import Call, SphereConvFunction, forward
+from spherenet.kernels.unit_weights import kept_unit_weight
 from spherenet.ops import angles, composite
 from spherenet.ops.angle_functions import (
     DEFAULT_K,
@@ -32,25 +35,14 @@ from spherenet.ops.angle_functions import (
     make_angle,
 )
 from spherenet.ops.angles import SMALLEST_K
-from spherenet.ops.arguments import can_look_at_values, require_floating, require_k, require_one_of, require_positive
-from spherenet.ops.geometry import per_dimension, same_as_numbers
+from spherenet.ops.arguments import require_floating, require_k, require_one_of, require_positive
+from spherenet.ops.geometry import Geometry, per_dimension, same_as_numbers
 from spherenet.ops.norms import DEFAULT_EPS, autocast_is_on, without_autocast, working_dtype
 
 __all__ = ["backend", "sphere_conv1d", "sphere_conv2d", "sphere_conv3d", "sphere_linear"]
 
 Rescale = Tensor | float | None
-BACKENDS = ("fused", "reference")
-_backend: ContextVar[str] = ContextVar("spherenet_backend", default="fused")
-
-
-@contextmanager
-def backend(name: str) -> Iterator[None]:
-    """Compute with the "fused" kernels (the default) or with the plain differentiable "reference" inside a `with`."""
-    token = _backend.set(require_one_of("backend", name, BACKENDS))
-    try:
-        yield
-    finally:
-        _backend.reset(token)
+_FULLY_CONNECTED = Geometry()
 
 
 def sphere_conv1d(
@@ -148,9 +140,9 @@ def sphere_linear(
             f"input must have {weight.shape[1]} features in its last dimension for a weight of shape "
             f"{list(weight.shape)}, got shape {list(input.shape)}."
         )
-    rows = input.reshape(-1, weight.shape[1])
-    out = _evaluate(rows, weight, angle, bias, beta, gamma, (), (), (), 1, eps)
-    return out.reshape(*input.shape[:-1], weight.shape[0])
+    rows = input if input.dim() == 2 else input.reshape(-1, weight.shape[1])
+    out = _evaluate(rows, weight, angle, bias, beta, gamma, _FULLY_CONNECTED, eps)
+    return out if rows is input else out.reshape(*input.shape[:-1], weight.shape[0])
 
 
 def _sphere_conv(
@@ -169,14 +161,45 @@ def _sphere_conv(
     eps: float,
 ) -> Tensor:
     angle = _resolve_angle(operator, k)
-    eps = require_positive("eps", eps)
     _check_dtypes(input, weight)
-    _check_shapes(input, weight, groups, spatial_dims)
-    stride, dilation = per_dimension(stride, spatial_dims), per_dimension(dilation, spatial_dims)
-    input, padding = _resolve_padding(input, weight.shape[2:], stride, padding, dilation)
+    check = _geometry.__wrapped__ if torch.compiler.is_compiling() else _geometry
+    try:
+        eps, geometry = check(spatial_dims, input.shape, weight.shape, stride, padding, dilation, groups, eps)
+    except TypeError:  # lists cannot be remembered
+        stride, dilation = per_dimension(stride, spatial_dims), per_dimension(dilation, spatial_dims)
+        padding = padding if isinstance(padding, str) else per_dimension(padding, spatial_dims)
+        eps, geometry = _geometry.__wrapped__(
+            spatial_dims, input.shape, weight.shape, stride, padding, dilation, groups, eps
+        )
+    if isinstance(padding, str):
+        input, numbers = same_as_numbers(input, weight.shape[2:], padding, geometry.dilation)
+        geometry = geometry._replace(padding=numbers)
     batch = input if input.dim() == spatial_dims + 2 else input.unsqueeze(0)
-    out = _evaluate(batch, weight, angle, bias, beta, gamma, stride, padding, dilation, groups, eps)
+    out = _evaluate(batch, weight, angle, bias, beta, gamma, geometry, eps)
     return out if batch is input else out.squeeze(0)
+
+
+@lru_cache(maxsize=1024)
+def _geometry(
+    spatial_dims: int,
+    input_shape: Sequence[int],
+    weight_shape: Sequence[int],
+    stride: int | Sequence[int],
+    padding: str | int | Sequence[int],
+    dilation: int | Sequence[int],
+    groups: int,
+    eps: float,
+) -> tuple[float, Geometry]:
+    """Check what does not depend on values, once per combination; a padding in words becomes zeros."""
+    eps = require_positive("eps", eps)
+    _check_shapes(input_shape, weight_shape, groups, spatial_dims)
+    stride, dilation = per_dimension(stride, spatial_dims), per_dimension(dilation, spatial_dims)
+    if isinstance(padding, str):
+        require_one_of("padding", padding, ("same", "valid"))
+        if padding == "same" and any(s != 1 for s in stride):
+            raise ValueError(f'padding must not be "same" for a strided convolution, got stride={tuple(stride)}.')
+        padding = 0
+    return eps, Geometry(stride, per_dimension(padding, spatial_dims), dilation, groups)
 
 
 def _evaluate(
@@ -186,58 +209,67 @@ def _evaluate(
     bias: Tensor | None,
     beta: Rescale,
     gamma: Rescale,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
+    geometry: Geometry,
     eps: float,
 ) -> Tensor:
-    """β·(g(θ) + bias) + γ for a checked batch [N, C, *spatial], by the kernels or the reference."""
-    geometry = (stride, padding, dilation, groups)
-    casts = autocast_is_on(batch) and batch.dtype != torch.float64
-    dtype = torch.get_autocast_dtype(batch.device.type) if casts else batch.dtype
-    with without_autocast(batch):
-        unit_weight = composite.unit_weight(weight, eps).to(dtype)
-        batch = batch.to(dtype)
-        if angle.kernel is not None and _kernels_can(batch):
-            k_of_filters = _k_of_filters(angle.k, weight)
-            keep_cosine = dtype in (torch.float16, torch.bfloat16)
-            out: Tensor = sphere_conv(batch, unit_weight, k_of_filters, *geometry, eps, angle.kernel, keep_cosine)[0]
-        else:
-            cosine = composite.cosines(batch, unit_weight, *geometry, eps)
-            if angle.kernel is None:
-                out = angle.function(cosine.movedim(1, -1)).movedim(-1, 1)
-            else:
-                out = composite.apply_angle(cosine, angle.kernel, angle.k)
-        if bias is not None or beta is not None or gamma is not None:
-            out = out.to(working_dtype(dtype)).movedim(1, -1)
-            out = out if bias is None else out + bias
-            out = out if beta is None else out * beta
-            out = out if gamma is None else out + gamma
-            out = out.movedim(-1, 1)
-        return out.to(dtype)
-
-
-def _k_of_filters(k: Tensor | float | None, weight: Tensor) -> Tensor | None:
-    """k as the kernels take it: one number a filter."""
-    if k is None or isinstance(k, Tensor):
-        return k if k is None else k.expand(weight.shape[0])
-    return torch.full((weight.shape[0],), k, dtype=working_dtype(weight.dtype), device=weight.device)
-
-
-def _kernels_can(batch: Tensor) -> bool:
-    """Whether this call can go to the kernels: eager, not mapped, not in forward mode, and not switched off.
-
-    The compiler fuses the reference by itself when it sees it whole, so tracing takes that.
-    """
-    return (
-        not torch.compiler.is_compiling()
-        and _backend.get() == "fused"
-        and torch._C._functorch.peek_interpreter_stack() is None
-        and torch.autograd.forward_ad._current_level < 0
-        and batch.numel() > 0
-        and batch.device.type != "meta"
+    """β·(g(θ) + bias) + γ for a checked batch [N, C, *spatial], by the implementation that `dispatch` chooses."""
+    if autocast_is_on(batch):
+        if batch.dtype != torch.float64:
+            batch = batch.to(torch.get_autocast_dtype(batch.device.type))
+        with without_autocast(batch):
+            return _evaluate(batch, weight, angle, bias, beta, gamma, geometry, eps)
+    chosen = implementation(batch, has_kernel=angle.kernel is not None)
+    if chosen == "plain":
+        return _plain(*angle, batch, weight, bias, beta, gamma, geometry, eps)
+    if chosen == "compiled":
+        return compiled_or_plain(_plain, *angle, batch, weight, bias, beta, gamma, geometry, eps)
+    k = angle.k if isinstance(angle.k, Tensor) else None
+    if bias is not None or beta is not None or gamma is not None:
+        bias, beta, gamma = (_per_filter(value, weight) for value in (bias, beta, gamma))
+    tensors = (batch, weight, k, bias, beta, gamma)
+    has_affine = bias is not None or beta is not None or gamma is not None
+    learns = torch.is_grad_enabled() and (
+        batch.requires_grad
+        or weight.requires_grad
+        or any(value is not None and value.requires_grad for value in tensors[2:])
     )
+    # What backward cannot recover from the output: see kernels/sphere_conv.py.
+    keep_cosine = learns and (has_affine or (batch.element_size() < 4 and angle.kernel != "cosine"))
+    unit_weight = None if learns or chosen != "native" else kept_unit_weight(weight, eps, batch.dtype)
+    call = Call(unit_weight, geometry, eps, Angle(angle.kernel or "", angle.k), keep_cosine)
+    if learns:
+        out: Tensor = SphereConvFunction.apply(*tensors, call)  # type: ignore[no-untyped-call]
+        return out
+    return forward(*tensors, call)[0]
+
+
+def _plain(
+    function: Callable[[Tensor], Tensor],
+    kernel: str | None,
+    k: Tensor | float | None,
+    batch: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    beta: Rescale,
+    gamma: Rescale,
+    geometry: Geometry,
+    eps: float,
+) -> Tensor:
+    """The formula from torch's own operations."""
+    unit_weight = composite.unit_weight(weight, eps).to(batch.dtype)
+    cosine = composite.cosines(batch, unit_weight, *geometry, eps)
+    if kernel is None:
+        value = function(cosine.movedim(1, -1)).movedim(-1, 1)
+    else:
+        value = composite.apply_angle(cosine, kernel, k)
+    return composite.apply_affine(value, bias, beta, gamma).to(batch.dtype)
+
+
+def _per_filter(value: Rescale, weight: Tensor) -> Tensor | None:
+    """A number per filter as the kernels take it: a tensor [filters]."""
+    if value is None or isinstance(value, Tensor):
+        return value if value is None or value.dim() == 1 else value.expand(weight.shape[0])
+    return torch.full((weight.shape[0],), value, dtype=weight.dtype, device=weight.device)
 
 
 class _Angle(NamedTuple):
@@ -253,6 +285,8 @@ _KERNELS = {LinearAngle: "linear", CosineAngle: "cosine", SigmoidAngle: "sigmoid
 
 def _resolve_angle(operator: str | AngleFunction, k: float | Tensor | None) -> _Angle:
     """The angle function that `operator` and `k` name."""
+    if k is None and type(operator) in _KERNELS:
+        return _Angle(operator, _KERNELS[type(operator)], operator.k)
     if operator == "learnable":
         raise ValueError('operator must not be "learnable" in a function, which owns no k: pass "sigmoid" and k.')
     if operator == "sigmoid":
@@ -274,40 +308,27 @@ def _check_k_tensor(k: Tensor) -> Tensor:
 
 
 def _check_dtypes(input: Tensor, weight: Tensor) -> None:
+    if isinstance(input, Tensor) and input.dtype == weight.dtype and input.is_floating_point():
+        return
     require_floating("input", input)
     require_floating("weight", weight)
     if input.dtype != weight.dtype and not autocast_is_on(input):
         raise TypeError(f"input must have the dtype of weight, {weight.dtype}, got {input.dtype}.")
 
 
-def _check_shapes(input: Tensor, weight: Tensor, groups: int, spatial_dims: int) -> None:
-    if weight.dim() != spatial_dims + 2:
+def _check_shapes(input: Sequence[int], weight: Sequence[int], groups: int, spatial_dims: int) -> None:
+    if len(weight) != spatial_dims + 2:
         raise ValueError(
-            f"weight must have {spatial_dims + 2} dimensions [out, in/groups, *kernel], got shape {list(weight.shape)}."
+            f"weight must have {spatial_dims + 2} dimensions [out, in/groups, *kernel], got shape {list(weight)}."
         )
-    if input.dim() not in (spatial_dims + 1, spatial_dims + 2):
+    if len(input) not in (spatial_dims + 1, spatial_dims + 2):
         raise ValueError(
             f"input must have {spatial_dims + 1} (unbatched) or {spatial_dims + 2} (batched) dimensions, "
-            f"got {input.dim()}: shape {list(input.shape)}."
+            f"got {len(input)}: shape {list(input)}."
         )
-    channels = input.shape[-spatial_dims - 1]
-    if channels != weight.shape[1] * groups:
+    channels = input[-spatial_dims - 1]
+    if channels != weight[1] * groups:
         raise ValueError(
-            f"input must have {weight.shape[1] * groups} channels for a weight of shape {list(weight.shape)} and "
-            f"groups={groups}, got {channels}: shape {list(input.shape)}."
+            f"input must have {weight[1] * groups} channels for a weight of shape {list(weight)} and "
+            f"groups={groups}, got {channels}: shape {list(input)}."
         )
-
-
-def _resolve_padding(
-    input: Tensor,
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: str | int | Sequence[int],
-    dilation: Sequence[int],
-) -> tuple[Tensor, tuple[int, ...]]:
-    if not isinstance(padding, str):
-        return input, per_dimension(padding, len(kernel_size))
-    require_one_of("padding", padding, ("same", "valid"))
-    if padding == "same" and any(s != 1 for s in stride):
-        raise ValueError(f'padding must not be "same" for a strided convolution, got stride={tuple(stride)}.')
-    return same_as_numbers(input, kernel_size, padding, dilation)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from spherenet.bench.authors import as_authors_wrote_it
 from spherenet.bench.memory import peak_bytes
 from spherenet.bench.timing import Spread, paired_ratios, take_turns
-from spherenet.kernels.scratch import release_scratch
+from spherenet.kernels.native import release_scratch
 from spherenet.models import create_model
 from spherenet.optim import param_groups
 
@@ -82,7 +82,7 @@ def compare(
     rounds_seen = list(progress(take_turns(runs, rounds, warmup, device)))
     memory = {}
     for name, run in runs.items():
-        release_scratch()  # so that it counts for whoever uses it
+        release_scratch()  # so that it counts for those who use it
         memory[name] = peak_bytes(run, device)
     return [
         Row(

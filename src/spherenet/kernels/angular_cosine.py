@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from spherenet.kernels.large import block_length
+from spherenet.kernels.blocks import block_length
 from spherenet.kernels.second_derivatives import gradients_of
 from spherenet.ops.norms import SHRINK, norm, without_autocast
 

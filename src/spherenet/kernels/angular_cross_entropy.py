@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spherenet.kernels.large import block_length
+from spherenet.kernels.blocks import block_length
 from spherenet.kernels.second_derivatives import gradients_of
 from spherenet.ops.angle_functions import AngleFunction, CosineAngle, LinearAngle, SigmoidAngle
 from spherenet.ops.norms import without_autocast

@@ -1,92 +1,52 @@
-"""Compile a pass once with torch's own compiler, and do without it quietly where there is none.
+"""The plain formula through torch's compiler, for devices without kernels of their own.
 
-A pass is written twice: as one expression for the compiler, which makes a single loop of it for CPU or GPU, and as a
-few in-place operations for everywhere else. Both work on views of two to four dimensions whose sizes are symbols to the
-compiler, so one compilation serves every layer of a network and every batch size.
+The formula is compiled out of place and with symbolic sizes, so one compilation serves every batch size. A compilation
+that fails (no compiler, an unsupported device) leaves that kind of call to the plain formula, with one warning; errors
+of the computation itself, such as running out of memory, propagate.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["SMALLEST_COMPILED", "compilations", "fused"]
-
-SMALLEST_COMPILED = 1 << 18
-"""Maps below this many numbers (1 MB of float32) stay in cache, where separate operations are nearly as good, and a
-first try on a few images does not wait for a compiler."""
+__all__ = ["compiled_or_plain"]
 
 _log = logging.getLogger(__name__)
-_broken = False
-_compilations = 0
+_compiled: dict[Callable[..., Tensor], Callable[..., Tensor]] = {}
+_failed: set[object] = set()
 
 
-def _bare(value: Any) -> Any:
-    """A tensor as if it were no view and had no graph: the compiler would trace, and guard, those too."""
+def compiled_or_plain(formula: Callable[..., Tensor], *arguments: Any) -> Tensor:
+    """Return formula(*arguments), compiled if that works for arguments of this kind."""
+    key = (formula, *(_kind(value) for value in arguments))
+    if key in _failed:
+        return formula(*arguments)
+    if formula not in _compiled:
+        _compiled[formula] = torch.compile(formula, dynamic=True, fullgraph=True)
+    try:
+        return _compiled[formula](*arguments)
+    except Exception as error:
+        if not _is_compile_error(error):
+            raise
+        _failed.add(key)
+        _log.warning("spherenet runs a layer without torch.compile: %s", str(error).splitlines()[0])
+        return formula(*arguments)
+
+
+def _kind(value: Any) -> object:
+    """What decides whether a compilation is possible: not the sizes of a tensor, but everything else."""
     if isinstance(value, Tensor):
-        return value.data
-    return type(value)(*map(_bare, value)) if isinstance(value, tuple) and hasattr(value, "_fields") else value
+        return value.device.type, value.dtype, value.dim(), value.requires_grad
+    return value if isinstance(value, (bool, str, tuple)) or value is None else type(value)
 
 
-def _copy(function: Any) -> Callable[..., Any]:
-    """The same function with a code object of its own: the compiler limits how many variants one may have."""
-    return FunctionType(function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__)
+def _is_compile_error(error: Exception) -> bool:
+    from torch._dynamo.exc import TorchDynamoException
+    from torch._inductor.exc import InductorError
 
-
-def compilations() -> int:
-    """How many kernels have been compiled in this process so far."""
-    return _compilations
-
-
-def _counting_inductor(graph: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-    global _compilations
-    _compilations += 1
-    from torch._inductor.compile_fx import compile_fx
-
-    return compile_fx(graph, example_inputs)  # type: ignore[return-value]
-
-
-def _worth_compiling(example: Tensor) -> bool:
-    # The compiler makes a kernel of its own for every dimension of size 1, and float64 wants exact functions.
-    return (
-        not _broken
-        and example.numel() >= SMALLEST_COMPILED
-        and example.dtype != torch.float64
-        and min(example.shape) > 1
-        and not torch.compiler.is_compiling()
-    )
-
-
-def fused(one_expression: Callable[..., Any], in_steps: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that runs `one_expression` compiled where that pays and works, else `in_steps`.
-
-    Both take the same arguments, the largest tensor first.
-    """
-    variants: dict[object, Callable[..., Any]] = {}
-
-    def run(example: Tensor, *arguments: Any) -> Any:
-        global _broken
-        if _worth_compiling(example):
-            constants = tuple(None if isinstance(value, (Tensor, tuple)) else value for value in arguments)
-            key = (example.device.type, example.dtype, example.dim(), constants)
-            bare = [_bare(value) for value in (example, *arguments)]
-            try:
-                if key in variants:
-                    return variants[key](*bare)
-                variants[key] = torch.compile(
-                    _copy(one_expression), dynamic=True, fullgraph=True, backend=_counting_inductor
-                )
-                # Sizes are symbols, but numbers such as π are constants: as symbols they would be loaded at every step.
-                with torch._dynamo.config.patch(specialize_float=True):
-                    return variants[key](*bare)
-            except Exception as error:  # no compiler, no Triton, a read-only cache: many types, one answer
-                _broken = True
-                _log.info("spherenet runs without compiled kernels: %s", error)
-        return in_steps(example, *arguments)
-
-    return run
+    return isinstance(error, (TorchDynamoException, InductorError))

@@ -1,226 +1,260 @@
-"""SphereConv and SphereLinear as two torch operators, `spherenet::sphere_conv` and its backward.
+"""SphereConv and SphereLinear: one convolution with unit weights, and what the kernels do around it.
 
-Forward is one convolution with unit weights, a window sum over one map a group, and one pass over the convolution's
-output. For backward it keeps what a convolution keeps, the map of 1/‖patch‖, and its own output, which costs nothing
-where the next layer keeps its input (BatchNorm does). The cosine is recovered from that output.
+For backward a layer keeps what a convolution keeps, the map of 1/‖patch‖, and its own output, which costs nothing when
+the next layer keeps its input (BatchNorm does). The cosine is recovered from that output:
 
-Every pass works in place where the buffer is ours, because fresh memory costs more than the arithmetic in it: on the
-convolution's output, on the input gradient that it returned, and on a scratch map that is kept from call to call.
+    forward    c = P·r,  out = β·(g(c) + b) + γ                 P the convolution's output, r = 1/‖patch‖
+    backward   D = ∂L/∂P = grad·β·g'(c)·r,  s = r²·Σ grad·β·g'(c)·c over the filters of a group
+               gx = convᵀ(D) − x·m,  m the transposed window sum of s
 
-Three cases cannot recover the cosine. Half precision: the cosines are kept in float32. An output changed in place by
-the next layer (an in-place ReLU): noticed in backward, which then convolves again. Double backward: the plain formula
-of `ops.composite`, differentiated by autograd, takes over.
+Three cases cannot recover the cosine. Half precision (but for g = cos) and an affine map: the cosines are kept in
+float32. An output changed in place by the next layer (an in-place ReLU): noticed in backward, which then convolves
+again. Double backward: the plain formula, differentiated by autograd, takes over.
 
-A weight of two dimensions [out, in] makes the same operators a fully connected layer on rows [N, in].
+A weight of two dimensions [out, in] makes the same functions a fully connected layer on rows [N, in].
+`kernels/operators.py` registers them with torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from spherenet.kernels import passes
-from spherenet.kernels.layout import Layout
-from spherenet.kernels.scratch import scratch_like
-from spherenet.kernels.window import spread, window_sum
+from spherenet.kernels.dispatch import ChangeDetector, implementation, kernels_of, needs_operators
+from spherenet.kernels.interface import Affine, Angle
 from spherenet.ops import composite
-from spherenet.ops.norms import SHRINK, working_dtype
+from spherenet.ops.geometry import Geometry
 
-__all__ = ["sphere_conv"]
+__all__ = ["Call", "Kept", "SphereConvFunction", "backward", "forward"]
 
-
-def _inverse_norm(
-    x: Tensor,
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    eps: float,
-) -> Tensor:
-    """1/‖patch‖ as a map [N, groups, *out]; 0 where Σx² overflowed."""
-    x, layout = Layout.of(x, groups)
-    squares = passes.sum_of_squares(layout.view(x), layout.channels_at)
-    maps = layout.map(squares, (x.shape[0], groups, *x.shape[2:]))
-    sums = window_sum(maps, kernel_size, stride, padding, dilation).add(eps * SHRINK**2)
-    return sums.rsqrt_().mul_(SHRINK).contiguous()  # as the fake kernel promises; a copy with groups only
+_CONVOLUTION = {3: torch.conv1d, 4: torch.conv2d, 5: torch.conv3d}
+_NO_AFFINE = Affine()
 
 
-def _steepness(layout: Layout, k: Tensor | None, dtype: torch.dtype) -> passes.Steepness | None:
-    if k is None:
-        return None
-    return passes.Steepness(*(layout.filters(value) for value in passes.steepness(k.to(dtype))))
+class Call(NamedTuple):
+    """What a layer is besides its tensors.
 
-
-@torch.library.custom_op("spherenet::sphere_conv", mutates_args=())
-def sphere_conv(
-    x: Tensor,
-    unit_weight: Tensor,
-    k: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    eps: float,
-    angle: str,
-    keep_cosine: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """g(θ) for a batch x [N, C, *spatial] and unit kernels [O, C/groups, *kernel] (SPEC 1 (1)).
-
-    k: one number a filter for the sigmoid, None for linear and cosine. Returns the output, 1/‖patch‖
-    [N, groups, *out] and the cosines (empty unless they are kept).
+    unit_weight: weight/‖w‖ if it is known already, in inference. angle: its k if that is a number. keep_cosine:
+    whether backward will need the cosines themselves.
     """
-    geometry = (stride, padding, dilation, groups)
-    with torch.no_grad():
-        out, layout = Layout.of(composite.conv_product(x, unit_weight, *geometry), groups)
-        inverse_norm = _inverse_norm(x, unit_weight.shape[2:], *geometry, eps)
-        cosine = torch.empty_like(out, dtype=inverse_norm.dtype) if keep_cosine else inverse_norm.new_empty(0)
-        passes.forward(
-            angle,
-            layout.view(out),
-            layout.pixels(inverse_norm),
-            layout.view(cosine) if keep_cosine else None,
-            _steepness(layout, k, inverse_norm.dtype),
-        )
-    return out, inverse_norm, cosine
+
+    unit_weight: Tensor | None
+    geometry: Geometry
+    eps: float
+    angle: Angle
+    keep_cosine: bool
 
 
-@sphere_conv.register_fake
-def _(x, unit_weight, k, stride, padding, dilation, groups, eps, angle, keep_cosine):  # type: ignore[no-untyped-def]
-    out = composite.conv_product(x, unit_weight, stride, padding, dilation, groups)
-    inverse_norm = out.new_empty((out.shape[0], groups, *out.shape[2:]), dtype=working_dtype(x.dtype))
-    kept = torch.empty_like(out, dtype=inverse_norm.dtype) if keep_cosine else inverse_norm.new_empty(0)
-    return out, inverse_norm, kept
+class Kept(NamedTuple):
+    """What forward hands to backward; scale is None when the unit weight was given, cosine unless it is kept."""
+
+    unit_weight: Tensor
+    scale: Tensor | None
+    inverse_norm: Tensor
+    cosine: Tensor | None
 
 
-@torch.library.custom_op("spherenet::sphere_conv_backward", mutates_args=())
-def sphere_conv_backward(
+def _product(x: Tensor, unit_weight: Tensor, geometry: Geometry) -> Tensor:
+    if unit_weight.dim() == 2:
+        return torch.nn.functional.linear(x, unit_weight)
+    product: Tensor = _CONVOLUTION[x.dim()](x, unit_weight, None, *geometry)
+    return product
+
+
+def forward(
+    x: Tensor,
+    weight: Tensor,
+    k: Tensor | None,
+    bias: Tensor | None,
+    beta: Tensor | None,
+    gamma: Tensor | None,
+    call: Call,
+) -> tuple[Tensor, Kept]:
+    """Return out and what backward needs; k is the sigmoid's if it is a tensor.
+
+    The kernels are called directly. Only when somebody watches every operation (a FLOP counter, a tracer) does the call
+    go through torch's dispatcher, which costs as much as a small layer.
+    """
+    if needs_operators(x, weight):
+        from spherenet.kernels import operators
+
+        return operators.forward(x, weight, k, bias, beta, gamma, call)
+    return run_forward(x, weight, k, bias, beta, gamma, call)
+
+
+def run_forward(
+    x: Tensor,
+    weight: Tensor,
+    k: Tensor | None,
+    bias: Tensor | None,
+    beta: Tensor | None,
+    gamma: Tensor | None,
+    call: Call,
+) -> tuple[Tensor, Kept]:
+    """`forward` by the kernels themselves."""
+    kernels = kernels_of(implementation(x))
+    unit_weight, geometry, eps, angle, keep_cosine = call
+    if k is not None:
+        angle = Angle(angle.name, k)
+    affine = _affine(bias, beta, gamma)
+    scale = None
+    if unit_weight is None:
+        unit_weight, scale = kernels.unit_weight(weight, eps, x.dtype)
+    product = _product(x, unit_weight, geometry)
+    out, inverse_norm, cosine = kernels.forward(
+        product, x, weight.shape[2:], geometry, eps, angle, affine, keep_cosine
+    )
+    return out, Kept(unit_weight, scale, inverse_norm, cosine)
+
+
+def _affine(bias: Tensor | None, beta: Tensor | None, gamma: Tensor | None) -> Affine:
+    return _NO_AFFINE if bias is None and beta is None and gamma is None else Affine(bias, beta, gamma)
+
+
+def backward(
     grad: Tensor,
     x: Tensor,
-    unit_weight: Tensor,
     k: Tensor | None,
+    affine: Affine,
+    kept: Kept,
     known: Tensor,
-    inverse_norm: Tensor,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    angle: str,
     known_is_cosine: bool,
+    call: Call,
+    weight_dtype: torch.dtype,
     needs: Sequence[bool],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, of the unit kernels and of k, each empty unless `needs` asks for it."""
-    grad_x, grad_weight, grad_k = (x.new_empty(0) for _ in range(3))
-    with torch.no_grad():
-        known, layout = Layout.of(known.detach(), groups)
-        grad = layout.dense(grad)
-        shape = _steepness(layout, k, inverse_norm.dtype)
-        if needs[2]:
-            assert shape is not None
-            assert k is not None
-            (of_grad, over), (of_known, _) = layout.images(grad), layout.images(known)
-            grad_k = passes.gradient_of_k(of_grad, of_known, known_is_cosine, over, shape).reshape(-1).to(k.dtype)
-        if not (needs[0] or needs[1]):
-            return grad_x, grad_weight, grad_k
-        into = scratch_like(grad)
-        s = passes.backward(
-            angle,
-            layout.view(grad),
-            layout.view(known),
-            known_is_cosine,
-            layout.pixels(inverse_norm),
-            layout.view(into),
-            layout.channels_at,
-            shape,
-        )
-        if unit_weight.dim() == 2:
-            grad_x = into @ unit_weight if needs[0] else grad_x
-            grad_weight = into.t() @ x if needs[1] else grad_weight
-        else:
-            wanted, none = (needs[0], needs[1], False), (0,) * (x.dim() - 2)
-            found = torch.ops.aten.convolution_backward(
-                into, x, unit_weight, None, stride, padding, dilation, False, none, groups, wanted
-            )
-            grad_x, grad_weight = (found[0] if needs[0] else grad_x), (found[1] if needs[1] else grad_weight)
-        if needs[0]:
-            m = spread(
-                layout.map(s, tuple(inverse_norm.shape)),
-                (x.shape[0], groups, *x.shape[2:]),
-                unit_weight.shape[2:],
-                stride,
-                padding,
-                dilation,
-            )
-            grad_x, layout_x = Layout.of(grad_x, groups)
-            passes.correct(layout_x.view(grad_x), layout_x.view(layout_x.dense(x)), layout_x.pixels(m))
-    return grad_x, grad_weight, grad_k
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of x, weight, k, bias, beta and gamma, None unless `needs` asks for them.
+
+    known: out, or the cosines.
+    """
+    if needs_operators(grad, x):
+        from spherenet.kernels import operators
+
+        return operators.backward(grad, x, k, affine, kept, known, known_is_cosine, call, weight_dtype, needs)
+    return run_backward(grad, x, k, affine, kept, known, known_is_cosine, call, weight_dtype, needs)
 
 
-@sphere_conv_backward.register_fake
-def _(grad, x, unit_weight, k, known, inverse_norm, stride, padding, dilation, groups, angle, known_is_cosine, needs):  # type: ignore[no-untyped-def]
-    return (
-        torch.empty_like(x) if needs[0] else x.new_empty(0),
-        torch.empty_like(unit_weight) if needs[1] else x.new_empty(0),
-        torch.empty_like(k) if needs[2] else inverse_norm.new_empty(0),
-    )
+def run_backward(
+    grad: Tensor,
+    x: Tensor,
+    k: Tensor | None,
+    affine: Affine,
+    kept: Kept,
+    known: Tensor,
+    known_is_cosine: bool,
+    call: Call,
+    weight_dtype: torch.dtype,
+    needs: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    """`backward` by the kernels themselves."""
+    kernels = kernels_of(implementation(x))
+    _, geometry, _, angle, _ = call
+    unit_weight, scale, inverse_norm, _ = kept
+    needs_x, needs_weight, needs_k, *needs_affine = needs
+    grad_product, spread, sums = kernels.backward(
+        grad, known, known_is_cosine, inverse_norm, x, unit_weight.shape[2:], geometry,
+        angle if k is None else Angle(angle.name, k), affine, needs_x, needs_k, any(needs_affine),
+    )  # fmt: skip
+    grad_x, grad_unit = _product_backward(grad_product, x, unit_weight, geometry, needs_x, needs_weight)
+    if needs_x:
+        grad_x = kernels.correct(grad_x, x, spread, geometry.groups)
+    grad_weight = None
+    if needs_weight:
+        grad_weight = kernels.unit_weight_backward(grad_unit, unit_weight, scale, weight_dtype)
+    if sums is None:
+        return grad_x, grad_weight, None, None, None, None
+    return grad_x, grad_weight, *_parameter_gradients(sums, needs, k, affine)
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    x, unit_weight, k, *geometry, ctx.eps, ctx.angle, ctx.keeps_cosine = inputs
-    ctx.geometry = tuple(geometry)  # stride, padding, dilation, groups
-    out, inverse_norm, cosine = output
-    ctx.mark_non_differentiable(inverse_norm, cosine)
-    ctx.set_materialize_grads(False)
-    ctx.witness = None
-    known = cosine if ctx.keeps_cosine else out
-    if known is out and type(out) is torch.Tensor:
-        # `data` is kept rather than out, because autograd refuses a saved tensor that was changed in place, and an
-        # in-place ReLU after a convolution is what everybody writes. A twin of out that shares its version counter,
-        # but none of its memory, tells backward whether that happened.
-        known = out.data
-        ctx.witness = out.detach()
-        if _get_current_dispatch_mode() is None:  # tools that watch every operation do not know this one
-            ctx.witness.data = out.new_empty(0)
-        ctx.version = ctx.witness._version
-    ctx.save_for_backward(x, unit_weight, k, inverse_norm, known)
+def _product_backward(
+    grad: Tensor, x: Tensor, unit_weight: Tensor, geometry: Geometry, needs_x: bool, needs_weight: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    if unit_weight.dim() == 2:
+        return (grad @ unit_weight if needs_x else None), (grad.t() @ x if needs_weight else None)
+    if not needs_x and not needs_weight:
+        return None, None
+    stride, padding, dilation, groups = geometry
+    found: tuple[Tensor | None, ...] = torch.ops.aten.convolution_backward.default(
+        grad, x, unit_weight, None, stride, padding, dilation, False, (0,) * len(stride), groups,
+        (needs_x, needs_weight, False),
+    )  # fmt: skip
+    return found[0], found[1]
 
 
-def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
-    unused = (None,) * 7
-    if grad is None:
-        return (None, None, None, *unused)
-    x, unit_weight, k, inverse_norm, known = ctx.saved_tensors
-    needs = ctx.needs_input_grad[:3]
-    if torch.is_grad_enabled():
-        return (*_differentiable_gradients(ctx, grad, x, unit_weight, k, needs), *unused)
-    known_is_cosine = ctx.keeps_cosine
-    if ctx.witness is not None and ctx.witness._version != ctx.version:
-        known = _cosines_again(ctx, x, unit_weight)
-        known_is_cosine = True
-    found = sphere_conv_backward(
-        grad, x, unit_weight, k, known, inverse_norm, *ctx.geometry, ctx.angle, known_is_cosine, list(needs)
-    )
-    return (*(gradient if need else None for gradient, need in zip(found, needs, strict=True)), *unused)
+def _parameter_gradients(
+    sums: Tensor, needs: Sequence[bool], k: Tensor | None, affine: Affine
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients of k, bias, beta and gamma from Σ grad, Σ grad·g and Σ grad·∂g/∂k of each filter."""
+    bias, beta, gamma = affine
+    grad_k = grad_bias = grad_beta = grad_gamma = None
+    if needs[2] and k is not None:
+        grad_k = sums[2] if beta is None else sums[2] * beta
+        if k.numel() == 1:
+            grad_k = grad_k.sum().reshape(k.shape)
+        grad_k = grad_k.to(k.dtype)
+    if needs[3] and bias is not None:
+        grad_bias = (sums[0] if beta is None else sums[0] * beta).to(bias.dtype)
+    if needs[4] and beta is not None:
+        grad_beta = (sums[1] if bias is None else sums[1] + sums[0] * bias).to(beta.dtype)
+    if needs[5] and gamma is not None:
+        grad_gamma = sums[0].to(gamma.dtype)
+    return grad_k, grad_bias, grad_beta, grad_gamma
 
 
-def _cosines_again(ctx: Any, x: Tensor, unit_weight: Tensor) -> Tensor:
-    stride, padding, dilation, groups = ctx.geometry
-    return composite.cosines(x, unit_weight, stride, padding, dilation, groups, ctx.eps)
+class SphereConvFunction(torch.autograd.Function):
+    """Forward and backward for autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        """Return out; inputs as in `forward`."""
+        out, kept = forward(*inputs)
+        SphereConvFunction.save(ctx, out, kept, *inputs)
+        return out
+
+    @staticmethod
+    def save(ctx: Any, out: Tensor, kept: Kept, *inputs: Any) -> None:
+        """Keep what backward needs."""
+        x, weight, k, bias, beta, gamma, call = inputs
+        ctx.set_materialize_grads(False)
+        ctx.call, ctx.detector, ctx.weight_dtype = call, None, weight.dtype
+        known = kept.cosine
+        if not call.keep_cosine:
+            known = out
+            if type(out) is Tensor:
+                known, ctx.detector = out.data, ChangeDetector(out)
+        ctx.save_for_backward(x, weight, k, bias, beta, gamma, known, *kept[:3])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
+        """Return the gradients of x, weight, k, bias, beta and gamma."""
+        if grad is None:
+            return (None,) * 7
+        x, weight, k, bias, beta, gamma, known, *others = ctx.saved_tensors
+        needs, call = ctx.needs_input_grad[:6], ctx.call
+        if torch.is_grad_enabled():
+            return (*_differentiable_gradients(call, grad, (x, weight, k, bias, beta, gamma), needs), None)
+        kept = Kept(*others, known)
+        known_is_cosine = call.keep_cosine
+        if ctx.detector is not None and ctx.detector.changed:
+            known, known_is_cosine = composite.cosines(x, kept.unit_weight, *call.geometry, call.eps), True
+        arguments = (grad, x, k, _affine(bias, beta, gamma), kept, known, known_is_cosine, call, ctx.weight_dtype, needs)
+        return (*backward(*arguments), None)
 
 
 def _differentiable_gradients(
-    ctx: Any, grad: Tensor, x: Tensor, unit_weight: Tensor, k: Tensor | None, needs: Sequence[bool]
+    call: Call, grad: Tensor, inputs: tuple[Tensor | None, ...], needs: Sequence[bool]
 ) -> list[Tensor | None]:
     """The gradients as a graph of their own, for double backward."""
-    cosine = _cosines_again(ctx, x, unit_weight)
-    out = composite.apply_angle(cosine, ctx.angle, k).to(grad.dtype)
-    wanted = [value for value, need in zip((x, unit_weight, k), needs, strict=True) if need and value is not None]
+    x, weight, k, bias, beta, gamma = inputs
+    assert x is not None
+    assert weight is not None
+    unit_weight = composite.unit_weight(weight, call.eps).to(x.dtype)
+    cosine = composite.cosines(x, unit_weight, *call.geometry, call.eps)
+    value = composite.apply_angle(cosine, call.angle.name, call.angle.k if k is None else k)
+    out = composite.apply_affine(value, bias, beta, gamma).to(grad.dtype)
+    wanted = [value for value, need in zip(inputs, needs, strict=True) if need and value is not None]
     gradients = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
     return [next(gradients) if need else None for need in needs]
-
-
-sphere_conv.register_autograd(_backward, setup_context=_setup_context)

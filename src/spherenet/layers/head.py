@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from spherenet.kernels.angular_cosine import angular_cosine, plain_angular_cosine
-from spherenet.kernels.large import is_large
+from spherenet.kernels.dispatch import blockwise
 from spherenet.ops.angular_output import AngularOutput
 from spherenet.ops.arguments import require_floating, require_positive
 from spherenet.ops.norms import DEFAULT_EPS, norm, without_autocast, working_dtype
@@ -76,7 +76,7 @@ class AngularHead(nn.Module):
             unit_features = (features.to(dtype).masked_fill(overflowed, 0) / length).reshape(-1, self.in_features)
             weight = self.weight.to(dtype)
             elements = max(unit_features.shape[0] * self.num_classes, weight.numel())
-            compute = angular_cosine if is_large(elements, unit_features, weight) else plain_angular_cosine
+            compute = angular_cosine if blockwise(elements, unit_features, weight) else plain_angular_cosine
             cosine, weight_norm = compute(unit_features, weight, self.eps)
             return AngularOutput(
                 cosine.reshape(*features.shape[:-1], self.num_classes),

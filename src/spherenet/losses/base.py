@@ -22,7 +22,7 @@ from spherenet.kernels.angular_cross_entropy import (
     plain_logits,
     with_label_column,
 )
-from spherenet.kernels.large import is_large
+from spherenet.kernels.dispatch import blockwise
 from spherenet.losses.labels import check_class_weight, check_labels, check_output
 from spherenet.ops.angle_functions import DEFAULT_K, AngleFunction, make_angle
 from spherenet.ops.angular_output import AngularOutput
@@ -163,7 +163,7 @@ class AngularLoss(nn.Module):
         # An ignored row borrows class 0; the cross entropy drops it.
         columns = labels.masked_fill(labels == self.ignore_index, 0).unsqueeze(1)
         tensors = [tensor for tensor in (*output, scale, labels) if isinstance(tensor, Tensor)]
-        if has_kernel(self.angle) and is_large(output.cosine.numel(), *tensors):
+        if has_kernel(self.angle) and blockwise(output.cosine.numel(), *tensors):
             return self._blockwise(output, scale, class_scale, labels, columns)
         cosine, bias = output.cosine, output.bias
         logits = plain_logits(cosine, scale, class_scale, bias, self.angle)

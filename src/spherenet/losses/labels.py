@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from spherenet.kernels.dispatch import can_look_at_values
 from spherenet.ops.angular_output import AngularOutput
-from spherenet.ops.arguments import can_look_at_values, require_floating
+from spherenet.ops.arguments import require_floating
 
 __all__ = ["check_class_weight", "check_labels", "check_output"]
 

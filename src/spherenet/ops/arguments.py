@@ -13,7 +13,6 @@ from torch import Tensor
 from spherenet.ops.angles import SMALLEST_K
 
 __all__ = [
-    "can_look_at_values",
     "require_floating",
     "require_k",
     "require_number",
@@ -57,19 +56,6 @@ def require_one_of(name: str, value: T, allowed: Iterable[T]) -> T:
     near = get_close_matches(str(value), [str(choice) for choice in choices], n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}.{hint}")
-
-
-def can_look_at_values(tensor: Tensor) -> bool:
-    """Whether the values of a tensor can be checked now.
-
-    They are at hand on the CPU alone: elsewhere a check would make every step wait for the device. Tracing and vmap
-    cannot look at values at all.
-    """
-    return (
-        tensor.device.type == "cpu"
-        and not torch.compiler.is_compiling()
-        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-    )
 
 
 def require_floating(name: str, tensor: Tensor) -> None:

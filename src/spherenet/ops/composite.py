@@ -18,7 +18,7 @@ from spherenet.ops.norms import SHRINK, working_dtype
 from spherenet.ops.short_derivatives import ShortDerivative, keep, short
 from spherenet.ops.window import spread, window_sum
 
-__all__ = ["apply_angle", "conv_product", "cosines", "unit_weight"]
+__all__ = ["apply_affine", "apply_angle", "conv_product", "cosines", "unit_weight"]
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
@@ -202,3 +202,16 @@ def apply_angle(cosine: Tensor, angle: str, k: Tensor | float | None) -> Tensor:
         return angles.sigmoid(cosine, k)
     by_name: dict[str, Callable[[Tensor], Tensor]] = {"linear": angles.linear, "cosine": angles.cosine}
     return by_name[angle](cosine)
+
+
+def apply_affine(
+    value: Tensor, bias: Tensor | None, beta: Tensor | float | None, gamma: Tensor | float | None
+) -> Tensor:
+    """β·(value + bias) + γ for maps [N, O, *spatial] and one number per filter."""
+    if bias is None and beta is None and gamma is None:
+        return value
+    value = value.movedim(1, -1)
+    value = value if bias is None else value + bias
+    value = value if beta is None else value * beta
+    value = value if gamma is None else value + gamma
+    return value.movedim(-1, 1)

@@ -12,19 +12,18 @@ __all__ = ["Geometry", "pad_input", "per_dimension", "same_as_numbers"]
 
 
 class Geometry(NamedTuple):
-    """How a convolution moves over its input, one number per spatial dimension.
+    """How a kernel moves over its input, one number per spatial dimension; all empty for a fully connected layer."""
 
-    A fully connected layer has no spatial dimension: its tuples are empty and it has one group.
-    """
-
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    groups: int
+    stride: tuple[int, ...] = ()
+    padding: tuple[int, ...] = ()
+    dilation: tuple[int, ...] = ()
+    groups: int = 1
 
 
 def per_dimension(value: int | Sequence[int], spatial_dims: int) -> tuple[int, ...]:
     """Return one number a dimension from a number, a sequence of one or a whole sequence."""
+    if type(value) is tuple and len(value) == spatial_dims:
+        return value
     values = (value,) if isinstance(value, int) else tuple(value)
     return values * spatial_dims if len(values) == 1 else values
 

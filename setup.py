@@ -1,0 +1,82 @@
+"""Build the native CPU kernels: one shared library without torch or Python headers, loaded through ctypes.
+
+The same source is compiled once per instruction set; the library picks one when it is loaded. Everything else about
+the package stands in pyproject.toml. The library is optional: when it cannot be built, the package installs without it.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+
+SOURCES = Path("src/spherenet/kernels/csrc")
+# No -ffast-math: NaN and inf must propagate as documented. GCC 12 calls AVX-512's own headers uninitialized.
+COMPILE = ["-std=c++17", "-O2", "-g0", "-fopenmp", "-fPIC", "-fvisibility=hidden", "-fno-math-errno",
+           "-fno-trapping-math", "-ffp-contract=fast", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-uninitialized",
+           "-Wno-maybe-uninitialized"]  # fmt: skip
+X86 = {
+    "baseline": [],
+    "avx2": ["-mavx2", "-mfma", "-mf16c"],
+    "avx512": ["-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mfma", "-mf16c", "-mprefer-vector-width=512"],
+}
+
+
+def instruction_sets() -> dict[str, list[str]]:
+    """Return the compiler flags of every instruction set to build for."""
+    return X86 if platform.machine().lower() in ("x86_64", "amd64") else {"baseline": []}
+
+
+class BuildKernels(build_ext):
+    """Compile kernels.cpp once per instruction set and link the objects with library.cpp."""
+
+    def build_extension(self, ext: Extension) -> None:
+        """Build the shared library."""
+        extra = os.environ.get("SPHERENET_NATIVE_FLAGS", "").split()  # such as -fsanitize=address
+        sets = instruction_sets()
+        macros = [("SN_HAS_AVX", None)] if len(sets) > 1 else []
+        compile_ = self.compiler.compile
+
+        def objects_of(source: str, macros: list[tuple[str, str | None]], folder: str, flags: list[str]) -> list[str]:
+            output = str(Path(self.build_temp, folder))
+            return compile_([str(SOURCES / source)], output, macros, extra_postargs=[*COMPILE, *flags, *extra])
+
+        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+            jobs = [pool.submit(objects_of, "library.cpp", macros, "library", [])]
+            jobs += [pool.submit(objects_of, "kernels.cpp", [("SN_ISA", name)], name, sets[name]) for name in sets]
+            objects = [file for job in jobs for file in job.result()]
+        target = self.get_ext_fullpath(ext.name)
+        Path(target).parent.mkdir(parents=True, exist_ok=True)
+        self.compiler.link_shared_object(objects, target, extra_postargs=["-fopenmp", *extra], target_lang="c++")
+
+    def get_ext_filename(self, fullname: str) -> str:
+        """Name the file without Python's version: it does not depend on it."""
+        suffix = ".dll" if sys.platform == "win32" else ".so"
+        return str(Path(*fullname.split("."))) + suffix
+
+
+class PlatformWheel(bdist_wheel):
+    """Tag a wheel with its platform only: any Python 3 can load the library."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        """Return the wheel's tag."""
+        return "py3", "none", super().get_tag()[2]
+
+
+setup(
+    ext_modules=[
+        Extension(
+            "spherenet.kernels._native",
+            [str(SOURCES / "kernels.cpp"), str(SOURCES / "library.cpp")],
+            depends=[str(path) for path in sorted(SOURCES.glob("*.h"))],
+            optional=True,
+        )
+    ],
+    cmdclass={"build_ext": BuildKernels, "bdist_wheel": PlatformWheel},
+)

@@ -1,0 +1,59 @@
+// The C interface of the native kernels: plain structs and pointers, no torch headers.
+//
+// Every function takes raw pointers to dense tensors, works on `threads` OpenMP threads and returns when it is done.
+// A layout is "rows" (channels last in memory, [N, pixels, C]) or "planes" ([N, C, pixels]). Maps with one number per
+// pixel and group have the same layout with C = groups.
+#pragma once
+
+#include <cstdint>
+
+enum ElementType : int32_t { FLOAT32 = 0, FLOAT64 = 1, BFLOAT16 = 2, FLOAT16 = 3 };
+
+enum AngleType : int32_t { COSINE = 0, LINEAR = 1, SIGMOID = 2 };
+
+// What a convolution looks at. Dimensions are (depth, height, width); missing ones have size 1.
+struct Geometry {
+    int64_t batch, channels, filters, groups;
+    int64_t in[3], out[3], kernel[3], stride[3], padding[3], dilation[3];
+    int32_t x_rows, out_rows;  // whether x and the output are rows (1) or planes (0)
+};
+
+// g, and the affine map behind it: out = scale·(g + bias) + shift. Null pointers mean 1, 0 and 0.
+// `parameters` holds k of the sigmoid, one number for all filters or one for each, in the working type.
+struct Angle {
+    int32_t type, parameter_count;
+    const void *parameters, *bias, *scale, *shift;
+};
+
+struct Backward {
+    const void *grad, *known, *inverse_norm;
+    void *grad_product;  // may not overlap grad
+    void *spread;        // per pixel of x and group; null when the gradient of x is not needed
+    void *sums;          // [3, filters]: Σ grad, Σ grad·g, Σ grad·∂g/∂k; null when no parameter needs them
+    int32_t known_is_cosine;
+};
+
+// One step of a recurrent cell over `rows` rows and `hidden` units; see cells.h for the shapes.
+struct Cell {
+    int64_t rows, hidden;
+    int32_t gates;  // 4: LSTM, 3: GRU
+};
+
+struct Kernels {
+    void (*unit_weight)(const void *weight, void *unit, void *scale, int64_t filters, int64_t size, double eps,
+                        int32_t type, int32_t unit_type, int32_t threads);
+    void (*unit_weight_backward)(const void *grad, const void *unit, const void *scale, void *grad_weight,
+                                 int64_t filters, int64_t size, int32_t type, int32_t unit_type, int32_t threads);
+    void (*forward)(const Geometry *geometry, const Angle *angle, const void *x, void *product, void *inverse_norm,
+                    void *cosine, double eps, int32_t type, int32_t threads);
+    void (*backward)(const Geometry *geometry, const Angle *angle, const Backward *pointers, int32_t type,
+                     int32_t threads);
+    void (*correct)(const Geometry *geometry, void *grad_x, const void *x, const void *spread, int32_t type,
+                    int32_t threads);
+    void (*cell_forward)(const Cell *cell, const void *from_input, const void *from_state, const void *before,
+                         void *gates, void *after, void *output, int32_t type, int32_t threads);
+    void (*cell_backward)(const Cell *cell, const void *gates, const void *from_state, const void *before,
+                          const void *after, const void *grad_output, const void *grad_after, void *grad_gates,
+                          void *grad_from_state, void *grad_before, int32_t type, int32_t threads);
+    uint64_t (*checksum)(const void *data, int64_t bytes);
+};

@@ -1,0 +1,162 @@
+// Elementary functions on vectors: minimax polynomials for float, the C library for double.
+//
+// The coefficients are printed by benchmarks/fit_approximations.py. Errors over the whole range, bounded in
+// tests/kernels/test_native.py: asin and sin 3e-7 relative, tanh and atanh 3e-7 relative.
+#pragma once
+
+#include "vector.h"
+
+namespace SN_ISA {
+
+template <class V>
+using Bits = typename VectorOf<Element<V>>::mask;
+
+template <class V>
+SN_INLINE Bits<V> sign_bit() {
+    using T = Element<V>;
+    return (Bits<V>)(T(-0.0) - V{});
+}
+
+template <class V>
+SN_INLINE V absolute(V x) {
+    return (V)((Bits<V>)x & ~sign_bit<V>());
+}
+
+// A value ≥ 0 with the sign of `of`: every function here is odd.
+template <class V>
+SN_INLINE V with_sign(V value, V of) {
+    return (V)((Bits<V>)value ^ ((Bits<V>)of & sign_bit<V>()));
+}
+
+// NaN fails every comparison, so the three bounds below let it through.
+template <class V>
+SN_INLINE V at_most(V x, Element<V> bound) {
+    V b = bound - V{};
+#if defined(__AVX512F__)
+    if constexpr (sizeof(V) == 64) return (V)_mm512_min_ps((__m512)b, (__m512)x);  // the second operand if one is NaN
+#elif defined(__AVX2__)
+    if constexpr (sizeof(V) == 32) return (V)_mm256_min_ps((__m256)b, (__m256)x);
+#endif
+    return x > b ? b : x;
+}
+
+template <class V>
+SN_INLINE V at_least(V x, Element<V> bound) {
+    V b = bound - V{};
+#if defined(__AVX512F__)
+    if constexpr (sizeof(V) == 64) return (V)_mm512_max_ps((__m512)b, (__m512)x);
+#elif defined(__AVX2__)
+    if constexpr (sizeof(V) == 32) return (V)_mm256_max_ps((__m256)b, (__m256)x);
+#endif
+    return x < b ? b : x;
+}
+
+// 1/x and 1/sqrt(x) of normal numbers > 0, to the last two bits: an estimate and Newton steps take a third of the time
+// of the processor's division.
+SN_INLINE Vec<float> reciprocal(Vec<float> x) {
+#if defined(__AVX512F__)
+    Vec<float> y = (Vec<float>)_mm512_rcp14_ps((__m512)x);
+    return y + y * (1 - x * y);
+#else
+    Vec<float> y = (Vec<float>)(0x7ef311c7 - (Int)x);
+    y = y * (2 - x * y);
+    y = y * (2 - x * y);
+    return y + y * (1 - x * y);
+#endif
+}
+
+SN_INLINE Vec<double> reciprocal(Vec<double> x) { return 1 / x; }
+
+SN_INLINE Vec<float> square_root(Vec<float> x) {  // of numbers ≥ 0
+#if defined(__AVX512F__)
+    Vec<float> y = (Vec<float>)_mm512_rsqrt14_ps((__m512)at_least(x, 1e-37f));
+#else
+    Vec<float> z = at_least(x, 1e-37f);
+    Vec<float> y = (Vec<float>)(0x5f3759df - ((Int)z >> 1));
+    y = y * (1.5f - 0.5f * z * y * y);
+    y = y * (1.5f - 0.5f * z * y * y);
+#endif
+    Vec<float> root = x * y;
+    return root + 0.5f * y * (x - root * root);
+}
+
+// Rounded correctly, inf included.
+SN_INLINE Vec<float> exact_square_root(Vec<float> x) {
+#if defined(__AVX512F__)
+    return (Vec<float>)_mm512_sqrt_ps((__m512)x);
+#elif defined(__AVX2__)
+    return (Vec<float>)_mm256_sqrt_ps((__m256)x);
+#else
+    for (int i = 0; i < WIDTH<float>; ++i) x[i] = __builtin_sqrtf(x[i]);
+    return x;
+#endif
+}
+
+SN_INLINE Vec<double> exact_square_root(Vec<double> x) {
+    for (int i = 0; i < WIDTH<double>; ++i) x[i] = __builtin_sqrt(x[i]);
+    return x;
+}
+
+#define SN_BY_ELEMENT(name, function)                                            \
+    SN_INLINE Vec<double> name(Vec<double> x) {                                  \
+        Vec<double> y{};                                                         \
+        for (int i = 0; i < WIDTH<double>; ++i) y[i] = __builtin_##function(x[i]); \
+        return y;                                                                \
+    }
+SN_BY_ELEMENT(square_root, sqrt)
+SN_BY_ELEMENT(arc_sine, asin)
+SN_BY_ELEMENT(sine, sin)
+SN_BY_ELEMENT(hyperbolic_tangent, tanh)
+SN_BY_ELEMENT(inverse_hyperbolic_tangent, atanh)
+#undef SN_BY_ELEMENT
+
+// asin of x ∈ [0, 1]; above ½ by asin x = π/2 − 2·asin sqrt((1−x)/2), which has no cancellation.
+SN_INLINE Vec<float> arc_sine(Vec<float> x) {
+    Int outer = x > 0.5f;
+    Vec<float> half = (1 - x) * 0.5f;
+    Vec<float> z = outer ? half : x * x;
+    Vec<float> t = outer ? square_root(half) : x;
+    Vec<float> q = 0.04216630789f * z + 0.02417951499f;
+    q = q * z + 0.0454703759f;
+    q = q * z + 0.07495297643f;
+    q = q * z + 0.1666675248f;
+    Vec<float> inner = t + t * z * q;
+    return outer ? 1.57079632679f - 2 * inner : inner;
+}
+
+// sin of h ∈ [0, π/2].
+SN_INLINE Vec<float> sine(Vec<float> h) {
+    Vec<float> z = h * h;
+    Vec<float> s = 2.605780622e-06f * z - 0.0001980960289f;
+    s = s * z + 0.008333066246f;
+    s = s * z - 0.1666665955f;
+    return h + h * z * s;
+}
+
+// tanh of v ≥ 0 as v·P(v²)/Q(v²); 1 from 9 on, where it rounds to 1.
+SN_INLINE Vec<float> hyperbolic_tangent(Vec<float> v) {
+    Vec<float> w = at_most(v, 9.0f), z = w * w;
+    Vec<float> p = 1.33546996e-08f * z + 2.06091121e-05f;
+    p = p * z + 0.00349559003f;
+    p = p * z + 0.133810273f;
+    p = p * z + 0.999999979f;
+    Vec<float> q = 7.77657458e-07f * z + 0.000328563787f;
+    q = q * z + 0.0258769895f;
+    q = q * z + 0.467143429f;
+    q = q * z + 1;
+    return at_most(w * p * reciprocal(q), 1.0f);
+}
+
+// atanh of t ∈ [0, 1 − ε]. With q = (1+t)/(1−t) ≈ 2^e: atanh t = e·ln2/2 + atanh u, where
+// u = (q/2^e − 1)/(q/2^e + 1) lies in ±0.2. Small t have e = 0 and u = t: no digit is lost.
+SN_INLINE Vec<float> inverse_hyperbolic_tangent(Vec<float> t) {
+    Int e = ((Int)(1 + t) - (Int)(1 - t) + 0x400000) >> 23;
+    Vec<float> power = (Vec<float>)((127 - e) << 23);  // 2^-e
+    Vec<float> u = ((power - 1) + t * (power + 1)) * reciprocal((power + 1) + t * (power - 1));
+    Vec<float> z = u * u;
+    Vec<float> a = 0.1518891583f * z + 0.1997851719f;
+    a = a * z + 0.333334775f;
+    return __builtin_convertvector(e, Vec<float>) * 0.34657359028f + (u + u * z * a);
+}
+
+}  // namespace SN_ISA

@@ -1,0 +1,306 @@
+// The passes over memory that turn a convolution into a SphereConv, on one row or one plane of numbers.
+//
+//     forward    c = P·r,  out = scale·g(c) + offset
+//     backward   D = grad·scale·g'(c)·r,  s = r²·Σ grad·scale·g'(c)·c over the filters of a group
+//     correct    gx − x·m,  m the transposed window sum of s
+//
+// with r = 1/‖patch‖. In a row the filters are neighbors and r is one number; in a plane the pixels are neighbors and
+// the filter's constants are. r = 0 marks a patch whose squares overflowed: its cosine is 0 whatever P is.
+#pragma once
+
+#include "angles.h"
+
+namespace SN_ISA {
+
+constexpr double SHRINK = 1.0 / 64;  // a power of two: squares of x/64 overflow later and lose no digit
+
+template <class E>
+SN_INLINE Vec<Work<E>> squares_in_lanes(const E *x, int64_t n) {
+    using T = Work<E>;
+    Vec<T> total{};
+    for_each_vector<T>(n, [&](int64_t i, int count) SN_FORCE_INLINE {
+        Vec<T> a = load<E>(x + i, count) * T(SHRINK);
+        total += a * a;
+    });
+    return total;
+}
+
+template <class E>
+SN_INLINE Work<E> sum_of_squares(const E *x, int64_t n) {
+    return sum_of_lanes<Work<E>>(squares_in_lanes<E>(x, n));
+}
+
+// Σ(x/64)² of `rows` rows of n numbers.
+template <class E>
+SN_INLINE void sums_of_squares(const E *x, Work<E> *sums, int64_t rows, int64_t n) {
+    using T = Work<E>;
+    int64_t row = 0;
+    for (; row + 4 <= rows; row += 4, x += 4 * n) {
+        Vec<T> totals[4] = {squares_in_lanes<E>(x, n), squares_in_lanes<E>(x + n, n), squares_in_lanes<E>(x + 2 * n, n),
+                            squares_in_lanes<E>(x + 3 * n, n)};
+        sums_of_lanes<T>(totals, sums + row);
+    }
+    for (; row < rows; ++row, x += n) sums[row] = sum_of_squares<E>(x, n);
+}
+
+template <class E>
+SN_INLINE void add_squares(const E *x, Work<E> *sums, int64_t n) {
+    using T = Work<E>;
+    for_each_vector<T>(n, [&](int64_t i, int count) SN_FORCE_INLINE {
+        Vec<T> a = load<E>(x + i, count) * T(SHRINK);
+        store<T>(sums + i, load<T>(sums + i, count) + a * a, count);
+    });
+}
+
+template <class T>
+SN_INLINE T inverse_norm(T shrunk_squares, T shrunk_eps) {
+    return T(SHRINK) / std::sqrt(shrunk_squares + shrunk_eps);
+}
+
+template <class V>
+SN_INLINE V clamp_cosine(V c) {
+    return at_least(at_most(c, 1), -1);
+}
+
+// What forward works on: `rows` pixels of `filters` filters in rows, or `length` pixels of one filter in a plane.
+template <class E>
+struct ForwardRows {
+    E *product;        // turned into the output
+    Work<E> *cosine;   // null unless the cosines are kept
+    const Work<E> *r;  // [rows, groups]
+    int64_t rows, filters, groups;
+};
+
+template <class E>
+struct ForwardPlane {
+    E *product;
+    Work<E> *cosine;
+    const Work<E> *r;  // [length]
+    int64_t length, filter;
+};
+
+// out = scale·g + offset, or g itself.
+template <class A, bool AFFINE, class T>
+SN_INLINE Vec<T> output(Vec<T> c, const Filter<Vec<T>> &f) {
+    Vec<T> g = A::template value<T>(c, f);
+    return AFFINE ? g * f.scale + f.offset : g;
+}
+
+template <class A, bool AFFINE, class E>
+void forward_rows(const ForwardRows<E> &a, const Filters<Work<E>> &filters) {
+    using T = Work<E>;
+    const int64_t n = a.filters / a.groups, groups = a.groups, segments = a.rows * groups;
+    E *product = a.product;
+    T *cosine = a.cosine;
+    const T *__restrict r = a.r;
+    const Constants<T> constants = filters.constants();
+    for (int64_t segment = 0, group = 0; segment < segments; ++segment) {
+        const T inverse = r[segment];
+        const int64_t at = segment * n;
+        for_each_vector<T>(n, [&](int64_t i, int count) SN_FORCE_INLINE {
+            Vec<T> c = clamp_cosine(load<E>(product + at + i, count) * inverse);
+            if (__builtin_expect(inverse == 0, 0)) c = Vec<T>{};
+            if (__builtin_expect(cosine != nullptr, 0)) store<T>(cosine + at + i, c, count);
+            Filter<Vec<T>> f = some(constants, group + i, count);
+            store<E>(product + at + i, output<A, AFFINE, T>(c, f), count);
+        });
+        group = group + n == a.filters ? 0 : group + n;
+    }
+}
+
+template <class A, bool AFFINE, class E>
+void forward_plane(const ForwardPlane<E> &a, const Filters<Work<E>> &filters) {
+    using T = Work<E>;
+    const Filter<Vec<T>> f = one(filters.constants(), a.filter);
+    E *product = a.product;
+    T *cosine = a.cosine;
+    const T *__restrict r = a.r;
+    for_each_vector<T>(a.length, [&](int64_t i, int count) SN_FORCE_INLINE {
+        Vec<T> inverse = load<T>(r + i, count);
+        Vec<T> c = inverse == 0 ? Vec<T>{} : clamp_cosine(load<E>(product + i, count) * inverse);
+        if (__builtin_expect(cosine != nullptr, 0)) store<T>(cosine + i, c, count);
+        store<E>(product + i, output<A, AFFINE, T>(c, f), count);
+    });
+}
+
+// What backward knows of the forward pass: out, which is g without an affine map, or the cosine.
+template <class A, bool IS_COSINE, class E>
+struct Knowledge {
+    using T = Work<E>;
+    using Stored = typename std::conditional<IS_COSINE, T, E>::type;
+    // Behind an affine map only the cosine can be known: with the output there is no scale, and no sum but that of k.
+    static constexpr bool AFFINE = IS_COSINE;
+    SN_INLINE Vec<T> scaled(Vec<T> grad, const Filter<Vec<T>> &f) { return AFFINE ? grad * f.scale : grad; }
+    SN_INLINE Local<Vec<T>> at(const Stored *known, int count, const Filter<Vec<T>> &f) {
+        if constexpr (IS_COSINE)
+            return A::template from_cosine<T>(load<T>(known, count), f);
+        else
+            return A::template from_value<T>(load<E>(known, count), f);
+    }
+};
+
+template <class E>
+struct BackwardRows {
+    const E *grad;
+    const void *known;
+    int64_t known_at;  // offset of the first row in `known`
+    const Work<E> *r;  // [rows, groups]
+    E *grad_product;
+    Work<E> *s;  // [rows, groups]
+    int64_t rows, filters, groups;
+    double *sums;  // [3, filters]
+};
+
+template <class E>
+struct BackwardPlane {
+    const E *grad;
+    const void *known;
+    int64_t known_at;
+    const Work<E> *r;  // [length]
+    E *grad_product;
+    Work<E> *s;  // [length], added to
+    int64_t length, filter, filters;
+    double *sums;
+};
+
+constexpr int64_t ROWS_PER_SUM = 64;  // rows whose sums are added up in the working type before they go to double
+
+template <class K, bool WITH_SUMS, class E>
+void backward_rows(const BackwardRows<E> &a, const Filters<Work<E>> &filters) {
+    using T = Work<E>;
+    const int64_t n = a.filters / a.groups, groups = a.groups, segments = a.rows * groups, all = a.filters;
+    const E *__restrict grad = a.grad;
+    E *__restrict grad_product = a.grad_product;
+    const T *__restrict r = a.r;
+    T *__restrict s = a.s;
+    const auto *__restrict known = static_cast<const typename K::Stored *>(a.known) + a.known_at;
+    const Constants<T> constants = filters.constants();
+    Buffer<T> buffer(WITH_SUMS ? 3 * all : 0);
+    T *sums = buffer.get();
+    if constexpr (WITH_SUMS) memset(sums, 0, sizeof(T) * 3 * all);
+    Vec<T> totals[4];  // of u·c, for four segments: their lanes are added up together
+    T squares[4];
+    for (int64_t segment = 0, group = 0, pending = 0; segment < segments; ++segment) {
+        const T inverse = r[segment];
+        const int64_t at = segment * n;
+        Vec<T> total{};
+        for_each_vector<T>(n, [&](int64_t i, int count) SN_FORCE_INLINE {
+            int64_t o = group + i;
+            Filter<Vec<T>> f = some(constants, o, count);
+            Local<Vec<T>> local = K::at(known + at + i, count, f);
+            Vec<T> incoming = load<E>(grad + at + i, count);
+            Vec<T> u = K::scaled(incoming, f) * local.slope;
+            store<E>(grad_product + at + i, u * inverse, count);
+            total += u * local.cosine;  // beyond the row the gradient reads as 0, and so does the product
+            if constexpr (WITH_SUMS && K::AFFINE) {
+                store<T>(sums + o, load<T>(sums + o, count) + incoming, count);
+                store<T>(sums + all + o, load<T>(sums + all + o, count) + incoming * local.value, count);
+            }
+            if constexpr (WITH_SUMS) {
+                T *by_parameter = sums + 2 * all + o;
+                store<T>(by_parameter, load<T>(by_parameter, count) + incoming * local.by_parameter, count);
+            }
+        });
+        group = group + n == all ? 0 : group + n;
+        totals[segment & 3] = total;
+        squares[segment & 3] = inverse * inverse;
+        if ((segment & 3) == 3) {
+            T added[4];
+            sums_of_lanes<T>(totals, added);
+            for (int i = 0; i < 4; ++i) s[segment - 3 + i] = added[i] * squares[i];
+        }
+        if constexpr (WITH_SUMS) {
+            if (++pending == ROWS_PER_SUM * groups || segment + 1 == segments) {
+                for (int64_t i = 0; i < 3 * all; ++i) a.sums[i] += double(sums[i]);
+                memset(sums, 0, sizeof(T) * 3 * all);
+                pending = 0;
+            }
+        }
+    }
+    for (int64_t segment = segments & ~int64_t(3); segment < segments; ++segment)
+        s[segment] = sum_of_lanes<T>(totals[segment & 3]) * squares[segment & 3];
+}
+
+template <class K, bool WITH_SUMS, class E>
+void backward_plane(const BackwardPlane<E> &a, const Filters<Work<E>> &filters) {
+    using T = Work<E>;
+    const Filter<Vec<T>> f = one(filters.constants(), a.filter);
+    const E *grad = a.grad;
+    E *grad_product = a.grad_product;
+    const T *r = a.r;
+    T *s = a.s;
+    const auto *known = static_cast<const typename K::Stored *>(a.known) + a.known_at;
+    Vec<T> by_grad{}, by_value{}, by_parameter{};
+    for_each_vector<T>(a.length, [&](int64_t i, int count) SN_FORCE_INLINE {
+        Vec<T> inverse = load<T>(r + i, count), incoming = load<E>(grad + i, count);
+        Local<Vec<T>> local = K::at(known + i, count, f);
+        Vec<T> u = K::scaled(incoming, f) * local.slope * inverse;
+        store<E>(grad_product + i, u, count);
+        store<T>(s + i, load<T>(s + i, count) + u * local.cosine * inverse, count);
+        if constexpr (WITH_SUMS && K::AFFINE) {
+            by_grad += incoming;
+            by_value += incoming * local.value;
+        }
+        if constexpr (WITH_SUMS) {
+            by_parameter += incoming * local.by_parameter;
+        }
+    });
+    if constexpr (WITH_SUMS) {
+        a.sums[a.filter] += double(sum_of_lanes<T>(by_grad));
+        a.sums[a.filters + a.filter] += double(sum_of_lanes<T>(by_value));
+        a.sums[2 * a.filters + a.filter] += double(sum_of_lanes<T>(by_parameter));
+    }
+}
+
+// The passes of one angle function, as the drivers call them.
+template <class E>
+struct Passes {
+    void (*forward_rows)(const ForwardRows<E> &, const Filters<Work<E>> &);
+    void (*forward_plane)(const ForwardPlane<E> &, const Filters<Work<E>> &);
+    void (*backward_rows)(const BackwardRows<E> &, const Filters<Work<E>> &);
+    void (*backward_plane)(const BackwardPlane<E> &, const Filters<Work<E>> &);
+};
+
+template <class A, class K, class E>
+Passes<E> passes_with(bool affine, bool with_sums) {
+    return {affine ? forward_rows<A, true, E> : forward_rows<A, false, E>,
+            affine ? forward_plane<A, true, E> : forward_plane<A, false, E>,
+            with_sums ? backward_rows<K, true, E> : backward_rows<K, false, E>,
+            with_sums ? backward_plane<K, true, E> : backward_plane<K, false, E>};
+}
+
+template <class E>
+Passes<E> passes_for(const Angle &angle, bool known_is_cosine, bool with_sums) {
+    Passes<E> chosen{};
+    bool affine = angle.bias != nullptr || angle.scale != nullptr || angle.shift != nullptr;
+    for_angle(angle.type, [&](auto g) {
+        using A = decltype(g);
+        // An output in half precision does not tell the angle well enough: there only the cosine is known by its value.
+        if constexpr (sizeof(E) >= 4 || std::is_same<A, CosineAngle>::value) {
+            if (!known_is_cosine) {
+                chosen = passes_with<A, Knowledge<A, false, E>, E>(affine, with_sums);
+                return;
+            }
+        }
+        chosen = passes_with<A, Knowledge<A, true, E>, E>(affine, with_sums);
+    });
+    return chosen;
+}
+
+template <class E>
+SN_INLINE void correct_row(E *grad_x, const E *x, int64_t n, Work<E> m) {
+    using T = Work<E>;
+    for_each_vector<T>(n, [&](int64_t i, int count) SN_FORCE_INLINE {
+        store<E>(grad_x + i, load<E>(grad_x + i, count) - load<E>(x + i, count) * m, count);
+    });
+}
+
+template <class E>
+SN_INLINE void correct_plane(E *grad_x, const E *x, int64_t n, const Work<E> *m) {
+    using T = Work<E>;
+    for_each_vector<T>(n, [&](int64_t i, int count) SN_FORCE_INLINE {
+        store<E>(grad_x + i, load<E>(grad_x + i, count) - load<E>(x + i, count) * load<T>(m + i, count), count);
+    });
+}
+
+}  // namespace SN_ISA
