@@ -81,7 +81,7 @@ def captured_launches(monkeypatch, dtype, name, k, affine, memory_format, needs,
     return launches
 
 
-def compile_offline(launch, architecture):
+def compile_offline(launch, architecture, target=None):
     kernel, arguments, constants = launch
     names = kernel.arg_names[: len(arguments)]
     signature = {n: type_of(v) for n, v in zip(names, arguments, strict=True)} | dict.fromkeys(constants, "constexpr")
@@ -91,7 +91,8 @@ def compile_offline(launch, architecture):
         constexprs |= constants_of(value, (index,))
         attributes |= divisible(value, (index,))
     source = ASTSource(kernel, signature, constexprs, attributes)
-    return triton.compile(source, target=GPUTarget("cuda", architecture, 32), options={"num_warps": 4})
+    target = target or GPUTarget("cuda", architecture, 32)
+    return triton.compile(source, target=target, options={"num_warps": 4})
 
 
 def resources(compiled, folder):
@@ -132,6 +133,12 @@ def test_kernels_compile_and_fit_the_registers(case, monkeypatch, tmp_path):
             print(f"{case}: {what}: {registers} registers, {stack} bytes of stack")
 
 
+def test_kernels_compile_for_rocm(monkeypatch):
+    for launch in captured_launches(monkeypatch, *CASES["rescaled bfloat16"]):
+        compiled = compile_offline(launch, None, GPUTarget("hip", "gfx942", 64))
+        assert compiled.asm["hsaco"]
+
+
 def test_large_windows_take_a_launch_for_the_squares(monkeypatch, tmp_path):
     launches = captured_launches(
         monkeypatch, torch.float32, "cosine", None, NONE, torch.channels_last, (False, False), size=(7, 7), groups=2
@@ -149,3 +156,35 @@ def test_offline_compilation_reports_an_error(monkeypatch):
     (kernel, arguments, constants), *_ = captured_launches(monkeypatch, *CASES["cosine"])
     with pytest.raises(Exception, match=r"BLOCK|power of 2"):
         compile_offline((kernel, arguments, constants | {"BLOCK": 3}), ARCHITECTURES[0])
+
+
+class NoGPU:
+    """What Triton's runtime asks a driver before it launches; there is none here to launch on."""
+
+    def __init__(self, architecture):
+        self.architecture = architecture
+
+    def get_current_target(self):
+        return GPUTarget("cuda", self.architecture, 32)
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("case", ["learnable", "rescaled bfloat16"])
+def test_the_runtime_specializes_and_compiles_real_calls(case, architecture, monkeypatch):
+    """The way of a call up to the launch itself: binding, specialization of arguments, cache key, compilation."""
+    with monkeypatch.context() as patch:
+        launches = captured_launches(patch, *CASES[case])
+    # The runtime remembers compiled kernels by device, which is 0 here whatever the architecture.
+    monkeypatch.setattr(triton.runtime.driver, "_active", NoGPU(architecture))
+    for kernel, arguments, constants in launches:
+        kernel.device_caches.clear()
+        compiled = kernel.warmup(*arguments, grid=(1,), **constants)
+        kernel.device_caches.clear()
+        assert compiled.metadata.target.arch == architecture
+        assert compiled.asm["cubin"]
