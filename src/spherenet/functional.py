@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from spherenet.kernels.compiled import compiled_or_plain
-from spherenet.kernels.dispatch import backend, implementation, is_traced, needs_operators
+from spherenet.kernels.dispatch import backend, can_look_at_values, implementation, needs_operators
 from spherenet.kernels.interface import Affine, Angle
 from spherenet.kernels.recurrent import recurrence
 from spherenet.kernels.sphere_conv import Call, SphereConvFunction, forward
@@ -38,7 +38,7 @@ from spherenet.ops.angle_functions import (
 from spherenet.ops.angles import SMALLEST_K
 from spherenet.ops.arguments import require_floating, require_k, require_one_of, require_positive
 from spherenet.ops.geometry import Geometry, per_dimension, same_as_numbers
-from spherenet.ops.norms import DEFAULT_EPS, autocast_is_on, direction, without_autocast, working_dtype
+from spherenet.ops.norms import DEFAULT_EPS, autocast_is_on, without_autocast, working_dtype
 
 __all__ = ["backend", "sphere_conv1d", "sphere_conv2d", "sphere_conv3d", "sphere_linear"]
 
@@ -222,9 +222,9 @@ def _evaluate(
             return _evaluate(batch, weight, angle, bias, beta, gamma, geometry, eps)
     chosen = implementation(batch, has_kernel=angle.kernel is not None)
     if chosen == "plain":
-        return _plain(angle.function, batch, weight, bias, beta, gamma, geometry, eps)
+        return _plain(*angle, batch, weight, bias, beta, gamma, geometry, eps)
     if chosen == "compiled":
-        return compiled_or_plain(_plain, angle.function, batch, weight, bias, beta, gamma, geometry, eps)
+        return compiled_or_plain(_plain, *angle, batch, weight, bias, beta, gamma, geometry, eps)
     k = angle.k if isinstance(angle.k, Tensor) else None
     if bias is not None or beta is not None or gamma is not None:
         bias, beta, gamma = (_per_filter(value, weight) for value in (bias, beta, gamma))
@@ -247,6 +247,8 @@ def _evaluate(
 
 def _plain(
     function: Callable[[Tensor], Tensor],
+    kernel: str | None,
+    k: Tensor | float | None,
     batch: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -256,9 +258,12 @@ def _plain(
     eps: float,
 ) -> Tensor:
     """The formula from torch's own operations."""
-    unit_weight = direction(weight, tuple(range(1, weight.dim())), eps).to(batch.dtype)
+    unit_weight = composite.unit_weight(weight, eps).to(batch.dtype)
     cosine = composite.cosines(batch, unit_weight, *geometry, eps)
-    value = function(cosine.movedim(1, -1)).movedim(-1, 1)
+    if kernel is None:
+        value = function(cosine.movedim(1, -1)).movedim(-1, 1)
+    else:
+        value = composite.apply_angle(cosine, kernel, k)
     return composite.apply_affine(value, bias, beta, gamma).to(batch.dtype)
 
 
@@ -298,8 +303,8 @@ def _resolve_angle(operator: str | AngleFunction, k: float | Tensor | None) -> _
 
 def _check_k_tensor(k: Tensor) -> Tensor:
     require_floating("k", k)
-    # Tracing and vmap cannot look at values; there a wrong k shows as NaN.
-    if not is_traced(k) and not bool(((k >= SMALLEST_K) & k.isfinite()).all()):
+    # If values cannot be looked at, a wrong k shows as NaN.
+    if can_look_at_values(k) and not bool(((k >= SMALLEST_K) & k.isfinite()).all()):
         raise ValueError(f"k must be finite and at least {SMALLEST_K:g} everywhere, got {k.detach()}.")
     return k.to(working_dtype(k.dtype))
 

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 from spherenet.data import AUGMENTATIONS, Preprocessing, TensorSplit
+from spherenet.data.augmentation import Augmentation
 
 CPU = torch.device("cpu")
 
@@ -121,3 +122,26 @@ def test_resizing_is_pillows_to_one_grey_level(size, channels):
         image = Image.fromarray(picture.squeeze(-1).numpy())
         expected = np.asarray(image.resize(size[::-1], Image.Resampling.BILINEAR)).reshape(*size, channels)
         assert np.abs(expected.astype(int) - resized.numpy()).max() <= 1
+
+
+def test_batches_for_another_device_do_not_wait_for_it(monkeypatch):
+    copies = []
+    to = torch.Tensor.to
+
+    def watched(tensor, *args, **kwargs):
+        result = to(tensor, *args, **kwargs)
+        if result.device != tensor.device:
+            copies.append((tuple(tensor.shape), kwargs.get("non_blocking", False)))
+        return result
+
+    pictures = torch.zeros(6, 4, 4, 3, dtype=torch.uint8)
+    split = TensorSplit(
+        pictures, torch.zeros(6, dtype=torch.int64), Preprocessing((4, 4), 3, (1, 2, 3), (1, 2, 3), None)
+    )
+    order = iter([(0, torch.arange(2)), (0, torch.arange(3))])
+    batches = split.batches(order, device=torch.device("meta"), augmentation=Augmentation(horizontal_flip=True))
+    next(batches)  # the pictures move once
+    monkeypatch.setattr(torch.Tensor, "to", watched)
+    assert next(batches).images.device.type == "meta"
+    assert len(copies) == 6
+    assert all(not_waiting for _, not_waiting in copies), copies

@@ -36,7 +36,7 @@ def test_backend_names():
             assert dispatch.implementation(x) == "native"
         assert dispatch.current_backend() == "reference"
     with (
-        pytest.raises(ValueError, match="backend must be one of 'auto', 'native', .*, got 'fast'"),
+        pytest.raises(ValueError, match=r"backend must be one of 'auto', 'native', .*, got 'fast'"),
         sn.functional.backend("fast"),
     ):
         pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -51,7 +52,7 @@ class LiveLine(Reporter):
 
     def stepped(self, step: int, loss: float, accuracy: float) -> None:
         """Move the bar; the numbers are running means over some twenty steps."""
-        first = self._loss == 0
+        first = self._loss == 0 or math.isnan(self._loss)
         self._loss = loss if first else 0.95 * self._loss + 0.05 * loss
         self._accuracy = accuracy if first else 0.95 * self._accuracy + 0.05 * accuracy
         speed = self._speed.at(step)

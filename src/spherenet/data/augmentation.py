@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from spherenet.data.draws import Purpose, draw
+from spherenet.data.transfer import without_waiting
 
 __all__ = ["AUGMENTATIONS", "Augmentation", "augment"]
 
@@ -74,7 +75,7 @@ def augment(pictures: Tensor, indices: Tensor, augmentation: Augmentation, *, se
     padded_height, padded_width = height + 2 * padding, width + 2 * padding
     rows = rows + torch.arange(count)[:, None] * padded_height
     # Only [N, H] and [N, W] numbers travel to the device; the [N, H, W] positions are made there.
-    rows, columns = rows.to(pictures.device), columns.to(pictures.device)
+    rows, columns = without_waiting(rows, pictures.device), without_waiting(columns, pictures.device)
     pixels = (rows * padded_width)[:, :, None] + columns[:, None, :]
     if padding:
         padded = pictures.new_zeros(count, padded_height, padded_width, channels)

@@ -17,6 +17,7 @@ from spherenet.data.pictures import centre, decode
 from spherenet.data.preprocessing import Preprocessing, normalise
 from spherenet.data.reading_ahead import read_ahead
 from spherenet.data.split import Batch, Order, Progress, Split
+from spherenet.data.transfer import without_waiting
 from spherenet.errors import DataError
 
 __all__ = ["FolderSplit", "check_images"]
@@ -75,7 +76,7 @@ class FolderSplit(Split):
                 pictures = decoded.to(device, non_blocking=True)  # from pinned memory where that helps
                 if augmentation is not None:
                     pictures = augment(pictures, indices, augmentation, seed=seed, epoch=epoch)
-                labels = self.labels[indices].to(device)
+                labels = without_waiting(self.labels[indices], device)
                 yield Batch(normalise(pictures, self.preprocessing), labels, indices)
         finally:
             read.close()

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spherenet.data.transfer import without_waiting
 from spherenet.errors import DataError
 
 __all__ = ["Preprocessing", "normalise"]
@@ -102,5 +103,5 @@ def normalise(pictures: Tensor, preprocessing: Preprocessing) -> Tensor:
         if len(set(values)) == 1:
             apply(values[0])
         else:
-            apply(torch.tensor(values, device=rows.device).repeat(width))
+            apply(without_waiting(torch.tensor(values), rows.device).repeat(width))
     return rows.view(count, height, width, channels).permute(0, 3, 1, 2)

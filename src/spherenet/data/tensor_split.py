@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from spherenet.data.augmentation import Augmentation, augment
 from spherenet.data.preprocessing import Preprocessing, normalise
 from spherenet.data.split import Batch, Order, Split
+from spherenet.data.transfer import without_waiting
 
 __all__ = ["TensorSplit"]
 
@@ -59,12 +60,12 @@ class TensorSplit(Split):
         """Yield one batch on `device` for each (epoch, indices) of `order`."""
         pictures = self._on(torch.device(device))
         for epoch, indices in order:
-            positions = self._positions[self.require_indices(indices)].to(device)
+            positions = without_waiting(self._positions[self.require_indices(indices)], device)
             # Whole pictures as rows of one matrix: index_select copies each with one memcpy, indexing does not.
             chosen = pictures.flatten(1).index_select(0, positions).view(-1, *pictures.shape[1:])
             if augmentation is not None:
                 chosen = augment(chosen, indices, augmentation, seed=seed, epoch=epoch)
-            labels = self.labels[indices].to(device)
+            labels = without_waiting(self.labels[indices], device)
             yield Batch(normalise(chosen, self.preprocessing), labels, indices)
 
     def _on(self, device: torch.device) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from spherenet.data import Split
+from spherenet.engine.deferred import widest_dtype
 from spherenet.engine.order import evaluation_order
 from spherenet.engine.processes import Processes
 
@@ -44,13 +45,14 @@ def evaluate(
     """Evaluate a model in eval mode on a whole split, each picture once; the model's mode is left as it was."""
     was_training = model.training
     model.eval()
-    loss_sum = torch.zeros((), dtype=torch.float64, device=processes.device)
+    wide = widest_dtype(processes.device)
+    loss_sum = torch.zeros((), dtype=wide, device=processes.device)
     confusion = torch.zeros(num_classes, num_classes, dtype=torch.int64, device=processes.device)
     order = evaluation_order(len(split), batch_size, processes.share)
     for batch in split.batches(order, device=processes.device, augmentation=None, workers=workers):
         with autocast(processes.device, precision):
             loss, scores = model(batch.images, batch.labels)
-        loss_sum += loss.double() * len(batch.labels)
+        loss_sum += loss.to(wide) * len(batch.labels)
         pairs = batch.labels * num_classes + scores.argmax(1)
         confusion += torch.bincount(pairs, minlength=num_classes**2).reshape(num_classes, num_classes)
     model.train(was_training)

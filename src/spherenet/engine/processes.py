@@ -68,11 +68,15 @@ class Processes:
         """The part of a batch that this process takes; parts differ by at most one."""
         return indices.tensor_split(self.world)[self.rank]
 
-    def total(self, counts: Tensor) -> Tensor:
-        """Add up a tensor over the processes; returns it on the CPU."""
+    def total_on_device(self, counts: Tensor) -> Tensor:
+        """Add up a tensor over the processes, in place, without waiting for the device."""
         if self.world > 1:
             dist.all_reduce(counts)
-        return counts.cpu()
+        return counts
+
+    def total(self, counts: Tensor) -> Tensor:
+        """Add up a tensor over the processes; returns it on the CPU."""
+        return self.total_on_device(counts).cpu()
 
     def from_main(self, function: Callable[[], T]) -> T:
         """Call a function in the main process and return its result in all; its error is raised in all."""

@@ -15,7 +15,11 @@ class Reporter:
         """Training begins, or goes on, after `step` of `iterations`."""
 
     def stepped(self, step: int, loss: float, accuracy: float) -> None:
-        """A step was made; loss and accuracy are those of its batch."""
+        """A step was made; loss and accuracy are those of its batch on a CPU.
+
+        On other devices they are the means of the steps before the last log point, NaN before the first, because
+        asking for more would make every step wait for the device.
+        """
 
     def logged(self, row: Mapping[str, Any]) -> None:
         """A row was added to metrics.jsonl."""

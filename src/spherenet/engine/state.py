@@ -93,10 +93,10 @@ def buffers_of(model: nn.Module) -> list[Tensor]:
 
 
 @torch.no_grad()
-def put_back_buffers(model: nn.Module, copies: Iterable[Tensor]) -> None:
-    """Undo what a forward pass did to the buffers (running means, counters)."""
+def put_back_buffers(model: nn.Module, copies: Iterable[Tensor], where: Tensor | None = None) -> None:
+    """Undo what a forward pass did to the buffers (running means, counters), or only if the scalar `where` is true."""
     for buffer, copy in zip(model.buffers(), copies, strict=True):
-        buffer.copy_(copy)
+        buffer.copy_(copy if where is None else torch.where(where, copy, buffer))
 
 
 def number(state: Mapping[str, Any], key: str) -> float:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from spherenet.data import Augmentation, Batch, Split
+from spherenet.engine.deferred import DeferredSums, widest_dtype
 from spherenet.engine.evaluation import Evaluation, autocast, evaluate
 from spherenet.engine.order import epoch_seed, training_order
 from spherenet.engine.processes import Processes
@@ -67,6 +68,8 @@ class Trainer:
     """Trains a model that answers `model(images, labels)` with (loss, scores).
 
     penalty: what is added to each step's loss, for instance the orthogonality of the sphere layers.
+    On a GPU no step waits for the device: sums are fetched when they are logged, saved or evaluated, and a loss
+    that is not finite is reported then, with the step at which it arose and the weights as they were before it.
     before_step: told the number of each step before its forward pass, for schedules inside the model.
     observe: makes a row of numbers of the model and one batch of the test split at each evaluation.
     The run directory is written by the main process alone.
@@ -108,6 +111,9 @@ class Trainer:
         self.forward = torch.compile(wrapped) if settings.compile else wrapped
         self.scaler = torch.amp.GradScaler(processes.device.type, enabled=settings.precision == "float16")
         self.progress = _Progress()
+        # The CPU has every number at hand; other devices are asked at log points only.
+        self.deferred = None if processes.device.type == "cpu" else self._deferred_sums()
+        self._shown = (math.nan, math.nan)
         self.step = 0
         self._order()  # a batch that cannot be is refused before anything is written
 
@@ -157,6 +163,8 @@ class Trainer:
         try:
             while self.step < settings.iterations and not stopped:
                 stopped = self._step(pieces, stop)
+                if self.deferred is not None and (stopped or self._something_is_due()):
+                    stopped = self._fetch_deferred() or stopped
                 self.progress.seconds = time.monotonic() - began
                 self._after_step(last=self.step == settings.iterations, stopped=stopped)
         finally:
@@ -174,6 +182,16 @@ class Trainer:
             progress.best_step if evaluated else None,
             progress.seconds,
         )
+
+    def _deferred_sums(self) -> DeferredSums:
+        settings = self.settings
+        return DeferredSums(self.processes.device, settings.batch_size, sticky=settings.on_nan == "stop")
+
+    def _something_is_due(self) -> bool:
+        """Whether a row of metrics, an evaluation or a checkpoint follows this step."""
+        settings = self.settings
+        every = (settings.log_every, settings.eval_every, settings.checkpoint_every)
+        return self.step == settings.iterations or any(self.step % interval == 0 for interval in every)
 
     def _order(self) -> Iterator[tuple[int, Tensor]]:
         settings = self.settings
@@ -195,7 +213,8 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         buffers = buffers_of(self.model) if settings.on_nan == "skip" else None
-        sums = torch.zeros(4, dtype=torch.float64, device=processes.device)  # loss, correct, not finite, to leave
+        wide = widest_dtype(processes.device)
+        sums = torch.zeros(4, dtype=wide, device=processes.device)  # loss, correct, not finite, to leave
         seen: list[Tensor] = []
         for piece in range(settings.accumulate):
             last = piece == settings.accumulate - 1
@@ -203,7 +222,7 @@ class Trainer:
             seen.append(batch.indices)
             with nullcontext() if last or processes.world == 1 else self.ddp.no_sync():  # type: ignore[operator]
                 loss, correct = self._forward_backward(batch, add_penalty=last)
-            sums[0] += loss.double() * len(batch.labels)
+            sums[0] += loss.to(wide) * len(batch.labels)
             sums[1] += correct
         self.scaler.unscale_(self.optimizer)
         gradients = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
@@ -212,6 +231,11 @@ class Trainer:
         finite = sums[0].isfinite() & (norm.isfinite() | self.scaler.is_enabled())
         sums[2] = ~finite
         sums[3] = stop.received is not None
+        if self.deferred is not None:
+            # Several processes agree when the sums are fetched.
+            leaving_alone = processes.world == 1 and stop.received is not None
+            self._conclude_on_device(self.deferred, sums, norm, torch.cat(seen), buffers)
+            return leaving_alone
         loss_sum, correct_sum, faults, leaving = processes.total(sums).tolist()
         if faults and settings.on_nan == "stop":
             self._refuse_to_go_on(loss_sum / settings.batch_size, norm.item(), learning_rate, torch.cat(seen))
@@ -231,6 +255,46 @@ class Trainer:
         self.step += 1
         self.reporter.stepped(self.step, loss_sum / settings.batch_size, correct_sum / settings.batch_size)
         return bool(leaving)
+
+    def _conclude_on_device(
+        self, deferred: DeferredSums, sums: Tensor, norm: Tensor, indices: Tensor, buffers: list[Tensor] | None
+    ) -> None:
+        """Let the optimizer make its step unless the device finds a fault, without waiting for the device."""
+        left_out = deferred.add(self.step, self.processes.total_on_device(sums), norm, indices)
+        optimizer: Any = self.optimizer
+        if self.scaler.is_enabled():  # it leaves out steps with infinite gradients by itself
+            self.scaler.step(optimizer)
+            self.scaler.update()
+        else:
+            optimizer.found_inf = left_out.float()
+            optimizer.step()
+            del optimizer.found_inf
+        optimizer.zero_grad()
+        if buffers is not None:
+            put_back_buffers(self.model, buffers, where=left_out)
+        self.step += 1
+        self.reporter.stepped(self.step, *self._shown)
+
+    def _fetch_deferred(self) -> bool:
+        """Take over what the device has summed up; return whether the processes agree to leave.
+
+        Raises TrainingError at a fault, unless the settings say to skip such steps.
+        """
+        assert self.deferred is not None
+        fetched, settings = self.deferred.fetch(), self.settings
+        if fetched.fault is not None and settings.on_nan == "stop":
+            fault = fetched.fault
+            self.step = fault.step
+            rate = settings.learning_rate_at(fault.step)
+            self._refuse_to_go_on(fault.loss_sum / settings.batch_size, fault.norm, rate, fault.indices)
+        progress = self.progress
+        progress.skipped += fetched.skipped
+        progress.loss_sum += fetched.loss_sum
+        progress.correct += fetched.correct
+        progress.count += fetched.images
+        if fetched.images:
+            self._shown = (fetched.loss_sum / fetched.images, fetched.correct / fetched.images)
+        return fetched.leaving
 
     def _forward_backward(self, batch: Batch, *, add_penalty: bool) -> tuple[Tensor, Tensor]:
         """Add the gradient of a piece of the batch; return its mean loss and how many it got right."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
@@ -35,6 +36,7 @@ __all__ = [
     "backend",
     "below_autograd",
     "blockwise",
+    "can_look_at_values",
     "current_backend",
     "implementation",
     "implementation_name",
@@ -124,7 +126,16 @@ def kernels_of(name: str) -> ModuleType:
 
 @lru_cache(maxsize=1)
 def _has_triton() -> bool:
-    return all(importlib.util.find_spec(name) is not None for name in ("triton", "spherenet.kernels.triton"))
+    """Whether the Triton kernels can be imported; asked for GPU tensors only, so that nobody else imports them."""
+    if importlib.util.find_spec("triton") is None:
+        return False
+    try:
+        kernels_of("triton")
+    except Exception as error:  # a Triton of another version, or one that does not fit this system
+        cause = (str(error).strip() or type(error).__name__).splitlines()[0]
+        warnings.warn(f"spherenet runs without Triton, which cannot be imported: {cause}", RuntimeWarning, stacklevel=2)
+        return False
+    return True
 
 
 def blockwise(elements: int, *tensors: Tensor) -> bool:
@@ -146,6 +157,14 @@ def is_traced(*tensors: Tensor) -> bool:
     if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
         return True
     return any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors)
+
+
+def can_look_at_values(tensor: Tensor) -> bool:
+    """Whether the values of a tensor can be checked now.
+
+    They are at hand on the CPU alone: elsewhere a check would make every step wait for the device.
+    """
+    return tensor.device.type == "cpu" and not is_traced(tensor)
 
 
 def _in_forward_mode() -> bool:

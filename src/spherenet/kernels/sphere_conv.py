@@ -27,7 +27,6 @@ from spherenet.kernels.dispatch import ChangeDetector, implementation, kernels_o
 from spherenet.kernels.interface import Affine, Angle
 from spherenet.ops import composite
 from spherenet.ops.geometry import Geometry
-from spherenet.ops.norms import direction
 
 __all__ = ["Call", "Kept", "SphereConvFunction", "backward", "forward", "parameter_gradients"]
 
@@ -255,7 +254,7 @@ def _differentiable_gradients(
     x, weight, k, bias, beta, gamma = inputs
     assert x is not None
     assert weight is not None
-    unit_weight = direction(weight, tuple(range(1, weight.dim())), call.eps).to(x.dtype)
+    unit_weight = composite.unit_weight(weight, call.eps).to(x.dtype)
     cosine = _cosines(x, unit_weight, call)
     value = composite.apply_angle(cosine, call.angle.name, call.angle.k if k is None else k)
     out = composite.apply_affine(value, bias, beta, gamma).to(grad.dtype)

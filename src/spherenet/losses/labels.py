@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from spherenet.kernels.dispatch import is_traced
+from spherenet.kernels.dispatch import can_look_at_values
 from spherenet.ops.angular_output import AngularOutput
 from spherenet.ops.arguments import require_floating
 
@@ -84,7 +84,7 @@ def check_class_weight(class_weight: object) -> Tensor | None:
 
 
 def _check_indices(labels: Tensor, num_classes: int, ignore_index: int) -> None:
-    if labels.device.type != "cpu" or is_traced(labels):
+    if not can_look_at_values(labels):
         return
     wrong = labels[((labels < 0) | (labels >= num_classes)) & (labels != ignore_index)]
     if len(wrong):
@@ -94,7 +94,7 @@ def _check_indices(labels: Tensor, num_classes: int, ignore_index: int) -> None:
 
 
 def _check_probabilities(labels: Tensor) -> None:
-    if labels.device.type != "cpu" or is_traced(labels):
+    if not can_look_at_values(labels):
         return
     values = labels.detach()
     wrong = values[~((values >= 0) & (values <= 1))]

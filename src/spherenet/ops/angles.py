@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spherenet.ops.short_derivatives import ShortDerivative, keep, short
+
 __all__ = [
     "SMALLEST_K",
     "angle_from_cosine",
@@ -47,10 +49,8 @@ def sine(cosine: Tensor) -> Tensor:
     return ((1 - cosine) * (1 + cosine)).clamp_min(floor).sqrt()
 
 
-class _BoundedAsin(torch.autograd.Function):
-    """asin of a clamped cosine whose derivative 1/sin θ stays finite at ±1; differentiable any number of times."""
-
-    generate_vmap_rule = True
+class _BoundedAsin(ShortDerivative):
+    """asin of a clamped cosine whose derivative 1/sin θ stays finite at ±1; sin θ is the floored cos of the result."""
 
     @staticmethod
     def forward(cosine: Tensor) -> Tensor:
@@ -58,32 +58,28 @@ class _BoundedAsin(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0])
+        keep(ctx, output)
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> Tensor:
-        (cosine,) = ctx.saved_tensors
-        return grad_output / sine(cosine)
-
-
-class _BoundedAsinForward(_BoundedAsin):
-    """The same with a forward-mode derivative, which torch.compile does not admit."""
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0])
-        ctx.save_for_forward(inputs[0])
+    def backward(ctx: Any, grad: Tensor | None) -> Tensor | None:
+        return None if grad is None else grad / _floored_cosine(ctx.saved_tensors[0])
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
-        (cosine,) = ctx.saved_tensors
-        return tangent / sine(cosine)
+        return tangent / _floored_cosine(ctx.saved_tensors[0])
+
+
+def _floored_cosine(latitude: Tensor) -> Tensor:
+    """sin θ from π/2 − θ, kept above its floor as in `sine`."""
+    return latitude.cos().clamp_min(4 * torch.finfo(latitude.dtype).eps ** 0.5)
+
+
+_bounded_asin = short(_BoundedAsin)
 
 
 def asin(cosine: Tensor) -> Tensor:
     """π/2 − θ from c = cos θ; c is clamped to [−1, 1], the derivative is bounded (see the module)."""
-    function = _BoundedAsin if torch.compiler.is_compiling() else _BoundedAsinForward
-    result: Tensor = function.apply(cosine)  # type: ignore[no-untyped-call]
+    result: Tensor = _bounded_asin(cosine)
     return result
 
 
@@ -126,13 +122,123 @@ def _tanh(value: Tensor | float) -> Any:
     return value.tanh() if isinstance(value, Tensor) else math.tanh(value)
 
 
+class _FixedSigmoid(ShortDerivative):
+    """y = q·tanh(a·h) of the latitude a, with h = 1/(2k) and q = 1/tanh(π/(4k)):  dy = h·(q − y²/q)·da."""
+
+    @staticmethod
+    def forward(latitude: Tensor, k: float) -> Tensor:
+        return (latitude / (2 * k)).tanh() / math.tanh(math.pi / (4 * k))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.k = inputs[1]
+        keep(ctx, output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None]:
+        return None if grad is None else grad * _FixedSigmoid.slope(ctx), None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        return tangent * _FixedSigmoid.slope(ctx)
+
+    @staticmethod
+    def slope(ctx: Any) -> Tensor:
+        """dy/da = h·q − y²·h/q."""
+        (value,) = ctx.saved_tensors
+        h, tau = 0.5 / ctx.k, math.tanh(math.pi / (4 * ctx.k))
+        return torch.rsub(value * value, h / tau, alpha=h * tau)
+
+
+class _LearnedSigmoid(ShortDerivative):
+    """y = tanh(a·h)/τ with a tensor k that broadcasts; returns y, h and τ, which its derivatives use.
+
+    With B = 1/τ − y²τ and W = 1/τ − τ:  dy = B·(h·da + a·dh) + y·W·πh²·dk,  dh = −2h²·dk,  dτ = −τ·W·πh²·dk.
+    """
+
+    @staticmethod
+    def forward(latitude: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        h = 0.5 / k
+        tau = (h * (math.pi / 2)).tanh()
+        return (latitude * h).tanh() / tau, h, tau
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        keep(ctx, inputs[0], *output)
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad: Tensor | None, grad_h: Tensor | None, grad_tau: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        latitude, value, h, tau = ctx.saved_tensors
+        inverse = tau.reciprocal()
+        grad_latitude = None
+        to_h, along = grad_h, None if grad_tau is None else -tau * grad_tau
+        if grad is not None:
+            by_argument = grad * (inverse - value * value * tau)
+            grad_latitude = by_argument * h if ctx.needs_input_grad[0] else None
+            if ctx.needs_input_grad[1]:
+                to_h = _total((by_argument * latitude).sum_to_size(h.shape), to_h)
+                along = _total((grad * value).sum_to_size(h.shape), along)
+        if not ctx.needs_input_grad[1] or (to_h is None and along is None):
+            return grad_latitude, None
+        to_h = torch.zeros_like(h) if to_h is None else to_h
+        along = torch.zeros_like(h) if along is None else along
+        return grad_latitude, torch.addcmul(to_h, along, inverse - tau, value=-math.pi / 2) * h * h * -2
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor | None, k_tangent: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        latitude, value, h, tau = ctx.saved_tensors
+        inverse = tau.reciprocal()
+        by_argument = inverse - value * value * tau
+        change = torch.zeros_like(value) if tangent is None else by_argument * h * tangent
+        if k_tangent is None:
+            return change, torch.zeros_like(h), torch.zeros_like(tau)
+        h_tangent = -2 * h * h * k_tangent
+        relative = math.pi * h * h * (inverse - tau) * k_tangent
+        return change + by_argument * latitude * h_tangent + value * relative, h_tangent, -tau * relative
+
+
+def _total(first: Tensor, second: Tensor | None) -> Tensor:
+    return first if second is None else first + second
+
+
+class _WithoutRoundingAboveOne(ShortDerivative):
+    """Clamp what only rounding carries beyond ±1: the derivative is 1.
+
+    The result is a tensor that no derivative needs, so that the next layer may change it in place.
+    """
+
+    @staticmethod
+    def forward(value: Tensor) -> Tensor:
+        return value.clamp(-1, 1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        return tangent.clone()
+
+
+_fixed_sigmoid, _learned_sigmoid = short(_FixedSigmoid), short(_LearnedSigmoid)
+_without_rounding_above_one = short(_WithoutRoundingAboveOne)
+
+
 def sigmoid(cosine: Tensor, k: Tensor | float) -> Tensor:
     """g = C(k)·(1−e^u)/(1+e^u) with u = θ/k − π/(2k), as tanh(asin(c)/(2k)) / tanh(π/(4k)).
 
     k is a positive number or a positive tensor that broadcasts against `cosine`.
     """
-    value: Tensor = (asin(cosine) / (2 * k)).tanh() / _tanh(math.pi / (4 * k))
-    return value.clamp(-1, 1)
+    latitude = asin(cosine)
+    value = _learned_sigmoid(latitude, k)[0] if isinstance(k, Tensor) else _fixed_sigmoid(latitude, k)
+    result: Tensor = _without_rounding_above_one(value)
+    return result
 
 
 def sigmoid_derivative(cosine: Tensor, k: Tensor | float) -> Tensor:

@@ -12,7 +12,13 @@ from torch import Tensor
 
 from spherenet.ops.angles import SMALLEST_K
 
-__all__ = ["require_floating", "require_k", "require_number", "require_one_of", "require_positive"]
+__all__ = [
+    "require_floating",
+    "require_k",
+    "require_number",
+    "require_one_of",
+    "require_positive",
+]
 
 T = TypeVar("T")
 

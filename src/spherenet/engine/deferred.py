@@ -1,0 +1,98 @@
+"""Sums of training steps that stay on the device until they are logged, so that no step waits for the device.
+
+A step whose loss or gradient is not finite is left out on the device: torch's fused optimizers take a flag for that.
+With `on_nan="stop"` the flag stays set, so that the weights remain those before the first fault until the host looks
+and stops the run. The host keeps the image indices of the steps it has not looked at, to name those of the fault.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["DeferredSums", "Fault", "Fetched", "widest_dtype"]
+
+
+def widest_dtype(device: torch.device) -> torch.dtype:
+    """Return the dtype for sums on a device: float64, which MPS does not have."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+class Fault(NamedTuple):
+    """The first step that was not finite: its number, sum of losses, gradient norm and images."""
+
+    step: int
+    loss_sum: float
+    norm: float
+    indices: Tensor
+
+
+class Fetched(NamedTuple):
+    """What the steps since the last look add up to."""
+
+    loss_sum: float
+    correct: float
+    images: float
+    skipped: int
+    leaving: bool
+    fault: Fault | None
+
+
+class DeferredSums:
+    """Accumulates loss, correct predictions and faults on a device.
+
+    Args:
+        device: Where the sums live.
+        batch_size: Images per step over all processes.
+        sticky: Whether every step after a fault is left out too, until `fetch`.
+    """
+
+    def __init__(self, device: torch.device, batch_size: int, *, sticky: bool) -> None:
+        self._dtype = widest_dtype(device)
+        self._device, self._batch_size, self._sticky = device, batch_size, sticky
+        self._clear()
+
+    def _clear(self) -> None:
+        # Loss, correct, steps counted, steps left out, processes asked to leave; then steps before the first fault, its
+        # loss and its gradient norm.
+        self._sums = torch.zeros(8, dtype=self._dtype, device=self._device)
+        self._faulty = torch.zeros((), dtype=torch.bool, device=self._device)
+        self._indices: list[Tensor] = []
+        self._first_step: int | None = None
+
+    def add(self, step: int, sums: Tensor, norm: Tensor, indices: Tensor) -> Tensor:
+        """Add a step's loss, correct predictions, faults and leaving processes; return whether to leave it out.
+
+        Args:
+            step: Number of the step.
+            sums: The four sums over all processes, on the device.
+            norm: Norm of the gradient in this process.
+            indices: Images of the step, on the CPU.
+        """
+        if self._first_step is None:
+            self._first_step = step
+        self._indices.append(indices)
+        fault = sums[2] > 0
+        first = fault & ~self._faulty
+        left_out = (fault | self._faulty) if self._sticky else fault
+        zero = torch.zeros((), dtype=self._dtype, device=self._device)
+        counted = torch.stack([sums[0], sums[1], zero + 1, zero])
+        counted = torch.where(left_out, torch.stack([zero, zero, zero, zero + 1]), counted)
+        of_fault = torch.stack([zero + (step - self._first_step), sums[0], norm.to(self._dtype)])
+        self._sums[:4] += counted
+        self._sums[4] += sums[3]
+        self._sums[5:] = torch.where(first, of_fault, self._sums[5:])
+        self._faulty = self._faulty | fault
+        return left_out
+
+    def fetch(self) -> Fetched:
+        """Return the sums since the last call and start again; this waits for the device."""
+        faulty = self._faulty.item()
+        loss_sum, correct, steps, skipped, leaving, after, fault_loss, norm = self._sums.tolist()
+        fault = None
+        if faulty and self._first_step is not None:
+            fault = Fault(self._first_step + int(after), fault_loss, norm, self._indices[int(after)])
+        self._clear()
+        return Fetched(loss_sum, correct, steps * self._batch_size, int(skipped), leaving > 0, fault)

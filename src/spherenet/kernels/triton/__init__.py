@@ -1,0 +1,24 @@
+"""SphereConv on GPUs, written in Triton: five functions around the convolutions of torch.
+
+Launches per layer, forward and backward: unit weights, norms and g, gradient of g, correction, gradient of the
+weights, and the three convolutions. A gradient of k, or of the affine map, adds one reduction.
+
+| module | idea |
+|---|---|
+| angles | g, its slope and its inverse as device code |
+| weights, patches, gradients | the kernels and the functions that launch them |
+| launch | geometry, strides, block sizes |
+| plain, guard | what happens when a kernel cannot be compiled or launched |
+"""
+
+from spherenet.kernels.triton import gradients, patches, plain, weights
+from spherenet.kernels.triton.gradients import Spread
+from spherenet.kernels.triton.guard import guarded
+
+__all__ = ["Spread", "backward", "correct", "forward", "unit_weight", "unit_weight_backward"]
+
+unit_weight = guarded(weights.unit_weight, plain.unit_weight)
+unit_weight_backward = guarded(weights.unit_weight_backward, plain.unit_weight_backward)
+forward = guarded(patches.forward, plain.forward)
+backward = guarded(gradients.backward, plain.backward)
+correct = guarded(gradients.correct, plain.correct)

@@ -1,0 +1,146 @@
+"""What the host decides before a launch: views of tensors, block sizes, index width, the device.
+
+Every kernel sees one geometry of three spatial dimensions; missing ones have size 1. Strides are passed as they are, so
+channels-last, contiguous, expanded and sliced tensors need no copy. Offsets take 64 bits only when a tensor reaches
+beyond 2³¹ elements, because divisions of 64-bit integers are slow on a GPU.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from spherenet.kernels.interface import Angle
+from spherenet.ops.geometry import Geometry
+from spherenet.ops.norms import working_dtype
+
+TILE = 1024
+"""Elements of a block: 8 per thread with four warps, so that no kernel spills registers."""
+
+WIDEST_CHANNELS = 32
+"""Channels of a block when pixels abound: 128 bytes in float32, and as many pixels, for either memory format."""
+
+FEWEST_PROGRAMS = 256
+"""Blocks become smaller until a launch has this many programs, about two per multiprocessor of a large GPU."""
+
+TRITON_DTYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
+
+
+class Window(NamedTuple):
+    """A geometry in three dimensions, known when a kernel is compiled."""
+
+    kernel: tuple[int, int, int]
+    stride: tuple[int, int, int]
+    padding: tuple[int, int, int]
+    dilation: tuple[int, int, int]
+
+    @property
+    def taps(self) -> int:
+        """How many pixels a window has."""
+        return math.prod(self.kernel)
+
+
+def in_three(values: Sequence[int], fill: int) -> tuple[int, int, int]:
+    """Put missing spatial dimensions in front."""
+    a, b, c = (fill,) * (3 - len(values)) + tuple(values)
+    return a, b, c
+
+
+def window_of(kernel_size: Sequence[int], geometry: Geometry) -> Window:
+    """Return the geometry of a convolution, or of a fully connected layer, in three dimensions."""
+    return Window(
+        in_three(kernel_size, 1),
+        in_three(geometry.stride, 1),
+        in_three(geometry.padding, 0),
+        in_three(geometry.dilation, 1),
+    )
+
+
+def image_strides(x: Tensor) -> tuple[int, int, int, int, int]:
+    """Return the strides of image, channel and three spatial dimensions of x [N, C, *spatial]."""
+    return (x.stride(0), x.stride(1), *in_three(x.stride()[2:], 0))
+
+
+def map_strides(x: Tensor) -> tuple[int, int, int] | None:
+    """Return the strides of image, channel and pixel of x [N, C, *spatial]; None if pixels have no common stride."""
+    pixel, reached = 0, 1
+    for size, stride in zip(reversed(x.shape[2:]), reversed(x.stride()[2:]), strict=True):
+        if size == 1:
+            continue
+        if reached == 1:
+            pixel = stride
+        elif stride != pixel * reached:
+            return None
+        reached *= size
+    return x.stride(0), x.stride(1), pixel
+
+
+def with_map_strides(x: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
+    """Return x, copied if its pixels have no common stride, and its strides."""
+    strides = map_strides(x)
+    if strides is None:
+        x = x.contiguous()
+        strides = map_strides(x)
+        assert strides is not None
+    return x, strides
+
+
+def dense(x: Tensor) -> Tensor:
+    """Return x itself if its elements fill its memory in some order, otherwise a copy."""
+    return x if torch.ops.aten.is_non_overlapping_and_dense(x) else x.contiguous()
+
+
+def pixel_axis(x: Tensor) -> int:
+    """Return the axis of pixels in a block of x: 0 if channels are adjacent in memory, otherwise 1."""
+    return 0 if x.stride(1) == 1 and (x.dim() > 2 or x.shape[1] > 1) else 1
+
+
+def index_dtype(*tensors: Tensor | None) -> Any:
+    """Return int32 unless an offset into one of the tensors needs more."""
+    furthest = max(
+        sum((size - 1) * abs(stride) for size, stride in zip(t.shape, t.stride(), strict=True))
+        for t in tensors
+        if t is not None
+    )
+    # Offsets of masked elements of the last block are computed too.
+    return tl.int64 if furthest >= 2**31 - 2**20 else tl.int32
+
+
+def work_dtype(dtype: torch.dtype) -> Any:
+    """Return Triton's name of the dtype in which norms and angles of `dtype` are computed."""
+    return TRITON_DTYPES[working_dtype(dtype)]
+
+
+def block_of_pixels(pixels: int, groups: int, channels: int) -> int:
+    """Return how many pixels a program takes when a group has up to this many channels."""
+    block = min(256, max(1, TILE // min(WIDEST_CHANNELS, triton.next_power_of_2(max(channels, 1)))))
+    while block > 4 and triton.cdiv(pixels, block) * groups < FEWEST_PROGRAMS:
+        block //= 2
+    return block
+
+
+def block_of_channels(channels: int, block_of_pixels: int) -> int:
+    """Return how many channels a program takes at once."""
+    return max(1, min(triton.next_power_of_2(channels), TILE // block_of_pixels))
+
+
+def sigmoid_constants(angle: Angle, dtype: torch.dtype) -> tuple[Tensor | None, dict[str, Any]]:
+    """Return a tensor k, or None, and what kernels take as constants: K and the stride of the tensor."""
+    if isinstance(angle.k, Tensor):
+        k = angle.k.detach().to(working_dtype(dtype))
+        k = k.reshape(-1) if k.dim() != 1 else k
+        return k, {"K": None, "K_STRIDE": 0 if k.numel() == 1 else k.stride(0)}
+    return None, {"K": angle.k, "K_STRIDE": 0}
+
+
+def launch(kernel: Any, grid: tuple[int, ...], example: Tensor, *arguments: Any, **constants: Any) -> None:
+    """Run a kernel on the device of `example`."""
+    if example.is_cuda and example.device.index != torch.cuda.current_device():
+        with torch.cuda.device(example.device):
+            kernel[grid](*arguments, **constants)
+    else:
+        kernel[grid](*arguments, **constants)

@@ -1,0 +1,31 @@
+"""Runs the checks of the Triton kernels in Triton's interpreter, which needs a process of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent / "interpreted"
+
+
+def test_kernels_in_the_interpreter():
+    pytest.importorskip("triton", reason="triton is not installed: pip install triton==3.7.1 (Linux, x86-64)")
+    tests = FOLDER.parent.parent
+    command = [sys.executable, "-m", "pytest", FOLDER, "-q", "-p", "no:cacheprovider", "-o", "python_files=check_*.py",
+               "-o", f"pythonpath={tests} {FOLDER}", "--durations=5"]  # fmt: skip
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    environment.pop("PYTEST_XDIST_WORKER", None)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tests.parent)
+    assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-4_000:]
+    assert " passed" in done.stdout
+
+
+def test_import_and_cpu_forward_leave_triton_alone():
+    code = (
+        "import sys, torch, spherenet as sn; sn.SphereConv2d(3, 4, 3)(torch.randn(1, 3, 5, 5)).sum().backward();"
+        "assert 'spherenet.kernels.triton' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
