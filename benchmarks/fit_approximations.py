@@ -1,10 +1,10 @@
-"""Find the polynomial coefficients in `spherenet/kernels/approximations.py`.
+"""Find the coefficients of the approximations in `spherenet/kernels/csrc/functions.h`.
 
     python benchmarks/fit_approximations.py
 
 Each function is fitted on Chebyshev nodes in float64 by Lawson's iteration: least squares whose weights grow where
 the relative error is large, which tends to the minimax fit. The printed errors are those of the fit itself; rounding
-in float32 adds to them, and `tests/kernels/test_approximations.py` bounds the sum.
+in float32 adds to them, and `tests/kernels/test_sphere_conv.py` bounds what reaches a layer's output and gradients.
 """
 
 from __future__ import annotations
@@ -41,6 +41,24 @@ def polynomial(name: str, x: np.ndarray, y: np.ndarray, degree: int, scale: np.n
     print(f"{name}: relative error {error:.1e}\n  {', '.join(f'{c:.10g}' for c in coefficients)}")
 
 
+def rational(name: str, x: np.ndarray, y: np.ndarray, degrees: tuple[int, int], scale: np.ndarray) -> None:
+    """Fit y by P(x)/Q(x), Q(0) = 1, and print both, lowest power first."""
+    powers = [np.vander(x, degree + 1, increasing=True) for degree in degrees]
+    matrix = np.hstack([powers[0], -y[:, None] * powers[1][:, 1:]])
+    below, best = np.ones_like(x), (np.zeros(matrix.shape[1]), np.inf)
+    for _ in range(12):  # the error is linear in the coefficients once the denominator is known
+        coefficients, _ = lawson(matrix, y, scale / np.abs(below))
+        above, rest = coefficients[: degrees[0] + 1], coefficients[degrees[0] + 1 :]
+        below = 1 + powers[1][:, 1:] @ rest
+        error = (np.abs(powers[0] @ above / below - y) * scale).max()
+        if error < best[1]:
+            best = (coefficients, error)
+    split = np.split(best[0], [degrees[0] + 1])
+    print(f"{name}: relative error {best[1]:.1e}")
+    for label, values in zip("PQ", (split[0], [1.0, *split[1]]), strict=True):
+        print(f"  {label}: {', '.join(f'{c:.9g}' for c in values)}")
+
+
 def main() -> None:
     """Print the tables."""
     z = chebyshev_nodes(0.0, 0.25)
@@ -49,6 +67,12 @@ def main() -> None:
     z = chebyshev_nodes(0.0, (np.pi / 2) ** 2)
     h = np.sqrt(z)
     polynomial("sin(h) = h + h·z·S(z), z = h² ≤ (π/2)²", z, (np.sin(h) - h) / (h * z), 3, h * z / np.sin(h))
+    z = chebyshev_nodes(0.0, 0.201**2)
+    t = np.sqrt(z)
+    polynomial("atanh(t) = t + t·z·A(z), z = t² ≤ 0.201²", z, (np.arctanh(t) - t) / (t * z), 2, t * z / np.arctanh(t))
+    v = np.sort(np.concatenate([chebyshev_nodes(1e-3, 9.0), np.linspace(1e-3, 3, 2000)]))
+    ratio = np.tanh(v) / v
+    rational("tanh(v) = v·P(z)/Q(z), z = v² ≤ 81", v * v, ratio, (4, 4), 1 / ratio)
 
 
 if __name__ == "__main__":

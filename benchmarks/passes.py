@@ -1,8 +1,9 @@
-"""What the pieces of a SphereConv cost by themselves: window sums, passes, fresh memory, a call.
+"""What the native kernels of a SphereConv cost by themselves, against the convolution they surround.
 
     python benchmarks/passes.py [--threads 2] [--repeats 40]
 
-Medians in milliseconds; buffers are used again unless said otherwise.
+Medians in milliseconds for one 3×3 layer in rows (channels last): forward with the patch norms, backward with the
+transposed window sums, the correction of the input's gradient, and unit weights with their gradient.
 """
 
 from __future__ import annotations
@@ -11,14 +12,19 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
-from spherenet.kernels.window import spread, window_sum
-from torch import nn
+from torch import Tensor
 from torch.nn import functional as F
 
-import spherenet as sn
-from spherenet.kernels import passes
+from spherenet.kernels import native
+from spherenet.kernels.interface import Affine, Angle
+from spherenet.ops.geometry import Geometry
+
+SIZES = ((128, 64, 32), (128, 96, 16), (128, 128, 8), (64, 16, 16), (64, 24, 8), (64, 32, 4))
+ANGLES = (Angle("cosine"), Angle("linear"), Angle("sigmoid", 0.3))
+GEOMETRY = Geometry((1, 1), (1, 1), (1, 1), 1)
 
 
 def main() -> None:
@@ -29,47 +35,45 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
 
-    def show(name: str, run: Callable[[], object]) -> None:
+    def median(run: Callable[[], object]) -> float:
         seconds = []
         for index in range(arguments.repeats + 3):
             begin = time.perf_counter()
             run()
             if index >= 3:
                 seconds.append(time.perf_counter() - begin)
-        print(f"{name:44} {1e3 * statistics.median(seconds):8.3f}")
+        return 1e3 * statistics.median(seconds)
 
-    print(f"{arguments.threads} threads, torch {torch.__version__}, n = {arguments.repeats}, medians in ms")
-    maps, box, geometry = torch.rand(128, 1, 32, 32), torch.ones(1, 1, 3, 3), ((3, 3), (1, 1), (1, 1), (1, 1))
-    backward = torch.ops.aten.convolution_backward
+    print(
+        f"{arguments.threads} threads, {native.instruction_set()}, torch {torch.__version__}, n = {arguments.repeats}"
+    )
     with torch.no_grad():
-        show("window sum of 128 maps 32x32, shifted views", lambda: window_sum(maps, *geometry))
-        show("  as a convolution with ones", lambda: F.conv2d(maps, box, padding=1))
-        show("its transpose, shifted views", lambda: spread(maps, maps.shape, *geometry))
-        show(
-            "  as that convolution's backward",
-            lambda: backward(maps, maps, box, None, *geometry[1:], False, (0, 0), 1, (True, False, False)),
-        )
-        large = torch.randn(131072, 64)
-        again = torch.empty_like(large)
-        show("copy of 32 MB into memory in use", lambda: again.copy_(large))
-        show("copy of 32 MB into fresh memory", lambda: large.clone())
-        rows, grad, into = (torch.rand(32768, 64) * 2 - 1 for _ in range(3))
-        norm, shape = torch.ones(32768, 1), passes.steepness(torch.full((64,), 0.3))
-        show("sum of squares, 8 MB", lambda: passes.sum_of_squares(rows, -1))
-        for angle in ("cosine", "linear", "sigmoid"):
-            steep = shape if angle == "sigmoid" else None
-            show(f"forward {angle}, 8 MB", lambda: passes.forward(angle, rows, norm, None, steep))  # noqa: B023
-            show(
-                f"backward {angle}, 8 MB",
-                lambda: passes.backward(angle, grad, rows, False, norm, into, -1, steep),  # noqa: B023
-            )
-        images = [t.view(32, 1024, 64) for t in (grad, rows)]
-        show("gradient of k, 8 MB", lambda: passes.gradient_of_k(*images, False, 1, shape))
-        show("correction, 8 MB", lambda: passes.correct(into, rows, norm))
-    small = torch.randn(4, 16, 8, 8, requires_grad=True)
-    for layer in (nn.Conv2d(16, 16, 3, bias=False), sn.SphereConv2d(16, 16, 3)):
-        name = f"a call on 4 maps 8x8, both ways, {type(layer).__name__}"
-        show(name, lambda: layer(small).sum().backward())  # noqa: B023
+        for size in SIZES:
+            measure(median, *size)
+
+
+def measure(median: Callable[[Callable[[], object]], float], batch: int, channels: int, side: int) -> None:
+    """Print the times of one layer."""
+    x = torch.randn(batch, channels, side, side).to(memory_format=torch.channels_last)
+    weight = torch.randn(channels, channels, 3, 3).to(memory_format=torch.channels_last)
+    unit, scale = native.unit_weight(weight, 1e-4, torch.float32)
+    product, grad, where = F.conv2d(x, unit, padding=1), torch.randn_like(x), ((3, 3), GEOMETRY)
+    out, norms, _ = native.forward(product, x, *where, 1e-4, ANGLES[0], Affine(), False)
+
+    def backward(angle: Angle) -> Tensor | None:
+        return native.backward(grad, out, False, norms, x, *where, angle, Affine(), True, False, False)[1]
+
+    spread = backward(ANGLES[0])
+    assert spread is not None
+    print(f"\n{channels} to {channels} channels, {side}x{side}, batch {batch}")
+    print(f"  convolution      {median(lambda: F.conv2d(x, unit, padding=1)):8.3f}")
+    for angle in ANGLES:
+        forward = median(partial(native.forward, product, x, *where, 1e-4, angle, Affine(), False))
+        print(f"  {angle.name:8} forward {forward:8.3f}   backward {median(partial(backward, angle)):8.3f}")
+    print(f"  correction       {median(lambda: native.correct(grad, x, spread, 1)):8.3f}")
+    weights = median(lambda: native.unit_weight(weight, 1e-4, torch.float32))
+    gradient = median(lambda: native.unit_weight_backward(weight, unit, scale, torch.float32))
+    print(f"  unit weights     {weights:8.3f}   gradient {gradient:8.3f}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Where a training step of cnn-9 spends its time, and what compiling costs before the first one.
+"""Where a training step of cnn-9 spends its time.
 
     python benchmarks/profile_step.py [OPERATOR] [--steps 4]
 
-Without an operator it is the CNN twin. Self times of torch.profiler, mean milliseconds a step. Set
-TORCHINDUCTOR_CACHE_DIR to an empty folder to see the first step without torch's cache of compiled kernels.
+Without an operator it is the CNN twin. Self times of torch.profiler, mean milliseconds per step; what the native
+kernels take is part of SphereConvFunction.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from spherenet.bench.networks import Contestant, training_or_inference
-from spherenet.kernels.compiled import compilations
 
 
 def main() -> None:
@@ -28,7 +27,7 @@ def main() -> None:
     step = training_or_inference("cnn-9", contestant, mode="train", batch_size=128, device="cpu")
     begin = time.perf_counter()
     step()
-    print(f"first step {time.perf_counter() - begin:.1f} s, {compilations()} kernels compiled or loaded")
+    print(f"first step {time.perf_counter() - begin:.2f} s")
     step()
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         for _ in range(arguments.steps):

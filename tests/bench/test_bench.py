@@ -1,5 +1,8 @@
 """The measuring itself: turns, ratios, memory, and the authors' formula as a fair opponent."""
 
+import json
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -7,6 +10,7 @@ import spherenet as sn
 from spherenet.bench.authors import as_authors_wrote_it
 from spherenet.bench.memory import peak_bytes
 from spherenet.bench.networks import compare, contestants
+from spherenet.bench.suite import WORKLOADS, run_suite
 from spherenet.bench.timing import Spread, paired_ratios, take_turns
 
 
@@ -48,3 +52,32 @@ def test_compare_measures_every_contestant(mode):
     assert rows[0].time_ratio.median == 1
     assert rows[0].memory_ratio == 1
     assert all(row.milliseconds.median > 0 and row.peak_megabytes > 0 for row in rows)
+
+
+def test_the_suite_measures_what_the_documentation_shows():
+    small = [
+        replace(workload, widths=(4, 4, 4), batch_size=2, size=8, repeats=1, precision="float32")
+        for workload in (WORKLOADS[0], WORKLOADS[4])
+    ]
+    results = run_suite(2, lambda rounds, total, name: rounds, small)
+    assert [entry["workload"] for entry in results["workloads"]] == [workload.name for workload in small]
+    for entry in results["workloads"]:
+        assert [row["name"] for row in entry["rows"]] == ["cnn", *_in_order(entry["targets"])]
+    assert [row["name"] for row in results["recurrent"]] == ["SphereLSTM", "SphereGRU"]
+    assert set(results["first_step"]) == {"none", "cosine", "linear", "sigmoid", "learnable"}
+    assert results["implementation"].startswith("native")
+    json.dumps(results, allow_nan=False)
+
+
+def _in_order(targets):
+    """The order of the contestants: each operator, then the same without BatchNorm."""
+    return sorted(targets, key=lambda name: ["cosine", "linear", "sigmoid", "learnable"].index(name.split(",")[0]))
+
+
+def test_bfloat16_is_left_out_without_instructions_for_it(monkeypatch):
+    monkeypatch.setattr("spherenet.bench.suite.has_bfloat16", lambda: False)
+    monkeypatch.setattr("spherenet.bench.suite._recurrent", lambda *_: [])
+    monkeypatch.setattr("spherenet.bench.suite._first_step", lambda _: {})
+    (entry,) = run_suite(2, lambda rounds, total, name: rounds, [WORKLOADS[3]])["workloads"]
+    assert "no instructions for bfloat16" in entry["skipped"]
+    assert "rows" not in entry

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -68,6 +69,7 @@ def compare(
     rounds: int,
     warmup: int = 2,
     device: str = "cpu",
+    precision: str = "float32",
     progress: Callable[[Iterator[dict[str, float]]], Iterable[dict[str, float]]] = iter,
     **model_options: Any,
 ) -> list[Row]:
@@ -75,10 +77,8 @@ def compare(
 
     mode: "train" (forward, backward, Adam) or "inference" (eval, no gradients). progress: wraps the rounds.
     """
-    runs = {
-        c.name: training_or_inference(network, c, mode=mode, batch_size=batch_size, device=device, **model_options)
-        for c in field_
-    }
+    options = {"mode": mode, "batch_size": batch_size, "device": device, "precision": precision, **model_options}
+    runs = {c.name: training_or_inference(network, c, **options) for c in field_}
     rounds_seen = list(progress(take_turns(runs, rounds, warmup, device)))
     memory = {}
     for name, run in runs.items():
@@ -98,7 +98,14 @@ def compare(
 
 
 def training_or_inference(
-    network: str, contestant: Contestant, *, mode: str, batch_size: int, device: str, **model_options: Any
+    network: str,
+    contestant: Contestant,
+    *,
+    mode: str,
+    batch_size: int,
+    device: str,
+    precision: str = "float32",
+    **model_options: Any,
 ) -> Callable[[], object]:
     """One training step or one prediction of a fresh network, as a function without arguments."""
     torch.manual_seed(0)
@@ -113,7 +120,7 @@ def training_or_inference(
         model.eval()
 
         def predict() -> Tensor:
-            with torch.no_grad():
+            with torch.no_grad(), autocast(device, precision):
                 scores: Tensor = model(images)
                 return scores
 
@@ -122,12 +129,18 @@ def training_or_inference(
 
     def train() -> Tensor:
         optimizer.zero_grad()
-        loss: Tensor = model(images, labels)[0]
+        with autocast(device, precision):
+            loss: Tensor = model(images, labels)[0]
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         return loss.detach()
 
     return train
+
+
+def autocast(device: str, precision: str) -> AbstractContextManager[object]:
+    """The context in which a network computes in a precision; float32 is as it is."""
+    return nullcontext() if precision == "float32" else torch.autocast(device, getattr(torch, precision))
 
 
 def hardware(device: str = "cpu") -> dict[str, Any]:

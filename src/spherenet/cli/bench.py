@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
   spherenet bench
+  spherenet bench --suite --output bench.json                 # every workload of docs/performance.md, a few minutes
   spherenet bench --network resnet-32 --operators cosine learnable --batch-size 64
   spherenet bench --mode inference --rounds 30 --json
   spherenet bench --operators cosine sigmoid --authors        # beside the formula as released"""
@@ -46,6 +47,12 @@ def parser() -> Parser:
     made.add_argument("--device", default="cpu", metavar="NAME", help="cpu, cuda, … (default: cpu)")
     made.add_argument("--sphere-norm", action="store_true", help="also without BatchNorm (the twin keeps its own)")
     made.add_argument("--authors", action="store_true", help="also by the formula of the authors' code")
+    made.add_argument(
+        "--suite",
+        action="store_true",
+        help="every workload of docs/performance.md; of the options above --rounds counts",
+    )
+    made.add_argument("--output", metavar="FILE", help="with --suite: write the results as JSON to this file")
     made.add_argument("--json", action="store_true", help="print JSON instead of a table")
     return made
 
@@ -56,9 +63,17 @@ def run(arguments: Namespace) -> None:
         value = getattr(arguments, name)
         if value is not None and value < least:
             raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, got {value}.")
+    if arguments.output is not None and not arguments.suite:
+        raise ValueError("--output must be used with --suite.")
     import torch
 
+    if arguments.suite:
+        if arguments.threads is not None:
+            torch.set_num_threads(arguments.threads)
+        _run_suite(arguments)
+        return
     from spherenet.bench.networks import compare, contestants, hardware
+    from spherenet.kernels.dispatch import implementation_name
     from spherenet.models import list_models
     from spherenet.ops.angle_functions import OPERATORS
     from spherenet.ops.arguments import require_one_of
@@ -89,6 +104,7 @@ def run(arguments: Namespace) -> None:
         "network": arguments.network,
         "batch_size": arguments.batch_size,
         "rounds": arguments.rounds,
+        "implementation": implementation_name(arguments.device.split(":")[0]),
         **hardware(arguments.device),
     }
     if arguments.json:
@@ -97,13 +113,68 @@ def run(arguments: Namespace) -> None:
         _print_table(rows, settings)
 
 
+def _run_suite(arguments: Namespace) -> None:
+    from pathlib import Path
+
+    from spherenet.bench.suite import run_suite
+    from spherenet.runlog.atomic import write_json
+
+    output = None if arguments.output is None else Path(arguments.output)
+    if output is not None and not output.parent.is_dir():
+        raise ValueError(f"--output must be a file in an existing folder, got {arguments.output!r}.")
+    results = run_suite(arguments.rounds, _progress)
+    if output is not None:
+        write_json(output, results)
+    if arguments.json:
+        print(json.dumps(results, indent=2))
+    else:
+        _print_suite(results)
+
+
+def _print_suite(results: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    table = Table(title="Time, as a ratio to the CNN twin (cnn-9)")
+    for column in ("workload", "operator"):
+        table.add_column(column)
+    for column in ("ratio", "quartiles", "target", "memory"):
+        table.add_column(column, justify="right")
+    for entry in results["workloads"]:
+        if "skipped" in entry:
+            table.add_row(entry["workload"], f"({entry['skipped']})", "", "", "", "")
+            continue
+        for row in entry["rows"][1:]:
+            ratio = row["time_ratio"]
+            table.add_row(
+                entry["workload"],
+                row["name"],
+                f"{ratio['median']:.3f}",
+                f"{ratio['lower']:.3f} … {ratio['upper']:.3f}",
+                f"{entry['targets'][row['name']]:.2f}",
+                f"{row['memory_ratio']:.3f}",
+            )
+    console.print(table)
+    for row in results["recurrent"]:
+        console.print(f"{row['name']}: {row['time_ratio']['median']:.2f} times torch's own layer", highlight=False)
+    first = results["first_step"]
+    slowest = max(first[name]["median"] - first["none"]["median"] for name in first)
+    console.print(f"First step of a new process: at most {slowest:.2f} s longer than the CNN's", highlight=False)
+    console.print(
+        f"{results['processor']}, {results['threads']} threads, torch {results['torch']}, Python {results['python']}, "
+        f"n = {results['rounds']} rounds. Sphere layers: {results['implementation']}.",
+        highlight=False,
+    )
+
+
 def _require_device(device: str) -> None:
     import torch
 
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"--device {device!r} is not to be had here ({str(error).splitlines()[0]}).") from None
+        raise ValueError(f"--device {device!r} is not available here ({str(error).splitlines()[0]}).") from None
 
 
 def _progress(rounds: Iterator[dict[str, float]], total: int, what: str) -> Iterable[dict[str, float]]:
@@ -138,6 +209,6 @@ def _print_table(rows: list[Row], settings: dict[str, Any]) -> None:
     console.print(table)
     console.print(
         f"{settings['processor']}, {settings['threads']} threads, torch {settings['torch']}, "
-        f"Python {settings['python']}, n = {settings['rounds']} rounds.",
+        f"Python {settings['python']}, n = {settings['rounds']} rounds. Sphere layers: {settings['implementation']}.",
         highlight=False,
     )

@@ -1,0 +1,179 @@
+"""Every workload of docs/performance.md in one run: networks of several sizes, recurrent layers, the first step."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from spherenet.bench.networks import Row, compare, contestants, hardware
+from spherenet.bench.timing import Spread, paired_ratios, take_turns
+from spherenet.kernels.dispatch import implementation_name
+from spherenet.layers import SphereGRU, SphereLSTM
+
+__all__ = ["WORKLOADS", "Workload", "has_bfloat16", "run_suite"]
+
+OPERATORS = ("cosine", "linear", "sigmoid", "learnable")
+Progress = Callable[[Iterator[dict[str, float]], int, str], Iterable[dict[str, float]]]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One network, at one size, with the ratio to its CNN twin that each operator should stay below."""
+
+    name: str
+    mode: str
+    widths: tuple[int, int, int]
+    batch_size: int
+    size: int
+    targets: dict[str, float]
+    precision: str = "float32"
+    repeats: int = 1
+    """How many rounds it takes for each that was asked for: short steps need more."""
+
+
+WORKLOADS = (
+    Workload(
+        "training, 64/96/128, batch 128, 32×32",
+        "train",
+        (64, 96, 128),
+        128,
+        32,
+        {"cosine": 1.05, "linear": 1.05, "sigmoid": 1.09, "learnable": 1.12, "cosine, no BatchNorm": 1.0},
+    ),
+    Workload(
+        "training, 32/48/64, batch 128, 32×32",
+        "train",
+        (32, 48, 64),
+        128,
+        32,
+        {"cosine": 1.09, "linear": 1.09, "sigmoid": 1.16, "learnable": 1.20},
+    ),
+    Workload(
+        "training, 16/24/32, batch 64, 16×16",
+        "train",
+        (16, 24, 32),
+        64,
+        16,
+        {"cosine": 1.25, "linear": 1.28, "sigmoid": 1.35, "learnable": 1.40},
+        repeats=6,
+    ),
+    Workload(
+        "training, bfloat16, 64/96/128, batch 128, 32×32",
+        "train",
+        (64, 96, 128),
+        128,
+        32,
+        {"cosine": 1.15, "linear": 1.18, "sigmoid": 1.25, "learnable": 1.30},
+        precision="bfloat16",
+    ),
+    Workload(
+        "inference, 64/96/128, batch 128, 32×32",
+        "inference",
+        (64, 96, 128),
+        128,
+        32,
+        {"cosine": 1.05, "linear": 1.06, "sigmoid": 1.10, "learnable": 1.10},
+    ),
+)
+
+
+def has_bfloat16() -> bool:
+    """Whether the processor has instructions for bfloat16; without them its convolutions are emulated."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            flags = file.read()
+    except OSError:
+        return False
+    return "avx512_bf16" in flags or "amx_bf16" in flags
+
+
+def run_suite(rounds: int, progress: Progress, workloads: Iterable[Workload] = WORKLOADS) -> dict[str, Any]:
+    """Measure all workloads on the CPU and return what JSON takes.
+
+    Args:
+        rounds: Measured rounds of each network.
+        progress: Wraps the rounds of one workload, given their number and its name.
+        workloads: What to measure.
+    """
+    results = []
+    for workload in workloads:
+        entry: dict[str, Any] = {"workload": workload.name, "targets": workload.targets}
+        if workload.precision == "bfloat16" and not has_bfloat16():
+            entry["skipped"] = "this processor has no instructions for bfloat16"
+        else:
+            entry["rows"] = [row.as_dict() for row in _rows(workload, rounds, progress)]
+        results.append(entry)
+    return {
+        **hardware(),
+        "implementation": implementation_name("cpu"),
+        "rounds": rounds,
+        "workloads": results,
+        "recurrent": _recurrent(rounds, progress),
+        "first_step": {name: _first_step(name) for name in ("none", *OPERATORS)},
+    }
+
+
+def _rows(workload: Workload, rounds: int, progress: Progress) -> list[Row]:
+    total = rounds * workload.repeats
+    field = contestants(OPERATORS, sphere_norm=any("BatchNorm" in name for name in workload.targets))
+    return compare(
+        "cnn-9",
+        [contestant for contestant in field if contestant.name in ("cnn", *workload.targets)],
+        mode=workload.mode,
+        batch_size=workload.batch_size,
+        rounds=total,
+        precision=workload.precision,
+        progress=lambda measured: progress(measured, total, workload.name),
+        widths=workload.widths,
+        input_size=(workload.size, workload.size),
+    )
+
+
+def _recurrent(rounds: int, progress: Progress) -> list[dict[str, Any]]:
+    """Training of recurrent layers (sequence 100, batch 64, hidden 128) against torch's."""
+    entries = []
+    for name, plain, sphere in (("SphereLSTM", nn.LSTM, SphereLSTM), ("SphereGRU", nn.GRU, SphereGRU)):
+        torch.manual_seed(0)
+        sequence = torch.randn(100, 64, 128)
+        runs = {"torch": _training(plain(128, 128), sequence), name: _training(sphere(128, 128), sequence)}
+        measured = list(progress(take_turns(runs, 2 * rounds, 2), 2 * rounds, name))
+        milliseconds = Spread.of([1e3 * seconds[name] for seconds in measured])
+        ratio = paired_ratios(measured, name, "torch")
+        entries.append({"name": name, "milliseconds": asdict(milliseconds), "time_ratio": asdict(ratio)})
+    return entries
+
+
+def _training(layer: nn.Module, sequence: torch.Tensor) -> Callable[[], object]:
+    def run() -> None:
+        layer.zero_grad()
+        layer(sequence)[0].square().mean().backward()
+
+    return run
+
+
+_FIRST_STEP = """
+import time, torch
+from spherenet.models import create_model
+torch.manual_seed(0)
+model = create_model("cnn-9", operator={operator!r}, widths=(16, 24, 32), input_size=(16, 16))
+images, labels = torch.randn(64, 3, 16, 16), torch.randint(10, (64,))
+begin = time.perf_counter()
+model(images, labels)[0].backward()
+print(time.perf_counter() - begin)
+"""
+
+
+def _first_step(name: str, processes: int = 5) -> dict[str, float]:
+    """Seconds of the first training step in new processes."""
+    code = _FIRST_STEP.format(operator=None if name == "none" else name)
+    seconds = []
+    for _ in range(processes):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603
+        seconds.append(float(done.stdout))
+    return asdict(Spread.of(seconds))
