@@ -92,6 +92,8 @@ def implementation(x: Tensor, *, has_kernel: bool = True) -> str:
         x: the layer's input.
         has_kernel: whether the kernels know the layer's angle function.
     """
+    if torch.compiler.is_compiling():  # the compiler cannot look into a context variable
+        return "plain"
     chosen = _backend.get()
     if not has_kernel or chosen == "reference" or x.numel() == 0 or is_traced(x) or _in_forward_mode():
         return "plain"
