@@ -1,0 +1,84 @@
+"""The C++ kernels under the address and undefined-behavior sanitizers, over every geometry of the tests."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from faults.scale import SOAK
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = """
+import pathlib, sys, torch
+sys.path.insert(0, "tests")
+from spherenet.kernels import native
+native.PATH = pathlib.Path(sys.argv[1])
+import spherenet as sn
+from cases import GEOMETRIES, OPERATORS
+calls = 0
+for geometry in GEOMETRIES:
+    for operator in OPERATORS:
+        for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+            for sphere in ({}, {"rescale": "learned", "bias": True}):
+                layer = geometry.layer(**operator.arguments, **sphere, dtype=dtype)
+                x = geometry.images(3, dtype)
+                for images in (x, x.transpose(1, -1).contiguous().transpose(1, -1)):
+                    images = images.detach().requires_grad_()
+                    with sn.functional.backend("native"):
+                        layer(images).sum().backward()
+                    calls += 1
+for threads in (1, 2, 5):
+    torch.set_num_threads(threads)
+    for batch in (1, 3, 70):
+        layer = sn.SphereConv2d(6, 33, 3, groups=3, padding=1, operator="learnable", rescale="learned")
+        layer(torch.randn(batch, 6, 31, 17, requires_grad=True)).sum().backward()
+        calls += 1
+for cell in (sn.SphereLSTM, sn.SphereGRU):
+    for dtype in (torch.float32, torch.float64):
+        layer = cell(5, 19, dtype=dtype)
+        layer(torch.randn(4, 3, 5, dtype=dtype))[0].sum().backward()
+        calls += 1
+with torch.no_grad():
+    sn.SphereLinear(7, 3)(torch.randn(5, 7))
+print(native.instruction_set(), calls)
+"""
+
+
+@pytest.fixture(scope="module")
+def sanitized(tmp_path_factory):
+    """The library built with both sanitizers, and the runtime that must be loaded first."""
+    if not SOAK:
+        pytest.skip("builds the kernels anew and runs them slowly: make soak")
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++")
+    folder = tmp_path_factory.mktemp("sanitized")
+    flags = "-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -O1 -g"
+    build = [sys.executable, "setup.py", "build_ext", "--build-lib", folder / "lib", "--build-temp", folder / "temp"]
+    done = subprocess.run(
+        build, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "SPHERENET_NATIVE_FLAGS": flags}
+    )
+    library = folder / "lib/spherenet/kernels/_native.so"
+    assert library.exists(), done.stderr
+    names = ["libasan.so", "libubsan.so"]
+    found = [subprocess.check_output(["g++", f"-print-file-name={name}"], text=True).strip() for name in names]
+    return library, ":".join(found)
+
+
+@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
+def test_no_access_out_of_bounds_and_no_undefined_behavior(sanitized, isa):
+    library, preload = sanitized
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": preload,
+        "ASAN_OPTIONS": "detect_leaks=0:halt_on_error=1",  # Python itself leaks at its end
+        "SPHERENET_ISA": isa,
+        "PYTHONPATH": str(ROOT / "src"),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, library], cwd=ROOT, capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert int(done.stdout.split()[1]) > 2000
