@@ -13,6 +13,7 @@ from typing import Any, NoReturn, get_type_hints
 import jsonargparse
 
 from spherenet.cli.parser import suggestion
+from spherenet.files import read_regular
 
 __all__ = ["ConfigParser"]
 
@@ -98,10 +99,10 @@ def _files_of_options(args: Sequence[str]) -> Iterator[Path]:
         if option == "--config" or option.startswith("--config="):
             path = Path(option.partition("=")[2] or value)
             try:
-                is_file = path.is_file()
+                exists = path.exists() and not path.is_dir()
             except (OSError, ValueError):  # no path at all
                 continue
-            if is_file:
+            if exists:
                 yield path
 
 
@@ -110,16 +111,20 @@ def _problem_of(path: Path) -> str | None:
     import yaml  # type: ignore[import-untyped]
 
     try:
-        if path.stat().st_size > LARGEST_FILE:
-            return f"is larger than the {LARGEST_FILE:,} bytes that a file of options may have"
+        content = read_regular(path, LARGEST_FILE, follow_links=True)
+    except PermissionError:
+        return None  # the parser says it
+    except OSError as error:
+        return str(error.strerror)
+    try:
         depth = 0
-        for event in yaml.parse(path.read_bytes(), Loader=yaml.SafeLoader):
+        for event in yaml.parse(content, Loader=yaml.SafeLoader):
             if isinstance(event, yaml.AliasEvent):
                 return f"has the alias *{event.anchor[:50]}, which a file of options may not have"
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > DEEPEST:
                 return f"is nested more than {DEEPEST} deep, which no option is"
-    except (OSError, ValueError, yaml.YAMLError):
+    except (ValueError, yaml.YAMLError):
         return None  # the parser says it
     return None
 

@@ -6,7 +6,7 @@ import json
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
-from spherenet.cli.parser import Parser
+from spherenet.cli.parser import Parser, warn
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,6 +51,8 @@ def run(arguments: Namespace) -> None:
     from spherenet.experiments.saved_runs import load_run
 
     saved = load_run(arguments.run, arguments.checkpoint)
+    for message in saved.warnings:
+        warn(message)
     config = saved.config
     if arguments.data_dir is not None:
         config = replace(config, data_dir=arguments.data_dir)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from spherenet.cli.parser import Parser
+from spherenet.cli.parser import Parser, warn
 
 EXAMPLES = """\
   spherenet export runs/mnist5k-cnn-3-sigmoid digits.onnx       # ONNX, checked with onnxruntime
@@ -42,5 +42,6 @@ def run(arguments: Namespace) -> None:
         format=arguments.format,
         checkpoint=arguments.checkpoint,
         overwrite=arguments.overwrite,
+        warn=warn,
     )
     print(f"written: {written}")

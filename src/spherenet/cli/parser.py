@@ -8,7 +8,12 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import NoReturn
 
-__all__ = ["Parser", "suggestion"]
+__all__ = ["Parser", "suggestion", "warn"]
+
+
+def warn(message: str) -> None:
+    """Print a warning on stderr, where it does not mix with what is piped."""
+    print(f"warning: {message}", file=sys.stderr)
 
 
 def suggestion(word: str, allowed: Iterable[str]) -> str:

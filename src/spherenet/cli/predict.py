@@ -7,7 +7,7 @@ import sys
 from argparse import Namespace
 from typing import Any
 
-from spherenet.cli.parser import Parser
+from spherenet.cli.parser import Parser, warn
 
 EXAMPLES = """\
   spherenet predict picture.jpg                                 # the shipped model: ten kinds of things
@@ -45,6 +45,8 @@ def run(arguments: Namespace) -> None:
     from spherenet.export import shipped_model
 
     predictor = load_predictor(arguments.run or shipped_model(), arguments.checkpoint)
+    for message in predictor.warnings:
+        warn(message)
     # All pictures are read before the first answer: a wrong one must not leave half a table.
     pictures = [read_image(path, predictor.preprocessing) for path in arguments.images]
     if arguments.run is None:

@@ -17,9 +17,13 @@ from queue import SimpleQueue
 
 from spherenet.errors import RunError, SphereNetError
 from spherenet.experiments.grid import Job
+from spherenet.files import open_regular
 from spherenet.runlog import MetricsFile
 
 __all__ = ["GridReporter", "Here", "Result", "run_jobs", "visible_gpus"]
+
+LONGEST_LINE = 1 << 16
+"""Bytes at the end of a log in which its last line is looked for."""
 
 Launch = Callable[[list[str], Path], int]
 """Runs `spherenet` with arguments somewhere, its words going to a file, and returns its exit code."""
@@ -185,7 +189,9 @@ def _failure(job: Job, launch: Launch, stopped: Callable[[], bool]) -> str | Non
 
 def _last_line(log: Path) -> str:
     try:
-        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        with open_regular(log) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - LONGEST_LINE))
+            lines = file.read(LONGEST_LINE).decode(errors="replace").strip().splitlines()
     except OSError:
         return "it said nothing."
     return lines[-1] if lines else "it said nothing."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,10 @@ __all__ = ["Predictor", "SavedRun", "card_of", "config_of", "export_run", "load_
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A model in eval mode, and what it needs to be used."""
+    """A model in eval mode, and what it needs to be used.
+
+    warnings: a sentence for each newer checkpoint that is corrupt and was passed over.
+    """
 
     model: Classifier
     step: int
@@ -30,6 +34,7 @@ class SavedRun:
     preprocessing: Preprocessing
     directory: RunDirectory
     config: TrainConfig
+    warnings: tuple[str, ...] = ()
 
 
 def config_of(run: RunDirectory) -> TrainConfig:
@@ -68,16 +73,17 @@ def load_run(path: str | Path, checkpoint: str = "best") -> SavedRun:
     tensors = found.tensors.get("model", {})
     require_fitting(model, tensors, f"the {checkpoint} checkpoint of {run.path}")
     model.load_state_dict(dict(tensors), assign=True)
-    return SavedRun(model.eval(), found.step, classes, preprocessing, run, config)
+    return SavedRun(model.eval(), found.step, classes, preprocessing, run, config, tuple(complaints))
 
 
 @dataclass(frozen=True)
 class Predictor:
-    """What it takes to say what is in a picture."""
+    """What it takes to say what is in an image; warnings: as those of a `SavedRun`."""
 
     model: Classifier
     classes: tuple[str, ...]
     preprocessing: Preprocessing
+    warnings: tuple[str, ...] = ()
 
 
 def load_predictor(path: str | Path, checkpoint: str = "best") -> Predictor:
@@ -87,7 +93,7 @@ def load_predictor(path: str | Path, checkpoint: str = "best") -> Predictor:
     """
     if not _is_exported(path):
         run = load_run(path, checkpoint)
-        return Predictor(run.model, run.classes, run.preprocessing)
+        return Predictor(run.model, run.classes, run.preprocessing, run.warnings)
     metadata = load_metadata(path)
     try:
         classes = tuple(str(name) for name in metadata["classes"])
@@ -98,12 +104,20 @@ def load_predictor(path: str | Path, checkpoint: str = "best") -> Predictor:
 
 
 def export_run(
-    path: str | Path, target: str, *, format: str | None = None, checkpoint: str = "best", overwrite: bool = False
+    path: str | Path,
+    target: str,
+    *,
+    format: str | None = None,
+    checkpoint: str = "best",
+    overwrite: bool = False,
+    warn: Callable[[str], None] = lambda message: None,
 ) -> Path:
-    """Write the model of a run in a form that others read; return where."""
+    """Write the model of a run in a form that others read; return where. warn: hears of what was passed over."""
     if not overwrite and (Path(target).is_file() or (Path(target).is_dir() and any(Path(target).iterdir()))):
         raise ModelError(f"{target} is there already: say --overwrite, or choose another target.")
     run = load_run(path, checkpoint)
+    for message in run.warnings:
+        warn(message)
     metadata = {"classes": list(run.classes), "preprocessing": run.preprocessing.as_dict()}
     return export_model(run.model, target, format, metadata=metadata, card=card_of(run), overwrite=overwrite)
 

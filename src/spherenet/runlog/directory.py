@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from spherenet.errors import RunError
+from spherenet.files import file_kind, make_folder
 from spherenet.runlog.atomic import is_temporary, read_json, remove, write_json
 from spherenet.runlog.checkpoints import Checkpoints
 from spherenet.runlog.metrics import MetricsFile
@@ -38,20 +40,46 @@ class RunDirectory:
         if folder.is_dir() and any(entry.name != _LOCK and not is_temporary(entry) for entry in folder.iterdir()):
             raise RunError(f"{folder} is not empty and not a run: give another --output.")
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
         except OSError as error:
             raise RunError(f"{folder} cannot be made ({error.strerror}).") from None
         return cls(folder)
 
     @classmethod
     def open(cls, path: str | Path) -> RunDirectory:
-        """Open the folder of a run that exists. RunError where it is none."""
+        """Open the folder of a run that exists.
+
+        Raises RunError if it is none, or if it holds a link, a pipe or a device: a run is regular files and folders.
+        """
+        run = cls.find(path)
+        if problem := next(run.foreign_entries(), None):
+            raise RunError(problem)
+        return run
+
+    @classmethod
+    def find(cls, path: str | Path) -> RunDirectory:
+        """Open the folder of a run whatever else it holds, to examine it. RunError if it is none."""
         folder = Path(path)
         if not folder.is_dir():
             raise RunError(f"{folder} is not a folder.")
-        if not (folder / _CONFIG).is_file():
+        if not os.path.lexists(folder / _CONFIG):
             raise RunError(f"{folder} is not a run: it has no {_CONFIG}.")
         return cls(folder)
+
+    def foreign_entries(self) -> Iterator[str]:
+        """Yield a sentence for each entry of the run that is neither a regular file nor a folder."""
+        folders = [self.path, self.checkpoints.folder]
+        if file_kind(self.checkpoints.folder) == "a folder":
+            folders += self.checkpoints.folder.iterdir()
+        for folder in folders:
+            if file_kind(folder) != "a folder" and folder != self.path:
+                continue  # listed with its parent
+            for entry in sorted(folder.iterdir()):
+                kind = file_kind(entry)
+                if entry == self.checkpoints.folder and kind != "a folder":
+                    yield f"{entry} must be a folder of its own, got {kind}."
+                elif kind not in ("a regular file", "a folder", "nothing"):
+                    yield f"{entry} must be a regular file or a folder, got {kind}."
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -100,7 +128,7 @@ class RunDirectory:
     @property
     def finished(self) -> bool:
         """Whether the run came to its end."""
-        return (self.path / _SUMMARY).is_file()
+        return os.path.lexists(self.path / _SUMMARY)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -121,7 +149,8 @@ class RunDirectory:
         try:
             value = read_json(self.path / name)
         except (OSError, ValueError) as error:
-            raise RunError(f"{self.path / name} cannot be read ({error}).") from None
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise RunError(f"{self.path / name} cannot be read ({reason}).") from None
         if not isinstance(value, dict):
             raise RunError(f"{self.path / name} is not a JSON object.")
         return value

@@ -28,8 +28,14 @@ def examine(path: str | Path) -> list[Finding]:
 
     Left-overs of a killed process are no fault: they are ignored, and removed when the run goes on.
     """
-    run = RunDirectory.open(path)
+    run = RunDirectory.find(path)
     found = [_read("config.json", lambda: f"{len(run.config)} entries"), _metrics(run)]
+    named = (*(part.part for part in found), "summary.json")
+    for sentence in run.foreign_entries():
+        if not any(f"/{name} must be" in sentence for name in named):  # those are read, and named, anyway
+            found.append(Finding("entries", False, sentence))
+    if any("must be a folder of its own" in part.words for part in found):
+        return found
     for kind in ("step", "best"):
         found += [_checkpoint(checkpoint) for checkpoint in run.checkpoints.paths(kind)]
     newest = next((part for part in reversed(found) if part.part.startswith("checkpoints/step") and part.good), None)

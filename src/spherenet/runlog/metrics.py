@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from spherenet.errors import RunError
+from spherenet.files import read_regular
 from spherenet.runlog.atomic import replacing
 
 __all__ = ["MetricsFile"]
+
+LARGEST = 1 << 30
+"""Bytes of a metrics file that are read: a thousand times what a long run writes."""
+
+
+# A link would lead out of the run, and a pipe would wait for a reader.
+_APPENDING = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
 class MetricsFile:
@@ -28,8 +38,10 @@ class MetricsFile:
         """
         line = json.dumps(_finite(dict(row)), allow_nan=False, ensure_ascii=False) + "\n"
         try:
-            handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            handle = os.open(self.path, _APPENDING, 0o666)
             try:
+                if not stat.S_ISREG(os.fstat(handle).st_mode):
+                    raise OSError(errno.EINVAL, "must be a regular file", str(self.path))
                 data = line.encode()
                 written = os.write(handle, data)
                 if written != len(data):  # the disk filled up in the middle of the line
@@ -58,9 +70,11 @@ class MetricsFile:
 
     def _lines(self) -> list[bytes]:
         try:
-            content = self.path.read_bytes()
+            content = read_regular(self.path, LARGEST)
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise RunError(f"{self.path} cannot be read ({error.strerror}).") from None
         *lines, _ = content.split(b"\n")
         return lines
 
