@@ -117,10 +117,10 @@ class Trainer:
         A run that was killed before its first checkpoint begins again. Raises CheckpointError where all are
         damaged, or where the newest is not of this model.
         """
-        checkpoint, complaints = self.run_directory.checkpoints.newest()
+        checkpoint, complaints = self.run_directory.newest_checkpoint()
         if checkpoint is None:
             if complaints:
-                raise CheckpointError(f"{self.run_directory.path} has no whole checkpoint: {complaints[0]}")
+                raise CheckpointError(f"{self.run_directory.path} has no valid checkpoint: {complaints[0]}")
             return ["there is no checkpoint yet: the run begins again."]
         source = f"the checkpoint of step {checkpoint.step}"
         load_model_tensors(self.model, checkpoint.tensors.get("model", {}), source)
@@ -278,7 +278,7 @@ class Trainer:
             progress.best_accuracy, progress.best_step = evaluation.accuracy, self.step
             if self.processes.is_main:
                 best = Checkpoint(self.step, {"model": self.model.state_dict()}, {"accuracy": evaluation.accuracy})
-                self.run_directory.checkpoints.save(best, best=True)
+                self.run_directory.save(best, best=True)
 
     def evaluate(self) -> Evaluation:
         """Evaluate the model as it is on the test split."""
@@ -309,7 +309,7 @@ class Trainer:
         state: dict[str, Any] = {"progress": asdict(self.progress), "world": self.processes.world}
         if self.scaler.is_enabled():
             state["scaler"] = self.scaler.state_dict()
-        self.run_directory.checkpoints.save(Checkpoint(self.step, tensors, state))
+        self.run_directory.save(Checkpoint(self.step, tensors, state))
 
     def _log(self, split: str, **numbers: Any) -> None:
         if self.processes.is_main:

@@ -93,11 +93,9 @@ def train(
                     listener.warned(message)
                 if processes.is_main:
                     # A run that goes on as it was begun keeps its description, the first command included.
+                    run.cut_back(trainer.step)
                     if allow_changes:
                         run.write_config(description)
-                    run.metrics.cut_back(trainer.step)
-                    run.checkpoints.remove_after(trainer.step)
-                    run.remove_summary()
             outcome = trainer.train(stop)
             if outcome.signal is None and processes.is_main:
                 run.write_summary(_summary(outcome, config, dataset, model))

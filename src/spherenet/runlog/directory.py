@@ -5,20 +5,28 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
-from spherenet.errors import RunError
-from spherenet.files import file_kind, make_folder
+from spherenet.errors import CheckpointError, RunError
+from spherenet.files import file_kind, make_folder, sync_folder
 from spherenet.runlog.atomic import is_temporary, read_json, remove, write_json
-from spherenet.runlog.checkpoints import Checkpoints
+from spherenet.runlog.checkpoints import Checkpoint, Checkpoints, load_checkpoint
 from spherenet.runlog.metrics import MetricsFile
 
 __all__ = ["RunDirectory"]
 
 _CONFIG, _SUMMARY, _LOCK = "config.json", "summary.json", ".lock"
+_ROWS = "rows"
+
+
+def rows_before(state: Mapping[str, Any]) -> int:
+    """How many rows of metrics there were when a checkpoint with this state was saved; 0 if it does not say."""
+    rows = state.get(_ROWS)
+    return rows if isinstance(rows, int) and not isinstance(rows, bool) else 0
 
 
 class RunDirectory:
@@ -137,13 +145,51 @@ class RunDirectory:
             raise RunError(f"{self.path} has not finished: it has no {_SUMMARY}.")
         return self._read(_SUMMARY)
 
+    def save(self, checkpoint: Checkpoint, *, best: bool = False) -> None:
+        """Save a checkpoint that knows how many rows of metrics came before it; they are on the disk first."""
+        self.metrics.sync()
+        state = {**checkpoint.state, _ROWS: len(self.metrics)}
+        self.checkpoints.save(replace(checkpoint, state=state), best=best)
+
+    def newest_checkpoint(self) -> tuple[Checkpoint | None, list[str]]:
+        """Return the checkpoint to resume from, None without one, and a sentence about each that was passed over.
+
+        It is the newest valid one of which all rows of metrics are there: what came after it is made again. If rows
+        are missing for all of them, the newest valid one, since weights are worth more than rows.
+        """
+        readable, problem = self.metrics.intact()
+        newest: Checkpoint | None = None
+        complaints: list[str] = []
+        for path in reversed(self.checkpoints.paths()):
+            try:
+                found = load_checkpoint(path)
+            except CheckpointError as error:
+                complaints.append(str(error))
+                continue
+            rows = rows_before(found.state)
+            if rows <= readable:
+                return found, complaints
+            newest = newest or found
+            reason = f" ({problem.rstrip('.')})" if problem else ""
+            complaints.append(f"{path} was saved after {rows} rows, {self.metrics.path} has {readable}{reason}.")
+        return newest, complaints
+
+    def cut_back(self, step: int) -> None:
+        """Make the run what it was at a step: it is resumed from there, and makes what came after it again."""
+        # First of all it is not finished: a power failure in between must not leave a summary of removed rows.
+        self.remove_summary()
+        self.metrics.cut_back(step)
+        self.checkpoints.remove_after(step)
+
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json, the last file of a run."""
+        self.metrics.sync()
         write_json(self.path / _SUMMARY, summary)
 
     def remove_summary(self) -> None:
         """Forget that the run was finished: it goes on."""
         remove(self.path / _SUMMARY)
+        sync_folder(self.path)
 
     def _read(self, name: str) -> dict[str, Any]:
         try:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from spherenet.errors import RunError
-from spherenet.files import read_regular
+from spherenet.files import read_regular, sync_file, sync_folder
 from spherenet.runlog.atomic import replacing
 
 __all__ = ["MetricsFile"]
@@ -30,6 +30,13 @@ class MetricsFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._count: int | None = None
+
+    def __len__(self) -> int:
+        """The number of rows; counted once, then kept."""
+        if self._count is None:
+            self._count = len(self._lines())
+        return self._count
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Add a line in one write, so that another reader sees it whole or not at all.
@@ -53,6 +60,29 @@ class MetricsFile:
             raise RunError(
                 f"{self.path} could not be written ({error.strerror}); the rows before are intact."
             ) from None
+        if self._count is not None:
+            self._count += 1
+
+    def sync(self) -> None:
+        """Bring all rows, and the file's name, to the disk: what is saved next says that they are there."""
+        try:
+            sync_file(self.path)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise RunError(f"{self.path} could not be brought to the disk ({error.strerror}).") from None
+        sync_folder(self.path.parent)
+
+    def intact(self) -> tuple[int, str | None]:
+        """Return the number of readable rows before the first unreadable one, and a sentence about that one."""
+        count = 0
+        for number, line in enumerate(self._lines(), 1):
+            try:
+                self._row(number, line)
+            except RunError as error:
+                return count, str(error)
+            count = number
+        return count, None
 
     def read(self) -> list[dict[str, Any]]:
         """Return the rows; an unfinished last line, left by a kill, does not count.
@@ -63,10 +93,24 @@ class MetricsFile:
         return [self._row(number, line) for number, line in enumerate(self._lines(), 1)]
 
     def cut_back(self, step: int) -> None:
-        """Forget every row after a step, and an unfinished line; the lines before stay as they are."""
-        kept = [line for number, line in enumerate(self._lines(), 1) if self._row(number, line)["step"] <= step]
+        """Forget every row after a step, and an unfinished line; the lines before stay as they are.
+
+        If there are lines that cannot be read, the file as it was is kept beside it.
+        """
+        kept: list[bytes] = []
+        damaged = False
+        for number, line in enumerate(self._lines(), 1):
+            try:
+                if self._row(number, line)["step"] <= step:
+                    kept.append(line)
+            except RunError:
+                damaged = True
+        if damaged:
+            with replacing(self.path.with_name(f"{self.path.stem}-damaged{self.path.suffix}")) as temporary:
+                temporary.write_bytes(read_regular(self.path, LARGEST))
         with replacing(self.path) as temporary:
             temporary.write_bytes(b"".join(line + b"\n" for line in kept))
+        self._count = len(kept)
 
     def _lines(self) -> list[bytes]:
         try:
