@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ EXAMPLES = """\
   spherenet train --resume runs/cifar10-cnn-9-sigmoid
   torchrun --nproc-per-node 4 -m spherenet train --data cifar10 --model resnet-32 --output runs/four
 exit codes: 0 done, 1 training could not go on, 2 wrong input or a file or disk that cannot be used;
-130, 138, 143: saved and left after SIGINT, SIGUSR1, SIGTERM"""
+129, 130, 138, 143: saved and left after SIGHUP, SIGINT, SIGUSR1, SIGTERM"""
 
 
 class _TrainParser(ConfigParser):
@@ -71,6 +72,7 @@ def run(arguments: Any) -> int:
     from pathlib import Path
 
     from spherenet.cli.progress import Reporters, TensorBoard, reporter_for_people
+    from spherenet.engine import StopRequested
     from spherenet.experiments.training import new_output, train
     from spherenet.runlog import RunDirectory
 
@@ -86,15 +88,19 @@ def run(arguments: Any) -> int:
     reporters = [reporter_for_people(f"{config.model} {config.operator or 'cnn'}")] if is_main else []
     if config.tensorboard and is_main:
         reporters.append(TensorBoard(str(output / "tensorboard")))
-    with progress_bar(f"fetching {config.data}", in_bytes=True) as fetching:
-        outcome = train(
-            config,
-            output,
-            resume=arguments.resume is not None or restarted,
-            allow_changes=arguments.allow_changes,
-            reporter=Reporters(reporters),
-            download_progress=fetching,
-        )
+    try:
+        with progress_bar(f"fetching {config.data}", in_bytes=True) as fetching:
+            outcome = train(
+                config,
+                output,
+                resume=arguments.resume is not None or restarted,
+                allow_changes=arguments.allow_changes,
+                reporter=Reporters(reporters),
+                download_progress=fetching,
+            )
+    except StopRequested as request:
+        print("spherenet train: left before there was anything to save.", file=sys.stderr)
+        return 128 + request.number
     if outcome.signal is not None:
         if is_main:
             _say_left(output, outcome)
@@ -105,8 +111,6 @@ def run(arguments: Any) -> int:
 
 
 def _say_left(output: Path, outcome: Outcome) -> None:
-    import sys
-
     print(
         f"spherenet train: saved at step {outcome.step} and left; go on with spherenet train --resume {output}",
         file=sys.stderr,

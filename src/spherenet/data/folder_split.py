@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +56,7 @@ class FolderSplit(Split):
         augmentation: Augmentation | None,
         seed: int = 0,
         workers: int = 0,
+        while_waiting: Callable[[], None] | None = None,
     ) -> Generator[Batch, None, None]:
         """Yield one batch on `device` for each (epoch, indices) of `order`."""
         device = torch.device(device)
@@ -68,7 +69,8 @@ class FolderSplit(Split):
                 # As numpy: torch would move the caller's tensor into shared memory, with an open file for each.
                 yield epoch, indices.numpy()
 
-        read = read_ahead(reader, keys(), workers=workers, pin_memory=device.type == "cuda")
+        on_gpu = device.type == "cuda"
+        read = read_ahead(reader, keys(), workers=workers, pin_memory=on_gpu, while_waiting=while_waiting)
         try:
             for decoded in read:
                 epoch, indices = asked_for.popleft()

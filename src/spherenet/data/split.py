@@ -55,12 +55,14 @@ class Split(ABC):
         augmentation: Augmentation | None,
         seed: int = 0,
         workers: int = 0,
+        while_waiting: Callable[[], None] | None = None,
     ) -> Generator[Batch, None, None]:
         """Yield one batch on `device` for each (epoch, indices) of `order`, in that order.
 
         `augmentation=None` is for evaluation. The augmentation of a picture depends only on (seed, epoch, its index):
         not on batch, order, device, workers or the number of processes. `workers` processes read ahead where pictures
         must be decoded; a few batches of `order` are then asked for in advance. Closing the generator ends them.
+        `while_waiting` is called about every second in which no batch arrives from them; it may raise.
         A picture that cannot be read raises DataError, an index outside the split IndexError.
         """
 

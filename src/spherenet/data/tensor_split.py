@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 import torch
 from torch import Tensor
@@ -55,6 +55,7 @@ class TensorSplit(Split):
         augmentation: Augmentation | None,
         seed: int = 0,
         workers: int = 0,
+        while_waiting: Callable[[], None] | None = None,
     ) -> Generator[Batch, None, None]:
         """Yield one batch on `device` for each (epoch, indices) of `order`."""
         pictures = self._on(torch.device(device))

@@ -18,7 +18,7 @@ from spherenet.engine.order import epoch_seed, training_order
 from spherenet.engine.processes import Processes
 from spherenet.engine.reporter import Reporter
 from spherenet.engine.settings import Settings
-from spherenet.engine.signals import StopSignals
+from spherenet.engine.signals import StopRequested, StopSignals
 from spherenet.engine.state import (
     buffers_of,
     load_model_tensors,
@@ -149,16 +149,24 @@ class Trainer:
             augmentation=self.augmentation,
             seed=settings.seed,
             workers=settings.workers,
+            while_waiting=stop.check,
         )
         self.model.train()
         self.reporter.started(self.step, settings.iterations)
         began = time.monotonic() - self.progress.seconds
         stopped = False
         try:
-            while self.step < settings.iterations and not stopped:
-                stopped = self._step(pieces, stop)
-                self.progress.seconds = time.monotonic() - began
-                self._after_step(last=self.step == settings.iterations, stopped=stopped)
+            with stop.deferred():
+                while self.step < settings.iterations and not stopped:
+                    stopped = self._step(pieces, stop)
+                    self.progress.seconds = time.monotonic() - began
+                    self._after_step(last=self.step == settings.iterations, stopped=stopped)
+        except StopRequested:
+            # No batch came. Before the first piece of a step nothing has changed since the last one: it can be saved.
+            if settings.accumulate > 1 or self.processes.world > 1:
+                raise
+            self._save()
+            stopped = True
         finally:
             self.reporter.finished()
             close = getattr(pieces, "close", None)  # ends the workers of a loader
