@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["CheckpointError", "DataError", "ModelError", "RunError", "SphereNetError", "TrainingError"]
+__all__ = [
+    "CheckpointError",
+    "DataError",
+    "LostProcessError",
+    "ModelError",
+    "RunError",
+    "SphereNetError",
+    "TrainingError",
+]
 
 
 class SphereNetError(Exception):
@@ -27,3 +35,7 @@ class RunError(SphereNetError):
 
 class TrainingError(SphereNetError):
     """Training cannot go on: its loss or gradient is no longer a number."""
+
+
+class LostProcessError(TrainingError):
+    """Training cannot continue: another process of the run has ended or does not answer."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
   spherenet evaluate runs/mnist5k-cnn-3-sigmoid
   spherenet evaluate runs/mnist5k-cnn-3-sigmoid --checkpoint last --picture confusion.png
-  spherenet evaluate runs/pictures --data-dir other-pictures --json"""
+  spherenet evaluate runs/pictures --data-dir other-pictures --allow-changes --json"""
 
 LARGEST_PRINTED = 20
 """Classes up to which the confusion matrix is printed; a picture shows more."""
@@ -32,6 +32,7 @@ def parser() -> Parser:
     made.add_argument("--checkpoint", choices=["best", "last"], default="best", help="default: best")
     made.add_argument("--split", choices=["test", "train"], default="test", help="default: test")
     made.add_argument("--data-dir", metavar="DIR", help="where the data are, if not where they were")
+    made.add_argument("--allow-changes", action="store_true", help="evaluate although the data are not the run's own")
     made.add_argument("--device", metavar="NAME", help="cpu, cuda, … (default: cuda where it is there)")
     made.add_argument("--batch-size", type=int, default=256, metavar="N", help="pictures a batch (default: 256)")
     made.add_argument("--picture", metavar="FILE", help="draw the confusion matrix (.png, .svg or .pdf)")
@@ -48,6 +49,7 @@ def run(arguments: Namespace) -> None:
     from spherenet.engine import Processes, evaluate
     from spherenet.errors import DataError
     from spherenet.experiments.build import build_data
+    from spherenet.experiments.data_record import require_same_data
     from spherenet.experiments.saved_runs import load_run
 
     saved = load_run(arguments.run, arguments.checkpoint)
@@ -57,8 +59,11 @@ def run(arguments: Namespace) -> None:
     if arguments.data_dir is not None:
         config = replace(config, data_dir=arguments.data_dir)
     dataset = build_data(config)
-    if dataset.classes != saved.classes:
-        raise DataError(f"the data have the classes {_some(dataset.classes)}, the run knows {_some(saved.classes)}.")
+    if not arguments.allow_changes:
+        remedy = "restore them, or say --allow-changes to evaluate on these"
+        require_same_data(saved.directory.config, dataset, remedy)
+    elif dataset.classes != saved.classes:
+        raise DataError("the classes must be those of the run, even with --allow-changes: its network knows no others.")
     with Processes.joined(arguments.device) as processes:
         result = evaluate(
             saved.model.to(processes.device),
@@ -93,10 +98,6 @@ def run(arguments: Namespace) -> None:
     _print_tables(per_class, result.confusion, saved.classes)
     if arguments.picture is not None:
         print(f"The confusion matrix is drawn in {arguments.picture}")
-
-
-def _some(classes: tuple[str, ...]) -> str:
-    return ", ".join(classes[:5]) + (f", … ({len(classes)})" if len(classes) > 5 else "")
 
 
 def _per_class(confusion: Tensor, classes: tuple[str, ...]) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -47,6 +48,13 @@ class FolderSplit(Split):
         made = FolderSplit(self._root, [], torch.empty(0, dtype=torch.int64), self.preprocessing)
         made.labels, made._paths = self.labels[indices], self._paths[indices.numpy()]
         return made
+
+    def _hash(self) -> hashlib.blake2b:
+        """Labels, and the paths below the root: a folder may be moved as a whole."""
+        found = super()._hash()
+        for path in self._paths:
+            found.update(bytes(path) + b"\0")
+        return found
 
     def batches(
         self,

@@ -289,8 +289,9 @@ class Trainer:
                 self.run_directory.save(best, best=True)
 
     def evaluate(self) -> Evaluation:
-        """Evaluate the model as it is on the test split."""
+        """Evaluate the model as it is on the test split, in all processes with the buffers that are saved."""
         settings = self.settings
+        self.processes.share_buffers(self.model)
         return evaluate(
             self.model,
             self.test_split,

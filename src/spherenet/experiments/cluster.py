@@ -30,7 +30,7 @@ class OnRay:
         except ImportError:
             raise ValueError("--ray needs the package ray: pip install 'spherenet[cluster]'.") from None
         self._ray: Any = ray
-        self.stopped = False
+        self._stopped = threading.Event()
         self._lock = threading.Lock()
         self._tasks: list[Any] = []
         try:
@@ -44,7 +44,7 @@ class OnRay:
     def __call__(self, arguments: list[str], log: Path) -> int:
         """Run `spherenet` on the cluster and return its exit code."""
         with self._lock:
-            if self.stopped:
+            if self._stopped.is_set():
                 return 128 + signal.SIGTERM
             task = self._remote.remote(arguments, str(Path(log).resolve()), os.getcwd(), self._processes)
             self._tasks.append(task)
@@ -56,10 +56,15 @@ class OnRay:
             raise OSError(f"Ray lost the run ({type(error).__name__}).") from None
         return code
 
+    @property
+    def stopped(self) -> bool:
+        """Whether `stop` was called."""
+        return self._stopped.is_set()
+
     def stop(self) -> None:
         """Interrupt every task, which asks its run to save and leave, and start no other."""
         with self._lock:
-            self.stopped = True
+            self._stopped.set()
             tasks = list(self._tasks)
         for task in tasks:
             self._ray.cancel(task, force=False)

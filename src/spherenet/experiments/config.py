@@ -11,7 +11,8 @@ from typing import Any, Literal
 __all__ = ["FREE", "Group", "TrainConfig"]
 
 
-FREE = ("data_dir", "download", "workers", "log_every", "checkpoint_every", "observe", "tensorboard")
+FREE = ("data_dir", "download", "workers", "log_every", "checkpoint_every", "observe", "tensorboard",
+        "timeout")  # fmt: skip
 """What may differ when a run goes on, for it changes no result."""
 
 
@@ -90,6 +91,7 @@ class TrainConfig:
     sync_batch_norm: bool = _option(True, MACHINE, "BatchNorm over all GPUs of a run")
     threads: int | None = _option(None, MACHINE, "of torch, in each process")
     workers: int = _option(2, MACHINE, "processes that read a folder's pictures")
+    timeout: float = _option(120.0, MACHINE, "seconds after which another process of the run counts as lost")
 
     log_every: int = _option(50, OUTPUT, "iterations between rows of training numbers")
     eval_every: int = _option(250, OUTPUT, "iterations between evaluations")
