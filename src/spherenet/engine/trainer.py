@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from spherenet.data import Augmentation, Batch, Split
 from spherenet.engine.evaluation import Evaluation, autocast, evaluate
+from spherenet.engine.implementation import implementation_name
 from spherenet.engine.order import epoch_seed, training_order
 from spherenet.engine.processes import Processes
 from spherenet.engine.reporter import Reporter
@@ -32,6 +33,9 @@ from spherenet.optim import keep_norms, param_groups
 from spherenet.runlog import Checkpoint, RunDirectory
 
 __all__ = ["Outcome", "Trainer"]
+
+MOST_SKIPPED_IN_A_ROW = 25
+"""Steps left out one after the other, after which no further one will be different; a loss scale settles in ten."""
 
 Observer = Callable[[nn.Module, Batch], Mapping[str, Any]]
 
@@ -57,6 +61,7 @@ class _Progress:
     best_step: int = -1
     accuracy: float = -1.0
     skipped: int = 0
+    skipped_in_a_row: int = 0
     # Sums since the last row of training metrics.
     loss_sum: float = 0.0
     correct: float = 0.0
@@ -131,10 +136,19 @@ class Trainer:
         if self.scaler.is_enabled() and "scaler" in checkpoint.state:  # it is not where the precision was changed
             scaling = {name: number(checkpoint.state["scaler"], name) for name in self.scaler.state_dict()}
             self.scaler.load_state_dict(scaling)
-        counters = checkpoint.state.get("progress", {})
+        counters = {"skipped_in_a_row": 0, **checkpoint.state.get("progress", {})}  # earlier versions had none
         self.progress = _Progress(**{name: number(counters, name) for name in asdict(self.progress)})  # type: ignore[arg-type]
         self.progress.best_step = int(self.progress.best_step)
         self.step = checkpoint.step
+        if self.progress.best_step not in self.run_directory.checkpoints.steps("best", up_to=self.step):
+            # A later one took its place and is made again, or not: with other options the run is another one from here.
+            self.progress.best_accuracy, self.progress.best_step = -1.0, -1
+        before, now = checkpoint.state.get("implementation"), implementation_name(self.processes.device.type)
+        if isinstance(before, str) and before != now:
+            complaints.append(
+                f"{source} was computed by the implementation {before[:40]!r}, now {now!r} computes: "
+                "results differ by rounding from those of a run that was never interrupted."
+            )
         return complaints
 
     def train(self, stop: StopSignals) -> Outcome:
@@ -203,7 +217,8 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         buffers = buffers_of(self.model) if settings.on_nan == "skip" else None
-        sums = torch.zeros(4, dtype=torch.float64, device=processes.device)  # loss, correct, not finite, to leave
+        # loss, correct, not finite, to leave, left out by the scaler
+        sums = torch.zeros(5, dtype=torch.float64, device=processes.device)
         seen: list[Tensor] = []
         for piece in range(settings.accumulate):
             last = piece == settings.accumulate - 1
@@ -220,11 +235,12 @@ class Trainer:
         finite = sums[0].isfinite() & (norm.isfinite() | self.scaler.is_enabled())
         sums[2] = ~finite
         sums[3] = stop.received is not None
-        loss_sum, correct_sum, faults, leaving = processes.total(sums).tolist()
+        sums[4] = ~norm.isfinite()
+        loss_sum, correct_sum, faults, leaving, overflows = processes.total(sums).tolist()
         if faults and settings.on_nan == "stop":
             self._refuse_to_go_on(loss_sum / settings.batch_size, norm.item(), learning_rate, torch.cat(seen))
+        self._count_skips(skipped=bool(faults or overflows))
         if faults:
-            self.progress.skipped += 1
             self.scaler.update()  # it has seen the gradients; the next step's are new to it
             self.optimizer.zero_grad()
             assert buffers is not None
@@ -239,6 +255,30 @@ class Trainer:
         self.step += 1
         self.reporter.stepped(self.step, loss_sum / settings.batch_size, correct_sum / settings.batch_size)
         return bool(leaving)
+
+    def _count_skips(self, *, skipped: bool) -> None:
+        """Count a step that is left out, by `on_nan` or by the scaler; TrainingError when there is no end to them."""
+        progress = self.progress
+        progress.skipped += skipped
+        progress.skipped_in_a_row = progress.skipped_in_a_row + 1 if skipped else 0
+        none_left = progress.skipped == self.settings.iterations
+        if progress.skipped_in_a_row >= MOST_SKIPPED_IN_A_ROW or none_left:
+            raise TrainingError(
+                f"the loss or its gradient is not finite at step {self.step}, as in the "
+                f"{int(progress.skipped_in_a_row) - 1} steps before it; the last checkpoint is intact, "
+                "a lower learning rate or another precision may help."
+            )
+
+    def _require_finite_weights(self) -> None:
+        """Raise TrainingError in all processes if a weight or buffer is not finite: such a model is never saved."""
+        tensors = {name: tensor for name, tensor in self.model.state_dict().items() if tensor.is_floating_point()}
+        bad = [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]
+        if self.processes.total(torch.tensor(float(bool(bad)), device=self.processes.device)).item():
+            which = f" ({bad[0]} is the first)" if bad else ""
+            raise TrainingError(
+                f"weights are not finite after step {self.step}{which}; the last checkpoint is intact, "
+                "a lower learning rate may help."
+            )
 
     def _forward_backward(self, batch: Batch, *, add_penalty: bool) -> tuple[Tensor, Tensor]:
         """Add the gradient of a piece of the batch; return its mean loss and how many it got right."""
@@ -256,11 +296,15 @@ class Trainer:
     def _after_step(self, *, last: bool, stopped: bool) -> None:
         """Log, evaluate and save where it is time to."""
         settings = self.settings
+        evaluates = self.step % settings.eval_every == 0 or last
+        saves = self.step % settings.checkpoint_every == 0 or last or stopped
         if self.step % settings.log_every == 0 or last:
             self._log_training()
-        if self.step % settings.eval_every == 0 or last:
+        if evaluates or saves:
+            self._require_finite_weights()
+        if evaluates:
             self._evaluate()
-        if self.step % settings.checkpoint_every == 0 or last or stopped:
+        if saves:
             self._save()
 
     def _log_training(self) -> None:
@@ -315,7 +359,11 @@ class Trainer:
         }
         if self.kept_norms is not None:
             tensors["kept_norms"] = self.kept_norms.state_dict()
-        state: dict[str, Any] = {"progress": asdict(self.progress), "world": self.processes.world}
+        state: dict[str, Any] = {
+            "progress": asdict(self.progress),
+            "world": self.processes.world,
+            "implementation": implementation_name(self.processes.device.type),
+        }
         if self.scaler.is_enabled():
             state["scaler"] = self.scaler.state_dict()
         self.run_directory.save(Checkpoint(self.step, tensors, state))

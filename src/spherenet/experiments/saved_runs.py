@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from spherenet.data import Preprocessing
-from spherenet.engine.state import require_fitting
+from spherenet.engine.state import number, require_fitting
 from spherenet.errors import CheckpointError, DataError, ModelError, RunError
 from spherenet.experiments.config import TrainConfig
 from spherenet.export import ModelCard, export_model, load_metadata, load_model
@@ -25,6 +25,7 @@ __all__ = ["Predictor", "SavedRun", "card_of", "config_of", "export_run", "load_
 class SavedRun:
     """A model in eval mode, and what it needs to be used.
 
+    accuracy: the test accuracy that the checkpoint was saved with; None for the last one, which need not have any.
     warnings: a sentence for each newer checkpoint that is corrupt and was passed over.
     """
 
@@ -34,6 +35,7 @@ class SavedRun:
     preprocessing: Preprocessing
     directory: RunDirectory
     config: TrainConfig
+    accuracy: float | None = None
     warnings: tuple[str, ...] = ()
 
 
@@ -72,8 +74,10 @@ def load_run(path: str | Path, checkpoint: str = "best") -> SavedRun:
         raise CheckpointError(f"{run.path} has no whole {checkpoint} checkpoint{reason}")
     tensors = found.tensors.get("model", {})
     require_fitting(model, tensors, f"the {checkpoint} checkpoint of {run.path}")
-    model.load_state_dict(dict(tensors), assign=True)
-    return SavedRun(model.eval(), found.step, classes, preprocessing, run, config, tuple(complaints))
+    own = model.state_dict()
+    model.load_state_dict({name: tensor.to(own[name].dtype) for name, tensor in tensors.items()}, assign=True)
+    accuracy = number(found.state, "accuracy") if "accuracy" in found.state else None
+    return SavedRun(model.eval(), found.step, classes, preprocessing, run, config, accuracy, tuple(complaints))
 
 
 @dataclass(frozen=True)
@@ -132,9 +136,10 @@ def card_of(run: SavedRun) -> ModelCard:
         name=run.directory.path.resolve().name,
         architecture=f"{run.config.model}, {operator or 'plain convolution'}, trained with {run.config.loss}",
         trained_on=f"{run.config.data}, {pictures.get('train')} pictures" if isinstance(pictures, dict) else None,
-        accuracy=rows[-1].get("accuracy") if rows else None,
+        # What the checkpoint itself says comes first: rows may be of another branch of the run.
+        accuracy=run.accuracy if run.accuracy is not None else rows[-1].get("accuracy") if rows else None,
         accuracy_n=rows[-1].get("count") if rows else None,
-        accuracy_on=f"the test pictures of {run.config.data}" if rows else None,
+        accuracy_on=f"the test pictures of {run.config.data}" if rows or run.accuracy is not None else None,
         command=" ".join(map(str, command)) if isinstance(command, list) else None,
         versions={str(name): str(value) for name, value in versions.items()} if isinstance(versions, dict) else None,
         date=str(description["started"]) if "started" in description else None,

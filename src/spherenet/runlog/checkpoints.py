@@ -114,11 +114,19 @@ class Checkpoints:
                 complaints.append(str(error))
         return None, complaints
 
+    def steps(self, kind: str = "step", *, up_to: int) -> list[int]:
+        """Return the steps of the checkpoints of a kind, up to a step."""
+        return [step for path in self.paths(kind) if (step := _step_of(path)) <= up_to]
+
     def remove_after(self, step: int) -> None:
-        """Remove those after a step that the run goes on from: it will make them again. The best one stays."""
-        for path in self.paths():
-            if int(path.name.split("-")[1]) > step:
+        """Remove those after a step that the run is resumed from, the best one too: what comes after it is anew."""
+        for path in (*self.paths(), *self.paths("best")):
+            if _step_of(path) > step:
                 discard(path)
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.partition("-")[2])
 
 
 def check_checkpoint(path: Path) -> None:
