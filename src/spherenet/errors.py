@@ -8,6 +8,7 @@ __all__ = [
     "LostProcessError",
     "ModelError",
     "RunError",
+    "RunTakenError",
     "SphereNetError",
     "TrainingError",
 ]
@@ -31,6 +32,10 @@ class CheckpointError(SphereNetError):
 
 class RunError(SphereNetError):
     """A run folder is in use, not writable, or not a run."""
+
+
+class RunTakenError(RunError):
+    """A new run cannot have a folder because another run has it."""
 
 
 class TrainingError(SphereNetError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, NoReturn, get_type_hints
 
 import jsonargparse
 
+from spherenet.cli.output import say
 from spherenet.cli.parser import suggestion
 from spherenet.files import read_regular
 
@@ -90,7 +90,7 @@ class ConfigParser(jsonargparse.ArgumentParser):
         sentence = _one_sentence(message)
         if len(sentence) > LONGEST_MESSAGE:
             sentence = f"{sentence[:LONGEST_MESSAGE]} …"
-        print(f"{self.prog}: {sentence}; see {self.prog} --help.", file=sys.stderr)
+        say(f"{self.prog}: {sentence}; see {self.prog} --help.")
         raise SystemExit(2)
 
 

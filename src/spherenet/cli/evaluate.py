@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import os
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
-from spherenet.cli.parser import Parser, warn
+from spherenet.cli.output import print_json, warn
+from spherenet.cli.parser import Parser
+from spherenet.text import plain
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,7 +57,8 @@ def run(arguments: Namespace) -> None:
     saved = load_run(arguments.run, arguments.checkpoint)
     for message in saved.warnings:
         warn(message)
-    config = saved.config
+    # The run may be a stranger's: nothing is fetched for it, and it does not decide how many processes read.
+    config = replace(saved.config, download=False, workers=min(saved.config.workers, os.cpu_count() or 1))
     if arguments.data_dir is not None:
         config = replace(config, data_dir=arguments.data_dir)
     dataset = build_data(config)
@@ -89,10 +92,10 @@ def run(arguments: Namespace) -> None:
             "classes": per_class,
             "confusion": result.confusion.tolist(),
         }
-        print(json.dumps(numbers, indent=2))
+        print_json(numbers)
         return
     print(
-        f"{arguments.run}, {arguments.checkpoint} checkpoint (step {saved.step}), {arguments.split} split: "
+        f"{plain(arguments.run)}, {arguments.checkpoint} checkpoint (step {saved.step}), {arguments.split} split: "
         f"accuracy {result.accuracy:.2%} of {result.count}, loss {result.loss:.4f}"
     )
     _print_tables(per_class, result.confusion, saved.classes)
@@ -120,6 +123,7 @@ def _per_class(confusion: Tensor, classes: tuple[str, ...]) -> list[dict[str, An
 def _print_tables(per_class: list[dict[str, Any]], confusion: Tensor, classes: tuple[str, ...]) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     console = Console()
     table = Table(title="classes")
@@ -128,7 +132,7 @@ def _print_tables(per_class: list[dict[str, Any]], confusion: Tensor, classes: t
         table.add_column(column, justify="right")
     for row in per_class:
         shown = [f"{row[name]:.1%}" if row[name] is not None else "–" for name in ("recall", "precision")]
-        table.add_row(row["class"], str(row["count"]), *shown)
+        table.add_row(Text(plain(row["class"])), str(row["count"]), *shown)
     console.print(table)
     if len(classes) > LARGEST_PRINTED:
         console.print(f"{len(classes)} classes: --picture FILE draws their confusion matrix.")
@@ -136,9 +140,9 @@ def _print_tables(per_class: list[dict[str, Any]], confusion: Tensor, classes: t
     matrix = Table(title="confusion: rows are the truth, columns the answer")
     matrix.add_column("")
     for name in classes:
-        matrix.add_column(name[:8], justify="right")
+        matrix.add_column(Text(plain(name)[:8]), justify="right")
     for index, name in enumerate(classes):
         cells = [str(int(count)) if count else "·" for count in confusion[index]]
         cells[index] = f"[bold]{cells[index]}[/bold]"
-        matrix.add_row(name, *cells)
+        matrix.add_row(Text(plain(name)), *cells)
     console.print(matrix)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from spherenet.cli.parser import Parser, warn
+from spherenet.cli.output import warn
+from spherenet.cli.parser import Parser
 
 EXAMPLES = """\
   spherenet export runs/mnist5k-cnn-3-sigmoid digits.onnx       # ONNX, checked with onnxruntime

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import NoReturn
 
-__all__ = ["Parser", "suggestion", "warn"]
+from spherenet.cli.output import say
 
-
-def warn(message: str) -> None:
-    """Print a warning on stderr, where it does not mix with what is piped."""
-    print(f"warning: {message}", file=sys.stderr)
+__all__ = ["Parser", "suggestion"]
 
 
 def suggestion(word: str, allowed: Iterable[str]) -> str:
@@ -37,5 +33,5 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong in one line and leave with code 2."""
-        print(f"{self.prog}: {message}; see {self.prog} --help.", file=sys.stderr)
+        say(f"{self.prog}: {message}; see {self.prog} --help.")
         raise SystemExit(2)

@@ -371,7 +371,7 @@ class Trainer:
     def _log(self, split: str, **numbers: Any) -> None:
         if self.processes.is_main:
             row = {"step": self.step, "split": split, **numbers, "seconds": round(self.progress.seconds, 3)}
-            self.run_directory.metrics.append(row)
+            self.run_directory.append(row)
             self.reporter.logged(row)
 
     def _refuse_to_go_on(self, loss: float, norm: float, learning_rate: float, indices: Tensor) -> None:

@@ -16,6 +16,24 @@ FREE = ("data_dir", "download", "workers", "log_every", "checkpoint_every", "obs
 """What may differ when a run goes on, for it changes no result."""
 
 
+LIMITS = {
+    "image_size": 4096,
+    "widths": 1 << 16,
+    "batch_size": 1 << 20,
+    "eval_batch_size": 1 << 20,
+    "accumulate": 1 << 16,
+    "iterations": 1 << 40,
+    "folds": 1000,
+    "workers": 256,
+    "threads": 1024,
+    "timeout": 1e6,
+    "lambda_floor": 1e6,
+    "m": 1e6,
+    "s": 1e6,
+}
+"""The largest value of each option: more is a mistake, or a stranger's configuration made to exhaust the machine."""
+
+
 @dataclass(frozen=True)
 class Group:
     """A heading in the help text, in the order of the fields."""
@@ -99,6 +117,16 @@ class TrainConfig:
     checkpoint_every: int = _option(250, OUTPUT, "iterations between checkpoints")
     observe: bool = _option(True, OUTPUT, "log weight norms and the variance of each layer at evaluations")
     tensorboard: bool = _option(False, OUTPUT, "write TensorBoard files into the run's folder too")
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a number beyond its limit."""
+        for name, largest in LIMITS.items():
+            value = getattr(self, name)
+            for number in value if isinstance(value, (list, tuple)) else [value]:
+                if isinstance(number, (int, float)) and not number <= largest:
+                    raise ValueError(f"{name} must be at most {largest:,}, got {str(number)[:40]}.")
+        if isinstance(self.timeout, (int, float)) and not self.timeout > 0:
+            raise ValueError(f"timeout must be greater than 0, got {self.timeout}.")
 
     def as_dict(self) -> dict[str, Any]:
         """The configuration as JSON and YAML take it."""

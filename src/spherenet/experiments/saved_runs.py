@@ -51,6 +51,8 @@ def _config(run: RunDirectory, description: dict[str, Any]) -> TrainConfig:
         return TrainConfig.from_dict(description["train"])
     except TypeError as error:
         raise RunError(f"{run.path} has a configuration of another version: {error}") from None
+    except ValueError as error:
+        raise RunError(f"{run.path} has a configuration that cannot be: {error}") from None
 
 
 def load_run(path: str | Path, checkpoint: str = "best") -> SavedRun:

@@ -12,7 +12,17 @@ from typing import Any
 
 from spherenet.files import file_kind, read_regular, sync_file, sync_folder
 
-__all__ = ["LARGEST_JSON", "discard", "is_temporary", "parse_json", "read_json", "remove", "replacing", "write_json"]
+__all__ = [
+    "LARGEST_JSON",
+    "discard",
+    "is_temporary",
+    "parse_json",
+    "read_json",
+    "remove",
+    "replacing",
+    "write_json",
+    "write_text",
+]
 
 LARGEST_JSON = 64 * 2**20
 """Bytes of a JSON file that are read: room for a million class names, not for a file made to fill memory."""
@@ -50,6 +60,11 @@ def replacing(path: Path) -> Iterator[Path]:
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file whole; NaN and infinities are refused, for no reader of JSON takes them."""
     text = json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    write_text(path, text)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file whole."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 

@@ -42,6 +42,9 @@ _NAME = re.compile(r"(step|best)-(\d{8,})")
 _MANIFEST, _STATE = "manifest.json", "state.json"
 _SUFFIX = ".safetensors"
 
+ATTEMPTS = 10
+"""How often the checkpoints of a live run are listed anew: each time takes longer than its next checkpoint."""
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -105,13 +108,21 @@ class Checkpoints:
                     remove(path)
 
     def newest(self, kind: str = "step") -> tuple[Checkpoint | None, list[str]]:
-        """Return the newest whole checkpoint, None without one, and a sentence about each damaged one before it."""
+        """Return the newest valid checkpoint, None without one, and a sentence about each corrupt one before it.
+
+        A run that is being trained replaces its checkpoints: one that was removed while it was read is no corrupt one,
+        and those that took its place are read instead.
+        """
         complaints: list[str] = []
-        for path in reversed(self.paths(kind)):
-            try:
-                return load_checkpoint(path), complaints
-            except CheckpointError as error:
-                complaints.append(str(error))
+        for _ in range(ATTEMPTS):
+            complaints, listed = [], self.paths(kind)
+            for path in reversed(listed):
+                try:
+                    return load_checkpoint(path), complaints
+                except CheckpointError as error:
+                    complaints.append(str(error))
+            if self.paths(kind) == listed:
+                break
         return None, complaints
 
     def steps(self, kind: str = "step", *, up_to: int) -> list[int]:

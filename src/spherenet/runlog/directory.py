@@ -11,8 +11,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from spherenet.errors import CheckpointError, RunError
-from spherenet.files import file_kind, make_folder, sync_folder
+from spherenet.errors import CheckpointError, RunError, RunTakenError
+from spherenet.files import file_kind, make_folder, open_regular, sync_folder
 from spherenet.runlog.atomic import is_temporary, read_json, remove, write_json
 from spherenet.runlog.checkpoints import Checkpoint, Checkpoints, load_checkpoint
 from spherenet.runlog.metrics import MetricsFile
@@ -22,11 +22,27 @@ __all__ = ["RunDirectory"]
 _CONFIG, _SUMMARY, _LOCK = "config.json", "summary.json", ".lock"
 _ROWS = "rows"
 
+PATIENCE = 1.0
+"""Seconds that a writer waits for a lock."""
+
 
 def rows_before(state: Mapping[str, Any]) -> int:
     """How many rows of metrics there were when a checkpoint with this state was saved; 0 if it does not say."""
     rows = state.get(_ROWS)
     return rows if isinstance(rows, int) and not isinstance(rows, bool) else 0
+
+
+def _is_free(handle: int) -> bool:
+    """Whether nobody holds the lock of an open file; those who look at the same time do not disturb each other."""
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        return True
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 class RunDirectory:
@@ -37,13 +53,14 @@ class RunDirectory:
         self.path = path
         self.metrics = MetricsFile(path / "metrics.jsonl")
         self.checkpoints = Checkpoints(path / "checkpoints")
+        self._held: os.stat_result | None = None
 
     @classmethod
     def create(cls, path: str | Path) -> RunDirectory:
         """Make a folder for a new run. RunError where there is something already, or it cannot be written."""
         folder = Path(path)
         if (folder / _CONFIG).exists():
-            raise RunError(f"{folder} holds a run already: give another --output, or --resume {folder}.")
+            raise RunTakenError(f"{folder} holds a run already: give another --output, or --resume {folder}.")
         # The lock of a run that is just beginning, or what it left, is no reason to refuse.
         if folder.is_dir() and any(entry.name != _LOCK and not is_temporary(entry) for entry in folder.iterdir()):
             raise RunError(f"{folder} is not empty and not a run: give another --output.")
@@ -94,27 +111,40 @@ class RunDirectory:
         """Hold the run for one writer; RunError where another process has it. A killed owner's lock is gone with it."""
         lock = FileLock(self.path / _LOCK)
         try:
-            lock.acquire(timeout=0)
+            # Not at once: whoever looks whether a run is in use holds its lock for a moment.
+            lock.acquire(timeout=PATIENCE, poll_interval=0.02)
+            self._held = os.stat(self.path / _LOCK)
         except Timeout:
-            raise RunError(f"{self.path} is in use by another process.") from None
+            raise RunTakenError(f"{self.path} is in use by another process.") from None
         except OSError as error:
             raise RunError(f"{self.path} is not writable ({error.strerror or error}).") from None
         try:
             yield
         finally:
+            self._held = None
             lock.release()
+
+    def require_held(self) -> None:
+        """Raise RunError if the lock file was removed or replaced while it was held: another process may write now."""
+        if self._held is None:
+            return
+        try:
+            same = os.path.samestat(self._held, os.stat(self.path / _LOCK))
+        except OSError:
+            same = False
+        if not same:
+            raise RunError(
+                f"{self.path / _LOCK} was removed while the run was in use, so that another process may write to it: "
+                "nothing more is written."
+            )
 
     @property
     def in_use(self) -> bool:
-        """Whether another process writes to the run."""
-        if not self.path.is_dir():  # the lock would make it
-            return False
+        """Whether another process writes to the run; nothing is made or changed to find out."""
         try:
-            with FileLock(self.path / _LOCK).acquire(timeout=0):
-                return False
-        except Timeout:
-            return True
-        except OSError:  # a folder that nobody can write to
+            with open_regular(self.path / _LOCK) as file:
+                return not _is_free(file.fileno())
+        except OSError:  # never locked, or not readable
             return False
 
     def clean(self) -> None:
@@ -145,8 +175,14 @@ class RunDirectory:
             raise RunError(f"{self.path} has not finished: it has no {_SUMMARY}.")
         return self._read(_SUMMARY)
 
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Add a row to the metrics."""
+        self.require_held()
+        self.metrics.append(row)
+
     def save(self, checkpoint: Checkpoint, *, best: bool = False) -> None:
         """Save a checkpoint that knows how many rows of metrics came before it; they are on the disk first."""
+        self.require_held()
         self.metrics.sync()
         state = {**checkpoint.state, _ROWS: len(self.metrics)}
         self.checkpoints.save(replace(checkpoint, state=state), best=best)
@@ -183,6 +219,7 @@ class RunDirectory:
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json, the last file of a run."""
+        self.require_held()
         self.metrics.sync()
         write_json(self.path / _SUMMARY, summary)
 

@@ -96,8 +96,4 @@ def _checkpoint(path: Path) -> tuple[Finding, int]:
 
 
 def _lock(run: RunDirectory) -> Finding:
-    try:
-        with run.locked():
-            return Finding("lock", True, "free")
-    except RunError as error:
-        return Finding("lock", True, str(error))
+    return Finding("lock", True, f"{run.path} is in use by another process." if run.in_use else "free")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import os
 import stat
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from typing import Any
 from spherenet.errors import RunError
 from spherenet.files import read_regular, sync_file, sync_folder
 from spherenet.runlog.atomic import replacing
+from spherenet.text import finite
 
 __all__ = ["MetricsFile"]
 
@@ -43,7 +43,7 @@ class MetricsFile:
 
         Raises RunError, and leaves the file as it was, where the disk does not take it.
         """
-        line = json.dumps(_finite(dict(row)), allow_nan=False, ensure_ascii=False) + "\n"
+        line = json.dumps(finite(dict(row)), allow_nan=False, ensure_ascii=False) + "\n"
         try:
             handle = os.open(self.path, _APPENDING, 0o666)
             try:
@@ -133,14 +133,3 @@ class MetricsFile:
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
             raise RunError(f"{self.path} is damaged: line {number} has the step {step!r}.")
         return row
-
-
-def _finite(value: Any) -> Any:
-    """None for what JSON has no number for: NaN and the infinities."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(part) for part in value]
-    return value
