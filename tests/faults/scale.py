@@ -17,6 +17,7 @@ BIT_FLIPS = count(4, 40)  # single bits, over all files of a checkpoint
 DISK_LIMITS = count(2, 6)  # sizes of files at which the disk is full
 FAULTY_STEPS = count(3, 20)  # steps with a loss or gradient that is not finite
 FUZZ_INPUTS = count(40, 760)  # for each reader
+COMMAND_LINES = count(300, 20_000)  # command lines over mutated files of runs, models and options
 SOAK_STEPS = count(120, 4_000)  # of training with growing and shrinking batches
 SOAK_RUNS = count(2, 30)  # whole runs in one process
 SOAK_READERS = count(4, 60)  # loaders of pictures with workers, opened and closed

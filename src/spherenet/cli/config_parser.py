@@ -117,6 +117,10 @@ def _problem_of(path: Path) -> str | None:
     except OSError as error:
         return str(error.strerror)
     try:
+        content.decode()
+    except UnicodeDecodeError as error:
+        return f"must be UTF-8 text, got the byte 0x{content[error.start]:02x} at {error.start}"
+    try:
         depth = 0
         for event in yaml.parse(content, Loader=yaml.SafeLoader):
             if isinstance(event, yaml.AliasEvent):

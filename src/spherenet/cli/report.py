@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from spherenet.cli.output import say
 from spherenet.cli.parser import Parser
 from spherenet.errors import RunError
-from spherenet.runlog.atomic import write_text
 from spherenet.text import plain
 
 if TYPE_CHECKING:
@@ -47,6 +46,7 @@ def run(arguments: Namespace) -> int:
     from rich.console import Console
 
     from spherenet.report.paper_table import as_csv, markdown_page, paper_table
+    from spherenet.runlog.atomic import write_text
 
     runs, grids, complaints = _read(arguments.runs)
     if not runs and not grids:

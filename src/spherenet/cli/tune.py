@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from spherenet.cli.config_parser import ConfigParser
 from spherenet.cli.output import print_json, say
 from spherenet.experiments.config import TrainConfig
-from spherenet.runlog.atomic import write_text
 
 if TYPE_CHECKING:
     from spherenet.experiments.tuning import Score
@@ -71,6 +70,8 @@ def run(arguments: Any) -> int:
     _print(scores, best, arguments.json)
     if best is not None and arguments.best is not None:
         import yaml  # type: ignore[import-untyped]
+
+        from spherenet.runlog.atomic import write_text
 
         write_text(Path(arguments.best), yaml.safe_dump(best.config.as_dict(), sort_keys=False))
     failed = [result for result in results if result.failure is not None]

@@ -6,7 +6,7 @@ Nothing here imports torch, so that help and wrong options answer at once.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 __all__ = ["FREE", "Group", "TrainConfig"]
 
@@ -139,4 +139,25 @@ class TrainConfig:
         unknown = [name for name in values if name not in known]
         if unknown:
             raise TypeError(f"{unknown[0]!r} is no option of a training run.")
+        hints = get_type_hints(cls)
+        for name, value in values.items():
+            if not _is_of(value, hints[name]):
+                raise TypeError(f"{name} must be {_words(hints[name])}, got {repr(value)[:80]}.")
         return cls(**values)
+
+
+def _is_of(value: Any, hint: Any) -> bool:
+    """Whether a value is of a type as the options have them: plain types, lists of them, choices, and unions."""
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    if get_origin(hint) is list:
+        return isinstance(value, (list, tuple)) and all(_is_of(entry, get_args(hint)[0]) for entry in value)
+    if get_args(hint):
+        return any(_is_of(value, choice) for choice in get_args(hint))
+    if isinstance(value, bool):
+        return hint is bool
+    return isinstance(value, (int, float) if hint is float else hint)
+
+
+def _words(hint: Any) -> str:
+    return str(hint.__name__ if isinstance(hint, type) and not get_args(hint) else hint).replace("typing.", "")
