@@ -18,6 +18,7 @@ DISK_LIMITS = count(2, 6)  # sizes of files at which the disk is full
 FAULTY_STEPS = count(3, 20)  # steps with a loss or gradient that is not finite
 FUZZ_INPUTS = count(40, 760)  # for each reader
 COMMAND_LINES = count(300, 20_000)  # command lines over mutated files of runs, models and options
+POWER_FAILURES = count(1, 25)  # runs whose disk is copied as it is at a random moment
 SOAK_STEPS = count(120, 4_000)  # of training with growing and shrinking batches
 SOAK_RUNS = count(2, 30)  # whole runs in one process
 SOAK_READERS = count(4, 60)  # loaders of pictures with workers, opened and closed
