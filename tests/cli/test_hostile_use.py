@@ -346,6 +346,22 @@ def test_readers_of_a_live_run_read_what_took_the_place(run, monkeypatch):
     assert complaints == []
 
 
+def test_a_checkpoint_may_vanish_while_a_run_is_opened(run, monkeypatch):
+    from spherenet.runlog import directory as module
+
+    kind, (*_, newest) = module.file_kind, RunDirectory(run).checkpoints.paths()
+
+    def racing(path):
+        found = kind(path)
+        if path == newest:
+            shutil.rmtree(newest, ignore_errors=True)
+        return found
+
+    monkeypatch.setattr(module, "file_kind", racing)
+    RunDirectory.open(run)
+    assert not newest.exists()
+
+
 def test_bad_folds_do_not_end_tuning(tmp_path):
     from spherenet.experiments.config import TrainConfig
     from spherenet.experiments.tuning import score

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,15 @@ def rows_before(state: Mapping[str, Any]) -> int:
     """How many rows of metrics there were when a checkpoint with this state was saved; 0 if it does not say."""
     rows = state.get(_ROWS)
     return rows if isinstance(rows, int) and not isinstance(rows, bool) else 0
+
+
+def _entries(folder: Path, *, follow_links: bool = False) -> list[Path]:
+    """What is in a folder; nothing if it is none, or if the run that is being trained has just removed it."""
+    if not follow_links and file_kind(folder) != "a folder":
+        return []
+    with suppress(FileNotFoundError):
+        return sorted(folder.iterdir())
+    return []
 
 
 def _is_free(handle: int) -> bool:
@@ -93,13 +102,8 @@ class RunDirectory:
 
     def foreign_entries(self) -> Iterator[str]:
         """Yield a sentence for each entry of the run that is neither a regular file nor a folder."""
-        folders = [self.path, self.checkpoints.folder]
-        if file_kind(self.checkpoints.folder) == "a folder":
-            folders += self.checkpoints.folder.iterdir()
-        for folder in folders:
-            if file_kind(folder) != "a folder" and folder != self.path:
-                continue  # listed with its parent
-            for entry in sorted(folder.iterdir()):
+        for folder in (self.path, self.checkpoints.folder, *_entries(self.checkpoints.folder)):
+            for entry in _entries(folder, follow_links=folder == self.path):
                 kind = file_kind(entry)
                 if entry == self.checkpoints.folder and kind != "a folder":
                     yield f"{entry} must be a folder of its own, got {kind}."
