@@ -64,6 +64,8 @@ class ConfigParser(jsonargparse.ArgumentParser):
             return super().parse_args(args, *more, **options)
         except OverflowError:
             self.error("a number is too large for its option")
+        except ValueError as error:  # of the reader of YAML, about what was given
+            self.error(str(error).splitlines()[0] if str(error) else "the options cannot be read")
 
     def values(self, arguments: Any) -> dict[str, Any]:
         """The configuration's part of what was parsed; the word none stands for None.

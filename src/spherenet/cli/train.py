@@ -109,7 +109,7 @@ def run(arguments: Any) -> int:
                 if not automatic:
                     raise  # else another process was quicker: the next free name
     except StopRequested as request:
-        say("spherenet train: left before there was anything to save.")
+        say("spherenet train: left before the first step, or in one, without saving; an earlier checkpoint is intact.")
         return 128 + request.number
     if outcome.signal is not None:
         if is_main:

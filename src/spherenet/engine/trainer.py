@@ -136,7 +136,9 @@ class Trainer:
         if self.scaler.is_enabled() and "scaler" in checkpoint.state:  # it is not where the precision was changed
             scaling = {name: number(checkpoint.state["scaler"], name) for name in self.scaler.state_dict()}
             self.scaler.load_state_dict(scaling)
-        counters = {"skipped_in_a_row": 0, **checkpoint.state.get("progress", {})}  # earlier versions had none
+        counters = checkpoint.state.get("progress", {})
+        if isinstance(counters, Mapping):
+            counters = {"skipped_in_a_row": 0, **counters}  # earlier versions had none
         self.progress = _Progress(**{name: number(counters, name) for name in asdict(self.progress)})  # type: ignore[arg-type]
         self.progress.best_step = int(self.progress.best_step)
         self.step = checkpoint.step
@@ -179,6 +181,7 @@ class Trainer:
             # No batch came. Before the first piece of a step nothing has changed since the last one: it can be saved.
             if settings.accumulate > 1 or self.processes.world > 1:
                 raise
+            self._require_finite_weights()
             self._save()
             stopped = True
         finally:
