@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
@@ -34,7 +33,6 @@ NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 SIGNALS = {number for number in signal.Signals if number.name in NAMES}
 GRACE = 30  # seconds that a worker outlives a SIGTERM: time for the training to save and close it
 
-CLOSING = 3.0  # seconds that workers have to end by themselves
 POLL = 1.0  # seconds between two looks at whether to wait any longer
 LONGEST_WAIT = 300.0  # seconds without a batch, after which it counts as lost
 
@@ -110,13 +108,11 @@ def read_ahead(
                 if not _has_lost_a_worker(values):
                     if not str(error).startswith("DataLoader timed out"):
                         raise  # an error of `keys`
-                    if while_waiting is not None:
-                        while_waiting()
-                    if time.monotonic() - came > LONGEST_WAIT:
-                        raise DataError(
-                            f"no images arrived for {LONGEST_WAIT:g} s from the processes that read them: "
-                            "try fewer --workers, or look at the disk."
-                        ) from None
+                    try:
+                        _wait_on(time.monotonic() - came, while_waiting)
+                    except BaseException:
+                        _kill_workers(values)
+                        raise
                     continue
                 reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
                 raise DataError(f"a process that reads pictures ended ({reason}): try fewer workers.") from None
@@ -128,25 +124,29 @@ def read_ahead(
         _end(values)
 
 
+def _wait_on(waited: float, while_waiting: Callable[[], None] | None) -> None:
+    """Return if it is worth waiting any longer for a value; what `while_waiting` raises, or DataError, otherwise."""
+    if while_waiting is not None:
+        while_waiting()
+    if waited > LONGEST_WAIT:
+        raise DataError(
+            f"no images arrived for {LONGEST_WAIT:g} s from the processes that read them: "
+            "try fewer --workers, or look at the disk."
+        )
+
+
 def _unchanged(value: Value) -> Value:
     return value
 
 
 def _end(values: object) -> None:
     _running.pop(values, None)
-    workers = list(getattr(values, "_workers", ()))
-    # torch waits for each worker; one that hangs would also outlive the SIGTERM that follows (see _in_worker).
-    watchdog = threading.Timer(CLOSING, _kill, [workers])
-    watchdog.daemon = True
-    watchdog.start()
-    try:
-        getattr(values, "_shutdown_workers", lambda: None)()  # none where there are no workers
-    finally:
-        watchdog.cancel()
+    getattr(values, "_shutdown_workers", lambda: None)()  # none where there are no workers
 
 
-def _kill(workers: list[Any]) -> None:
-    for process in workers:
+def _kill_workers(values: object) -> None:
+    """End workers that hang: torch would wait for each, and they outlive the SIGTERM that follows (see _in_worker)."""
+    for process in getattr(values, "_workers", ()):
         process.kill()
 
 
