@@ -61,6 +61,30 @@ def test_options_that_cannot_be(tmp_path, capsys, options):
     assert "internal error" not in said
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"data": "cifar10"}, "is not in"),
+        ({"image_size": 4096}, "image_size must keep mnist5k below"),
+        ({"workers": 10**6}, "workers must be at most 256"),
+        ({"threads": 10**6}, "threads must be at most"),
+        ({"widths": [10**9] * 3}, "widths must be at most"),
+        ({"workers": "many"}, "workers must be int"),
+    ],
+    ids=str,
+)
+def test_a_strangers_run_decides_nothing_here(run, tmp_path, capsys, changes, words):
+    """Evaluating it fetches nothing, makes no folder, and takes no more than the limits allow."""
+    config = json.loads((run / "config.json").read_text())
+    config["train"].update({**changes, "data_dir": str(tmp_path / "made"), "download": True})
+    (run / "config.json").write_text(json.dumps(config))
+    assert spherenet("evaluate", run) == 2
+    said = capsys.readouterr().err
+    assert one_sentence(said), said
+    assert words in said
+    assert not (tmp_path / "made").exists()
+
+
 def test_a_title_is_no_markup(run, capsys):
     assert spherenet("report", run, "--title", "[/x] [bold]") == 0
     assert "[/x] [bold]" in capsys.readouterr().out
