@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-__all__ = ["CheckpointError", "DataError", "ModelError", "RunError", "SphereNetError", "TrainingError"]
+__all__ = [
+    "CheckpointError",
+    "DataError",
+    "LostProcessError",
+    "ModelError",
+    "RunError",
+    "RunTakenError",
+    "SphereNetError",
+    "TrainingError",
+]
 
 
 class SphereNetError(Exception):
@@ -25,5 +34,13 @@ class RunError(SphereNetError):
     """A run folder is in use, not writable, or not a run."""
 
 
+class RunTakenError(RunError):
+    """A new run cannot have a folder because another run has it."""
+
+
 class TrainingError(SphereNetError):
     """Training cannot go on: its loss or gradient is no longer a number."""
+
+
+class LostProcessError(TrainingError):
+    """Training cannot continue: another process of the run has ended or does not answer."""

@@ -151,7 +151,8 @@ def test_a_run_that_another_process_has_is_waited_for(tmp_path):
         assert codes == [2, 0]
         with RunDirectory(job.folder).locked():
             (job.folder / "summary.json").unlink()
-            left = pool.submit(run_jobs, [job], launch, 1, stopped=lambda: True).result(120)
+            # Stopped while it waits: before the first launch it would not start at all.
+            left = pool.submit(run_jobs, [job], launch, 1, stopped=lambda: len(codes) > 2).result(120)
             assert "in use by another process" in left[0].failure
 
 

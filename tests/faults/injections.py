@@ -11,12 +11,22 @@ from pathlib import Path
 
 import torch
 
+from spherenet.data import folder_split
 from spherenet.engine import Trainer
 from spherenet.models import Classifier
 from spherenet.runlog import checkpoints
 
 
-def inject(changes=None, die_at_step=None, poison=None, slow=None, hold=None, largest_file=None, small_sets=False):
+def inject(
+    changes=None,
+    die_at_step=None,
+    poison=None,
+    slow=None,
+    hold=None,
+    largest_file=None,
+    stuck_worker=None,
+    small_sets=False,
+):
     """Put the faults of a request in place; each is None or the arguments of its function."""
     for function, arguments in (
         (watch_changes, changes),
@@ -25,6 +35,7 @@ def inject(changes=None, die_at_step=None, poison=None, slow=None, hold=None, la
         (slow_down, slow),
         (hold_at_a_step, hold),
         (limit_files, largest_file),
+        (stick_workers, stuck_worker),
     ):
         if arguments is not None:
             function(**arguments)
@@ -167,6 +178,19 @@ def hold_at_a_step(step, until):
         return make_step(self, *arguments)
 
     Trainer._step = holding
+
+
+def stick_workers(after):
+    """Let a worker hang forever when it has read so many batches."""
+    read, calls = folder_split._BatchReader.__call__, []
+
+    def sticking(self, key):
+        calls.append(key)
+        while len(calls) > after:
+            time.sleep(60)
+        return read(self, key)
+
+    folder_split._BatchReader.__call__ = sticking
 
 
 def limit_files(size):

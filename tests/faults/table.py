@@ -23,6 +23,10 @@ POINTS = {
     10: "leaks",
     11: "fuzzing",
     12: "numerics under stress",
+    13: "nothing hangs",
+    14: "processes and data that differ",
+    15: "the command line under hostile input",
+    16: "lost power",
 }
 
 TOTALS = {1: "kill -9", 11: "a"}

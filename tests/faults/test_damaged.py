@@ -67,7 +67,7 @@ def test_none_is_whole(children, interrupted, folder, tried):
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
     done = children.run("train", "--resume", run)
     assert done.code == 2
-    assert "has no whole checkpoint" in done.said
+    assert "has no valid checkpoint" in done.said
     assert "Traceback" not in done.said
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
     tried("every checkpoint damaged")

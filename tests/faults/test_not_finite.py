@@ -85,14 +85,55 @@ def test_steps_are_skipped_in_float16(children, folder, tried):
 
 
 def test_a_run_in_which_every_step_is_skipped(children, folder, tried):
+    """It is no success: the weights are those it started with."""
     run = folder / "run"
     done = children.run(
         "train", *OPTIONS, "--on-nan", "skip", "--output", run, poison={"steps": list(range(14))}
     )  # fmt: skip
-    assert done.code == 0, done.said
+    assert done.code == 1, done.said
+    assert "is not finite at step 13, as in the 13 steps before it" in done.said
+    assert "Traceback" not in done.said
+    assert not RunDirectory(run).finished
     checkpoints = [load_checkpoint(path).tensors["model"] for path in RunDirectory(run).checkpoints.paths()]
     assert_same_tensors(checkpoints[0], checkpoints[1])
     tried("--on-nan skip: every step of a run left out", 14)
+
+
+@pytest.mark.parametrize("precision", ["float16", "float32"])
+def test_skips_without_end_are_a_failure(children, folder, tried, precision):
+    """In float16 it is the scaler that leaves steps out; they count, too."""
+    run = folder / "run"
+    options = ["--iterations", 60, "--on-nan", "skip", "--precision", precision, "--output", run]
+    done = children.run("train", *OPTIONS, *options, poison={"steps": list(range(3, 60)), "where": "gradient"})
+    assert done.code == 1, done.said
+    assert "is not finite at step 27, as in the 24 steps before it" in done.said
+    assert not RunDirectory(run).finished
+    found, _ = RunDirectory(run).checkpoints.newest()
+    assert found.state["progress"]["skipped"] == found.step - 3
+    tried("gradients that are not finite without end")
+
+
+def test_the_scalers_skips_are_counted(children, folder, tried):
+    run = folder / "run"
+    poison = {"steps": [4, 7], "where": "gradient", "value": "inf"}
+    done = children.run("train", *OPTIONS, "--precision", "float16", "--output", run, poison=poison)
+    assert done.code == 0, done.said
+    assert [row for row in rows(run) if row["split"] == "train"][-1]["skipped"] == 2
+    tried("steps that the scaler left out, in the metrics")
+
+
+@pytest.mark.parametrize("policy", ["stop", "skip"])
+def test_weights_that_are_not_finite_are_never_saved(children, folder, tried, policy):
+    """The loss and the gradient are finite; the step is not."""
+    run = folder / "run"
+    options = ["--learning-rate", "1e37", "--optimizer", "sgd", "--weight-decay", "1e10", "--on-nan", policy]
+    done = children.run("train", *OPTIONS, *options, "--checkpoint-every", 1, "--output", run)
+    assert done.code == 1, done.said
+    assert "not finite" in done.said
+    assert not RunDirectory(run).finished
+    for name, tensor in tensors_of(run).items():
+        assert tensor.isfinite().all(), name
+    tried("weights that are not finite after a finite gradient")
 
 
 def test_two_processes_stop_together(children, folder, tried):

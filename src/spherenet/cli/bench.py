@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from spherenet.cli.output import print_json
 from spherenet.cli.parser import Parser
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def run(arguments: Namespace) -> None:
         **hardware(arguments.device),
     }
     if arguments.json:
-        print(json.dumps({**settings, "rows": [row.as_dict() for row in rows]}, indent=2))
+        print_json({**settings, "rows": [row.as_dict() for row in rows]})
     else:
         _print_table(rows, settings)
 
@@ -172,7 +172,7 @@ def _require_device(device: str) -> None:
     import torch
 
     try:
-        torch.empty(0, device=device)
+        torch.zeros(1, device=device).item()  # the device meta has tensors, but no numbers
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"--device {device!r} is not available here ({str(error).splitlines()[0]}).") from None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -12,7 +11,9 @@ from typing import Any, NoReturn, get_type_hints
 
 import jsonargparse
 
+from spherenet.cli.output import say
 from spherenet.cli.parser import suggestion
+from spherenet.files import read_regular
 
 __all__ = ["ConfigParser"]
 
@@ -63,6 +64,8 @@ class ConfigParser(jsonargparse.ArgumentParser):
             return super().parse_args(args, *more, **options)
         except OverflowError:
             self.error("a number is too large for its option")
+        except ValueError as error:  # of the reader of YAML, about what was given
+            self.error(str(error).splitlines()[0] if str(error) else "the options cannot be read")
 
     def values(self, arguments: Any) -> dict[str, Any]:
         """The configuration's part of what was parsed; the word none stands for None.
@@ -89,7 +92,7 @@ class ConfigParser(jsonargparse.ArgumentParser):
         sentence = _one_sentence(message)
         if len(sentence) > LONGEST_MESSAGE:
             sentence = f"{sentence[:LONGEST_MESSAGE]} …"
-        print(f"{self.prog}: {sentence}; see {self.prog} --help.", file=sys.stderr)
+        say(f"{self.prog}: {sentence}; see {self.prog} --help.")
         raise SystemExit(2)
 
 
@@ -98,10 +101,10 @@ def _files_of_options(args: Sequence[str]) -> Iterator[Path]:
         if option == "--config" or option.startswith("--config="):
             path = Path(option.partition("=")[2] or value)
             try:
-                is_file = path.is_file()
+                exists = path.exists() and not path.is_dir()
             except (OSError, ValueError):  # no path at all
                 continue
-            if is_file:
+            if exists:
                 yield path
 
 
@@ -110,16 +113,24 @@ def _problem_of(path: Path) -> str | None:
     import yaml  # type: ignore[import-untyped]
 
     try:
-        if path.stat().st_size > LARGEST_FILE:
-            return f"is larger than the {LARGEST_FILE:,} bytes that a file of options may have"
+        content = read_regular(path, LARGEST_FILE, follow_links=True)
+    except PermissionError:
+        return None  # the parser says it
+    except OSError as error:
+        return str(error.strerror)
+    try:
+        content.decode()
+    except UnicodeDecodeError as error:
+        return f"must be UTF-8 text, got the byte 0x{content[error.start]:02x} at {error.start}"
+    try:
         depth = 0
-        for event in yaml.parse(path.read_bytes(), Loader=yaml.SafeLoader):
+        for event in yaml.parse(content, Loader=yaml.SafeLoader):
             if isinstance(event, yaml.AliasEvent):
                 return f"has the alias *{event.anchor[:50]}, which a file of options may not have"
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > DEEPEST:
                 return f"is nested more than {DEEPEST} deep, which no option is"
-    except (OSError, ValueError, yaml.YAMLError):
+    except (ValueError, yaml.YAMLError):
         return None  # the parser says it
     return None
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
 from spherenet.cli.bars import progress_bar
+from spherenet.cli.output import print_json
 from spherenet.cli.parser import Parser
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _list(arguments: Namespace) -> None:
             }
         )
     if arguments.json:
-        print(json.dumps(rows, indent=2))
+        print_json(rows)
         return
     from rich.console import Console
     from rich.table import Table
@@ -127,7 +127,7 @@ def _read(arguments: Namespace) -> None:
             "classes": [{"class": name, "train": train, "test": test} for name, train, test in counts],
             "broken": broken,
         }
-        print(json.dumps(result, indent=2))
+        print_json(result)
     else:
         _print_counts(dataset, counts, found)
         for message in broken:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from argparse import Namespace
 from dataclasses import asdict
 
+from spherenet.cli.output import print_json
 from spherenet.cli.parser import Parser
+from spherenet.text import plain
 
 EXAMPLES = """\
   spherenet doctor runs/cifar10-cnn-9-sigmoid
@@ -32,9 +33,9 @@ def run(arguments: Namespace) -> int:
 
     findings = examine(arguments.run)
     if arguments.json:
-        print(json.dumps([asdict(finding) for finding in findings], indent=2, ensure_ascii=False))
+        print_json([asdict(finding) for finding in findings])
     else:
         width = max(len(finding.part) for finding in findings)
         for finding in findings:
-            print(f"{'ok ' if finding.good else 'BAD'}  {finding.part:<{width}}  {finding.words}")
+            print(plain(f"{'ok ' if finding.good else 'BAD'}  {finding.part:<{width}}  {finding.words}"))
     return 0 if all(finding.good for finding in findings) else 1

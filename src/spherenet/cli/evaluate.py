@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import os
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
+from spherenet.cli.output import print_json, warn
 from spherenet.cli.parser import Parser
+from spherenet.text import plain
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
   spherenet evaluate runs/mnist5k-cnn-3-sigmoid
   spherenet evaluate runs/mnist5k-cnn-3-sigmoid --checkpoint last --picture confusion.png
-  spherenet evaluate runs/pictures --data-dir other-pictures --json"""
+  spherenet evaluate runs/pictures --data-dir other-pictures --allow-changes --json"""
 
 LARGEST_PRINTED = 20
 """Classes up to which the confusion matrix is printed; a picture shows more."""
@@ -32,6 +34,7 @@ def parser() -> Parser:
     made.add_argument("--checkpoint", choices=["best", "last"], default="best", help="default: best")
     made.add_argument("--split", choices=["test", "train"], default="test", help="default: test")
     made.add_argument("--data-dir", metavar="DIR", help="where the data are, if not where they were")
+    made.add_argument("--allow-changes", action="store_true", help="evaluate although the data are not the run's own")
     made.add_argument("--device", metavar="NAME", help="cpu, cuda, … (default: cuda where it is there)")
     made.add_argument("--batch-size", type=int, default=256, metavar="N", help="pictures a batch (default: 256)")
     made.add_argument("--picture", metavar="FILE", help="draw the confusion matrix (.png, .svg or .pdf)")
@@ -48,15 +51,22 @@ def run(arguments: Namespace) -> None:
     from spherenet.engine import Processes, evaluate
     from spherenet.errors import DataError
     from spherenet.experiments.build import build_data
+    from spherenet.experiments.data_record import require_same_data
     from spherenet.experiments.saved_runs import load_run
 
     saved = load_run(arguments.run, arguments.checkpoint)
-    config = saved.config
+    for message in saved.warnings:
+        warn(message)
+    # The run may be a stranger's: nothing is fetched for it, and it does not decide how many processes read.
+    config = replace(saved.config, download=False, workers=min(saved.config.workers, os.cpu_count() or 1))
     if arguments.data_dir is not None:
         config = replace(config, data_dir=arguments.data_dir)
     dataset = build_data(config)
-    if dataset.classes != saved.classes:
-        raise DataError(f"the data have the classes {_some(dataset.classes)}, the run knows {_some(saved.classes)}.")
+    if not arguments.allow_changes:
+        remedy = "restore them, or say --allow-changes to evaluate on these"
+        require_same_data(saved.directory.config, dataset, remedy)
+    elif dataset.classes != saved.classes:
+        raise DataError("the classes must be those of the run, even with --allow-changes: its network knows no others.")
     with Processes.joined(arguments.device) as processes:
         result = evaluate(
             saved.model.to(processes.device),
@@ -82,19 +92,15 @@ def run(arguments: Namespace) -> None:
             "classes": per_class,
             "confusion": result.confusion.tolist(),
         }
-        print(json.dumps(numbers, indent=2))
+        print_json(numbers)
         return
     print(
-        f"{arguments.run}, {arguments.checkpoint} checkpoint (step {saved.step}), {arguments.split} split: "
+        f"{plain(arguments.run)}, {arguments.checkpoint} checkpoint (step {saved.step}), {arguments.split} split: "
         f"accuracy {result.accuracy:.2%} of {result.count}, loss {result.loss:.4f}"
     )
     _print_tables(per_class, result.confusion, saved.classes)
     if arguments.picture is not None:
         print(f"The confusion matrix is drawn in {arguments.picture}")
-
-
-def _some(classes: tuple[str, ...]) -> str:
-    return ", ".join(classes[:5]) + (f", … ({len(classes)})" if len(classes) > 5 else "")
 
 
 def _per_class(confusion: Tensor, classes: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -117,6 +123,7 @@ def _per_class(confusion: Tensor, classes: tuple[str, ...]) -> list[dict[str, An
 def _print_tables(per_class: list[dict[str, Any]], confusion: Tensor, classes: tuple[str, ...]) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     console = Console()
     table = Table(title="classes")
@@ -125,7 +132,7 @@ def _print_tables(per_class: list[dict[str, Any]], confusion: Tensor, classes: t
         table.add_column(column, justify="right")
     for row in per_class:
         shown = [f"{row[name]:.1%}" if row[name] is not None else "–" for name in ("recall", "precision")]
-        table.add_row(row["class"], str(row["count"]), *shown)
+        table.add_row(Text(plain(row["class"])), str(row["count"]), *shown)
     console.print(table)
     if len(classes) > LARGEST_PRINTED:
         console.print(f"{len(classes)} classes: --picture FILE draws their confusion matrix.")
@@ -133,9 +140,9 @@ def _print_tables(per_class: list[dict[str, Any]], confusion: Tensor, classes: t
     matrix = Table(title="confusion: rows are the truth, columns the answer")
     matrix.add_column("")
     for name in classes:
-        matrix.add_column(name[:8], justify="right")
+        matrix.add_column(Text(plain(name)[:8]), justify="right")
     for index, name in enumerate(classes):
         cells = [str(int(count)) if count else "·" for count in confusion[index]]
         cells[index] = f"[bold]{cells[index]}[/bold]"
-        matrix.add_row(name, *cells)
+        matrix.add_row(Text(plain(name)), *cells)
     console.print(matrix)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
+from spherenet.cli.output import warn
 from spherenet.cli.parser import Parser
 
 EXAMPLES = """\
@@ -42,5 +43,6 @@ def run(arguments: Namespace) -> None:
         format=arguments.format,
         checkpoint=arguments.checkpoint,
         overwrite=arguments.overwrite,
+        warn=warn,
     )
     print(f"written: {written}")

@@ -7,10 +7,12 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from spherenet.experiments.grid import Job
 from spherenet.experiments.runner import GridReporter, Here, Result, run_jobs, steps_done
+from spherenet.text import plain
 
 if TYPE_CHECKING:
     from spherenet.experiments.cluster import OnRay
@@ -91,8 +93,9 @@ class _Lines(_Counting):
 
     def _print(self, line: str) -> None:
         # One write a line: two threads would put their ends of lines behind each other's words.
-        sys.stderr.write(f"{self.what}  {line}\n")
-        sys.stderr.flush()
+        with suppress(OSError):  # nobody reads it any more; the grid goes on
+            sys.stderr.write(f"{self.what}  {plain(line)}\n")
+            sys.stderr.flush()
 
 
 class _Bars(_Counting):
@@ -130,7 +133,8 @@ class _Bars(_Counting):
         if result.job in self._tasks:
             self._bars.remove_task(self._tasks.pop(result.job))
         if result.failure is not None:
-            self._bars.console.print(f"{result.job.name} failed: {result.failure}", highlight=False)
+            sentence = plain(f"{result.job.name} failed: {result.failure}")
+            self._bars.console.print(sentence, highlight=False, markup=False)
         self._bars.update(self._whole, description=self._title())
 
     def finished(self) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import NoReturn
+
+from spherenet.cli.output import say
 
 __all__ = ["Parser", "suggestion"]
 
@@ -32,5 +33,5 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong in one line and leave with code 2."""
-        print(f"{self.prog}: {message}; see {self.prog} --help.", file=sys.stderr)
+        say(f"{self.prog}: {message}; see {self.prog} --help.")
         raise SystemExit(2)

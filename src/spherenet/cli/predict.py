@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from argparse import Namespace
 from typing import Any
 
+from spherenet.cli.output import print_json, warn
 from spherenet.cli.parser import Parser
+from spherenet.text import plain
 
 EXAMPLES = """\
   spherenet predict picture.jpg                                 # the shipped model: ten kinds of things
@@ -45,6 +46,8 @@ def run(arguments: Namespace) -> None:
     from spherenet.export import shipped_model
 
     predictor = load_predictor(arguments.run or shipped_model(), arguments.checkpoint)
+    for message in predictor.warnings:
+        warn(message)
     # All pictures are read before the first answer: a wrong one must not leave half a table.
     pictures = [read_image(path, predictor.preprocessing) for path in arguments.images]
     if arguments.run is None:
@@ -60,13 +63,12 @@ def run(arguments: Namespace) -> None:
         for values, indices in zip(best.values.tolist(), best.indices.tolist(), strict=True)
     ]
     if arguments.json:
-        print(
-            json.dumps([_as_json(path, found) for path, found in zip(arguments.images, answers, strict=True)], indent=2)
-        )
+        print_json([_as_json(path, found) for path, found in zip(arguments.images, answers, strict=True)])
         return
-    width = max(map(len, arguments.images))
-    for path, found in zip(arguments.images, answers, strict=True):
-        print(f"{path:<{width}}  " + "  ".join(f"{name} {score:.1%}" for name, score in found))
+    shown = [plain(path) for path in arguments.images]
+    width = max(map(len, shown))
+    for path, found in zip(shown, answers, strict=True):
+        print(f"{path:<{width}}  " + "  ".join(f"{plain(name)} {score:.1%}" for name, score in found))
 
 
 def _as_json(path: str, found: list[tuple[str, float]]) -> dict[str, Any]:

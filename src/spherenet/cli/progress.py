@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from spherenet.engine import Reporter
+from spherenet.text import plain
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -66,7 +67,9 @@ class LiveLine(Reporter):
 
     def warned(self, message: str) -> None:
         """Print above the bar."""
-        self._bar.console.print(f"[yellow]warning:[/yellow] {message}", highlight=False)
+        from rich.markup import escape
+
+        self._bar.console.print(f"[yellow]warning:[/yellow] {escape(plain(message))}", highlight=False)
 
     def finished(self) -> None:
         """Take the bar away."""
@@ -102,7 +105,7 @@ class PlainLines(Reporter):
 
     def warned(self, message: str) -> None:
         """Print it as a line."""
-        self._print(f"warning: {message}")
+        self._print(f"warning: {plain(message)}")
 
     def _print(self, line: str) -> None:
         print(f"{self._what}  {line}", file=sys.stderr, flush=True)
@@ -153,32 +156,35 @@ class TensorBoard(Reporter):
 
 
 class Reporters(Reporter):
-    """Several listeners as one."""
+    """Several listeners as one. One that fails, as on a closed pipe or terminal, is dropped; the run is worth more."""
 
     def __init__(self, reporters: Sequence[Reporter]) -> None:
-        self._reporters = reporters
+        self._reporters = list(reporters)
 
     def started(self, step: int, iterations: int) -> None:
         """Pass it on."""
-        for reporter in self._reporters:
-            reporter.started(step, iterations)
+        self._tell(lambda reporter: reporter.started(step, iterations))
 
     def stepped(self, step: int, loss: float, accuracy: float) -> None:
         """Pass it on."""
-        for reporter in self._reporters:
-            reporter.stepped(step, loss, accuracy)
+        self._tell(lambda reporter: reporter.stepped(step, loss, accuracy))
 
     def logged(self, row: Mapping[str, Any]) -> None:
         """Pass it on."""
-        for reporter in self._reporters:
-            reporter.logged(row)
+        self._tell(lambda reporter: reporter.logged(row))
 
     def warned(self, message: str) -> None:
         """Pass it on."""
-        for reporter in self._reporters:
-            reporter.warned(message)
+        self._tell(lambda reporter: reporter.warned(message))
 
     def finished(self) -> None:
         """Pass it on."""
-        for reporter in self._reporters:
-            reporter.finished()
+        self._tell(lambda reporter: reporter.finished())
+
+    def _tell(self, tell: Callable[[Reporter], None]) -> None:
+        for reporter in list(self._reporters):
+            try:
+                tell(reporter)
+            except (OSError, ValueError) as error:
+                self._reporters.remove(reporter)
+                self.warned(f"{type(reporter).__name__} is dropped ({error}).")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spherenet.cli.output import say
 from spherenet.cli.parser import Parser
 from spherenet.errors import RunError
+from spherenet.text import plain
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -45,6 +46,7 @@ def run(arguments: Namespace) -> int:
     from rich.console import Console
 
     from spherenet.report.paper_table import as_csv, markdown_page, paper_table
+    from spherenet.runlog.atomic import write_text
 
     runs, grids, complaints = _read(arguments.runs)
     if not runs and not grids:
@@ -60,14 +62,17 @@ def run(arguments: Namespace) -> int:
 
         sections = [section_of_grid(grid) for grid in grids] + ([section_of_runs(runs)] if runs else [])
         write_page(sections, arguments.output, arguments.title)
-        console.print(f"The page with the curves: {arguments.output}", soft_wrap=True, highlight=False)
+        where = plain(arguments.output)
+        console.print(f"The page with the curves: {where}", soft_wrap=True, highlight=False, markup=False)
     if arguments.markdown is not None:
-        Path(arguments.markdown).write_text(markdown_page(grids, arguments.title), encoding="utf-8")
+        write_text(Path(arguments.markdown), markdown_page(grids, arguments.title))
     if arguments.csv is not None:
+        if not grids:
+            raise RunError("--csv must be given with a folder of an experiment, got runs only.")
         tables = [as_csv(grid).split("\n", 1) for grid in grids]
-        Path(arguments.csv).write_text("".join([f"{tables[0][0]}\n", *(rows for _, rows in tables)]), encoding="utf-8")
+        write_text(Path(arguments.csv), "".join([f"{tables[0][0]}\n", *(rows for _, rows in tables)]))
     for complaint in complaints:
-        print(f"spherenet report: {complaint}", file=sys.stderr)
+        say(f"spherenet report: {complaint}")
     return 1 if complaints else 0
 
 
@@ -95,16 +100,18 @@ def _read(paths: list[str]) -> tuple[list[ReportedRun], list[Grid], list[str]]:
 
 def _table_of_runs(runs: list[ReportedRun], title: str) -> Table:
     from rich.table import Table
+    from rich.text import Text
 
     from spherenet.report.table import COLUMNS, NUMBERS, SETTINGS, table_rows
 
     rows = table_rows(runs)
     # What all runs share stands above the table, which then fits into a terminal.
     shared = {name: row[0] for name, *row in zip(COLUMNS, *rows, strict=True) if name in SETTINGS and len({*row}) == 1}
-    table = Table(title=f"{title}\n" + ", ".join(f"{name} {value}" for name, value in shared.items()))
+    heading = ", ".join(f"{name} {plain(value)}" for name, value in shared.items())
+    table = Table(title=Text(f"{plain(title)}\n{heading}"))
     shown = [index for index, name in enumerate(COLUMNS) if name not in shared]
     for index in shown:
         table.add_column(COLUMNS[index], justify="right" if COLUMNS[index] in NUMBERS else "left")
     for row in rows:
-        table.add_row(*(row[index] for index in shown))
+        table.add_row(*(Text(plain(row[index])) for index in shown))
     return table

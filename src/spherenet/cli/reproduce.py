@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spherenet.cli.output import say
 from spherenet.cli.parser import Parser
 
 if TYPE_CHECKING:
@@ -103,10 +103,10 @@ def _print_table(folder: Path) -> None:
 def _say_failures(results: list[Result], *, stopped: bool) -> int:
     failed = [result for result in results if result.failure is not None]
     if stopped:
-        print(f"spherenet reproduce: left; {len(failed)} runs go on when it is called again.", file=sys.stderr)
+        say(f"spherenet reproduce: left; {len(failed)} runs go on when it is called again.")
         return 130
     for result in failed:
-        print(f"spherenet reproduce: {result.job.name} failed: {result.failure}", file=sys.stderr)
+        say(f"spherenet reproduce: {result.job.name} failed: {result.failure}")
     return 1 if failed else 0
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from spherenet.cli.output import print_json
 from spherenet.cli.parser import Parser
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def run(arguments: Namespace) -> None:
 
         write(answer.draw(), target)
     if as_json:
-        print(json.dumps(answer.result, indent=2, allow_nan=False, ensure_ascii=False))
+        print_json(answer.result)
     else:
         _print(answer, output)
 

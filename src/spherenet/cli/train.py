@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from spherenet.cli.bars import progress_bar
 from spherenet.cli.config_parser import ConfigParser
+from spherenet.cli.output import say
 from spherenet.experiments.config import TrainConfig
+from spherenet.text import as_number, finite, plain
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +28,7 @@ EXAMPLES = """\
   spherenet train --resume runs/cifar10-cnn-9-sigmoid
   torchrun --nproc-per-node 4 -m spherenet train --data cifar10 --model resnet-32 --output runs/four
 exit codes: 0 done, 1 training could not go on, 2 wrong input or a file or disk that cannot be used;
-130, 138, 143: saved and left after SIGINT, SIGUSR1, SIGTERM"""
+129, 130, 138, 143: saved and left after SIGHUP, SIGINT, SIGUSR1, SIGTERM"""
 
 
 class _TrainParser(ConfigParser):
@@ -71,6 +74,8 @@ def run(arguments: Any) -> int:
     from pathlib import Path
 
     from spherenet.cli.progress import Reporters, TensorBoard, reporter_for_people
+    from spherenet.engine import StopRequested
+    from spherenet.errors import RunTakenError
     from spherenet.experiments.training import new_output, train
     from spherenet.runlog import RunDirectory
 
@@ -80,21 +85,32 @@ def run(arguments: Any) -> int:
     is_main = os.environ.get("RANK", "0") == "0"
     if os.environ.get("WORLD_SIZE", "1") != "1" and arguments.output is None and arguments.resume is None:
         raise ValueError("--output or --resume must be given with several processes: all must name the same folder.")
-    output = Path(arguments.resume or arguments.output or new_output(config))
-    # torchrun starts the same command again when a process has died; then the run goes on.
-    restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0" and (output / "config.json").exists()
-    reporters = [reporter_for_people(f"{config.model} {config.operator or 'cnn'}")] if is_main else []
-    if config.tensorboard and is_main:
-        reporters.append(TensorBoard(str(output / "tensorboard")))
-    with progress_bar(f"fetching {config.data}", in_bytes=True) as fetching:
-        outcome = train(
-            config,
-            output,
-            resume=arguments.resume is not None or restarted,
-            allow_changes=arguments.allow_changes,
-            reporter=Reporters(reporters),
-            download_progress=fetching,
-        )
+    automatic = arguments.resume is None and arguments.output is None
+    try:
+        while True:
+            output = Path(arguments.resume or arguments.output or new_output(config))
+            # torchrun starts the same command again when a process has died; then the run is resumed.
+            restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0" and (output / "config.json").exists()
+            reporters = [reporter_for_people(f"{config.model} {config.operator or 'cnn'}")] if is_main else []
+            if config.tensorboard and is_main:
+                reporters.append(TensorBoard(str(output / "tensorboard")))
+            try:
+                with progress_bar(f"fetching {config.data}", in_bytes=True) as fetching:
+                    outcome = train(
+                        config,
+                        output,
+                        resume=arguments.resume is not None or restarted,
+                        allow_changes=arguments.allow_changes,
+                        reporter=Reporters(reporters),
+                        download_progress=fetching,
+                    )
+                break
+            except RunTakenError:
+                if not automatic:
+                    raise  # else another process was quicker: the next free name
+    except StopRequested as request:
+        say("spherenet train: left before the first step, or in one, without saving; an earlier checkpoint is intact.")
+        return 128 + request.number
     if outcome.signal is not None:
         if is_main:
             _say_left(output, outcome)
@@ -105,19 +121,18 @@ def run(arguments: Any) -> int:
 
 
 def _say_left(output: Path, outcome: Outcome) -> None:
-    import sys
-
-    print(
-        f"spherenet train: saved at step {outcome.step} and left; go on with spherenet train --resume {output}",
-        file=sys.stderr,
-    )
+    say(f"spherenet train: saved at step {outcome.step} and left; go on with spherenet train --resume {output}")
 
 
 def _print(output: Path, summary: dict[str, Any], as_json: bool, what: str) -> None:
     if as_json:
-        print(json.dumps({"run": str(output), **summary}, indent=2))
-        return
-    print(
-        f"{what}: {summary['iterations']} iterations in {summary['seconds']:.0f} s, test accuracy "
-        f"{summary['accuracy']:.2%} (best {summary['best_accuracy']:.2%} at {summary['best_step']}), in {output}"
-    )
+        text = json.dumps(finite({"run": str(output), **summary}), indent=2, allow_nan=False)
+    else:
+        seconds, accuracy, best = (as_number(summary.get(name)) for name in ("seconds", "accuracy", "best_accuracy"))
+        shown = [f"{value:.2%}" if value is not None else "unknown" for value in (accuracy, best)]
+        text = plain(
+            f"{what}: {summary.get('iterations')} iterations in {seconds or 0:.0f} s, test accuracy {shown[0]} "
+            f"(best {shown[1]} at {summary.get('best_step')}), in {output}"
+        )
+    with suppress(OSError):  # the run is saved, whoever still reads
+        print(text, flush=True)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spherenet.cli.config_parser import ConfigParser
+from spherenet.cli.output import print_json, say
 from spherenet.experiments.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -72,10 +71,12 @@ def run(arguments: Any) -> int:
     if best is not None and arguments.best is not None:
         import yaml  # type: ignore[import-untyped]
 
-        Path(arguments.best).write_text(yaml.safe_dump(best.config.as_dict(), sort_keys=False), encoding="utf-8")
+        from spherenet.runlog.atomic import write_text
+
+        write_text(Path(arguments.best), yaml.safe_dump(best.config.as_dict(), sort_keys=False))
     failed = [result for result in results if result.failure is not None]
     for result in failed:
-        print(f"spherenet tune: {result.job.name} failed: {result.failure}", file=sys.stderr)
+        say(f"spherenet tune: {result.job.name} failed: {result.failure}")
     return 130 if launch.stopped else 1 if failed else 0
 
 
@@ -83,7 +84,7 @@ def _print(scores: list[Score], best: Score | None, as_json: bool) -> None:
     done = sorted((found for found in scores if found.accuracies), key=lambda found: -found.mean)
     if as_json:
         rows = [{"setting": found.name, "accuracies": found.accuracies, "mean": found.mean} for found in done]
-        print(json.dumps({"scores": rows, "best": None if best is None else best.name}, indent=2))
+        print_json({"scores": rows, "best": None if best is None else best.name})
         return
     from rich.console import Console
     from rich.table import Table

@@ -31,6 +31,7 @@ __all__ = [
 
 IMAGENET_SIZE, IMAGENET_RESIZE = 224, 256
 LARGEST_IMAGE = 4096
+LARGEST_SET = 16 << 30  # bytes of images that are held in memory
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,12 @@ def load_dataset(
     preprocessing = Preprocessing.standard(size, facts.channels if channels is None else channels)
     if name == "folder":
         return _load_folder(data_dir, preprocessing, val_fraction, seed)
+    taken = ((facts.train or 0) + (facts.test or 0)) * size[0] * size[1] * preprocessing.channels
+    if taken > LARGEST_SET:
+        raise ValueError(
+            f"image_size must keep {name} below {LARGEST_SET / 2**30:.0f} GB in memory, got {image_size}, "
+            f"with which it takes {taken / 2**30:,.0f} GB."
+        )
     if name == "mnist5k":
         classes = tuple("0123456789")
         train, test = read_mnist5k()

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from spherenet.data.split import Progress
 from spherenet.errors import DataError
+from spherenet.files import sync_folder
 
 __all__ = ["download"]
 
@@ -55,6 +56,7 @@ def download(
             _verify(url, file, part, size=size, sha256=sha256)
             os.fsync(file.fileno())
             part.replace(target)
+            sync_folder(target.parent)
     except urllib.error.HTTPError as error:
         error.close()
         raise DataError(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +50,13 @@ class FolderSplit(Split):
         made.labels, made._paths = self.labels[indices], self._paths[indices.numpy()]
         return made
 
+    def _hash(self) -> hashlib.blake2b:
+        """Labels, and the paths below the root: a folder may be moved as a whole."""
+        found = super()._hash()
+        for path in self._paths:
+            found.update(bytes(path) + b"\0")
+        return found
+
     def batches(
         self,
         order: Order,
@@ -57,6 +65,7 @@ class FolderSplit(Split):
         augmentation: Augmentation | None,
         seed: int = 0,
         workers: int = 0,
+        while_waiting: Callable[[], None] | None = None,
     ) -> Generator[Batch, None, None]:
         """Yield one batch on `device` for each (epoch, indices) of `order`."""
         device = torch.device(device)
@@ -69,7 +78,8 @@ class FolderSplit(Split):
                 # As numpy: torch would move the caller's tensor into shared memory, with an open file for each.
                 yield epoch, indices.numpy()
 
-        read = read_ahead(reader, keys(), workers=workers, pin_memory=device.type == "cuda")
+        on_gpu = device.type == "cuda"
+        read = read_ahead(reader, keys(), workers=workers, pin_memory=on_gpu, while_waiting=while_waiting)
         try:
             for decoded in read:
                 epoch, indices = asked_for.popleft()

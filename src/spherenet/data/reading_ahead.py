@@ -1,7 +1,8 @@
 """Call a reader for each key of a lazy order, here or in worker processes, in order and with clean ends.
 
 torch's DataLoader does the work. Around it stands what a training loop relies on: errors arrive as the one sentence
-they were raised with, closing ends the workers, and signals meant for the training do not kill them first.
+they were raised with, closing ends the workers, signals meant for the training do not kill them first, and whoever
+waits for a batch that does not come is told so.
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ from __future__ import annotations
 import atexit
 import os
 import signal
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
-from torch.utils.data import DataLoader
+from torch import Tensor
+from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data import Dataset as TorchDataset
 
 from spherenet.errors import DataError
@@ -26,8 +29,12 @@ Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 BATCHES_AHEAD = 2  # for each worker
-SIGNALS = {number for number in signal.Signals if number.name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")}
+NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+SIGNALS = {number for number in signal.Signals if number.name in NAMES}
 GRACE = 30  # seconds that a worker outlives a SIGTERM: time for the training to save and close it
+
+POLL = 1.0  # seconds between two looks at whether to wait any longer
+LONGEST_WAIT = 300.0  # seconds without a batch, after which it counts as lost
 
 _running: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # to the process that started the workers
 
@@ -44,19 +51,36 @@ class _Calls(TorchDataset[Any], Generic[Key, Value]):
 
     def __getitem__(self, key: Key) -> Value | _Failure:
         try:
-            return self.read(key)
+            value = self.read(key)
         except DataError as error:
             return _Failure(str(error))
+        if isinstance(value, Tensor) and get_worker_info() is not None:
+            # Here, not in the thread that torch sends it from: an error there would be lost, and the batch with it.
+            try:
+                value.share_memory_()  # type: ignore[no-untyped-call]
+            except (RuntimeError, OSError) as error:
+                reason = str(error).splitlines()[0].rstrip(".")
+                return _Failure(
+                    f"a batch found no room in shared memory ({reason}): make /dev/shm larger, or give fewer --workers "
+                    "(0 needs none)."
+                )
+        return value
 
 
 def read_ahead(
-    read: Callable[[Key], Value], keys: Iterable[Key], *, workers: int, pin_memory: bool = False
+    read: Callable[[Key], Value],
+    keys: Iterable[Key],
+    *,
+    workers: int,
+    pin_memory: bool = False,
+    while_waiting: Callable[[], None] | None = None,
 ) -> Generator[Value, None, None]:
     """Yield `read(key)` for each key, in order.
 
     With `workers` the calls happen in that many processes, `BATCHES_AHEAD` a worker in advance. A DataError of
-    `read` is raised here at its key's turn; a worker that dies raises DataError too. Closing the generator, or
-    leaving Python, ends the workers.
+    `read` is raised here at its key's turn; a worker that dies, or a value that does not come for `LONGEST_WAIT`
+    seconds, raises DataError too. `while_waiting` is called about every second without a value, and may raise.
+    Closing the generator, or leaving Python, ends the workers.
     """
     loader: DataLoader[Any] = DataLoader(
         _Calls(read),
@@ -65,6 +89,7 @@ def read_ahead(
         num_workers=workers,
         collate_fn=_unchanged,
         pin_memory=pin_memory,
+        timeout=POLL if workers else 0,
         prefetch_factor=BATCHES_AHEAD if workers else None,
         worker_init_fn=_in_worker,
         generator=torch.Generator(),  # its own, or each loader would advance torch's global one
@@ -73,6 +98,7 @@ def read_ahead(
         values = iter(loader)
     _running[values] = os.getpid()
     try:
+        came = time.monotonic()
         while True:
             try:
                 value = next(values)
@@ -80,14 +106,33 @@ def read_ahead(
                 return
             except (RuntimeError, OSError, EOFError) as error:
                 if not _has_lost_a_worker(values):
-                    raise  # an error of `keys`
+                    if not str(error).startswith("DataLoader timed out"):
+                        raise  # an error of `keys`
+                    try:
+                        _wait_on(time.monotonic() - came, while_waiting)
+                    except BaseException:
+                        _kill_workers(values)
+                        raise
+                    continue
                 reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
                 raise DataError(f"a process that reads pictures ended ({reason}): try fewer workers.") from None
             if isinstance(value, _Failure):
                 raise DataError(value.message)
             yield value
+            came = time.monotonic()
     finally:
         _end(values)
+
+
+def _wait_on(waited: float, while_waiting: Callable[[], None] | None) -> None:
+    """Return if it is worth waiting any longer for a value; what `while_waiting` raises, or DataError, otherwise."""
+    if while_waiting is not None:
+        while_waiting()
+    if waited > LONGEST_WAIT:
+        raise DataError(
+            f"no images arrived for {LONGEST_WAIT:g} s from the processes that read them: "
+            "try fewer --workers, or look at the disk."
+        )
 
 
 def _unchanged(value: Value) -> Value:
@@ -97,6 +142,12 @@ def _unchanged(value: Value) -> Value:
 def _end(values: object) -> None:
     _running.pop(values, None)
     getattr(values, "_shutdown_workers", lambda: None)()  # none where there are no workers
+
+
+def _kill_workers(values: object) -> None:
+    """End workers that hang: torch would wait for each, and they outlive the SIGTERM that follows (see _in_worker)."""
+    for process in getattr(values, "_workers", ()):
+        process.kill()
 
 
 @atexit.register

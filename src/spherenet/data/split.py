@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
@@ -55,14 +56,24 @@ class Split(ABC):
         augmentation: Augmentation | None,
         seed: int = 0,
         workers: int = 0,
+        while_waiting: Callable[[], None] | None = None,
     ) -> Generator[Batch, None, None]:
         """Yield one batch on `device` for each (epoch, indices) of `order`, in that order.
 
         `augmentation=None` is for evaluation. The augmentation of a picture depends only on (seed, epoch, its index):
         not on batch, order, device, workers or the number of processes. `workers` processes read ahead where pictures
         must be decoded; a few batches of `order` are then asked for in advance. Closing the generator ends them.
+        `while_waiting` is called about every second in which no batch arrives from them; it may raise.
         A picture that cannot be read raises DataError, an index outside the split IndexError.
         """
+
+    def listing_hash(self) -> str:
+        """Return a hash of which images the split has, in which order and of which class: other data, another hash."""
+        return self._hash().hexdigest()
+
+    def _hash(self) -> hashlib.blake2b:
+        """A hash of the labels, to which a split adds what tells its images apart."""
+        return hashlib.blake2b(self.labels.numpy().tobytes(), digest_size=16)
 
     def require_indices(self, indices: Tensor) -> Tensor:
         """Return `indices` if they are int64 [N] on the CPU and all in the split."""

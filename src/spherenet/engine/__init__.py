@@ -4,7 +4,17 @@ from spherenet.engine.evaluation import Evaluation, evaluate
 from spherenet.engine.processes import Processes
 from spherenet.engine.reporter import Reporter
 from spherenet.engine.settings import Settings
-from spherenet.engine.signals import StopSignals
+from spherenet.engine.signals import StopRequested, StopSignals
 from spherenet.engine.trainer import Outcome, Trainer
 
-__all__ = ["Evaluation", "Outcome", "Processes", "Reporter", "Settings", "StopSignals", "Trainer", "evaluate"]
+__all__ = [
+    "Evaluation",
+    "Outcome",
+    "Processes",
+    "Reporter",
+    "Settings",
+    "StopRequested",
+    "StopSignals",
+    "Trainer",
+    "evaluate",
+]

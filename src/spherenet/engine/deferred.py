@@ -36,6 +36,7 @@ class Fetched(NamedTuple):
     correct: float
     images: float
     skipped: int
+    skipped_in_a_row: int
     leaving: bool
     fault: Fault | None
 
@@ -52,6 +53,7 @@ class DeferredSums:
     def __init__(self, device: torch.device, batch_size: int, *, sticky: bool) -> None:
         self._dtype = widest_dtype(device)
         self._device, self._batch_size, self._sticky = device, batch_size, sticky
+        self._in_a_row = torch.zeros((), dtype=self._dtype, device=device)  # skipped steps up to now
         self._clear()
 
     def _clear(self) -> None:
@@ -59,15 +61,17 @@ class DeferredSums:
         # loss and its gradient norm.
         self._sums = torch.zeros(8, dtype=self._dtype, device=self._device)
         self._faulty = torch.zeros((), dtype=torch.bool, device=self._device)
+        self._longest = self._in_a_row.clone()
         self._indices: list[Tensor] = []
         self._first_step: int | None = None
 
     def add(self, step: int, sums: Tensor, norm: Tensor, indices: Tensor) -> Tensor:
-        """Add a step's loss, correct predictions, faults and leaving processes; return whether to leave it out.
+        """Add a step's sums; return whether to leave it out.
 
         Args:
             step: Number of the step.
-            sums: The four sums over all processes, on the device.
+            sums: Over all processes, on the device: loss, correct predictions, faults, processes that want to leave,
+                and gradients that are not finite, whose steps a gradient scaler leaves out by itself.
             norm: Norm of the gradient in this process.
             indices: Images of the step, on the CPU.
         """
@@ -81,7 +85,11 @@ class DeferredSums:
         counted = torch.stack([sums[0], sums[1], zero + 1, zero])
         counted = torch.where(left_out, torch.stack([zero, zero, zero, zero + 1]), counted)
         of_fault = torch.stack([zero + (step - self._first_step), sums[0], norm.to(self._dtype)])
+        overflowed = sums[4] > 0
         self._sums[:4] += counted
+        self._sums[3] += overflowed & ~left_out
+        self._in_a_row = torch.where(left_out | overflowed, self._in_a_row + 1, zero)
+        self._longest = torch.maximum(self._longest, self._in_a_row)
         self._sums[4] += sums[3]
         self._sums[5:] = torch.where(first, of_fault, self._sums[5:])
         self._faulty = self._faulty | fault
@@ -91,8 +99,9 @@ class DeferredSums:
         """Return the sums since the last call and start again; this waits for the device."""
         faulty = self._faulty.item()
         loss_sum, correct, steps, skipped, leaving, after, fault_loss, norm = self._sums.tolist()
+        longest = int(self._longest.item())
         fault = None
         if faulty and self._first_step is not None:
             fault = Fault(self._first_step + int(after), fault_loss, norm, self._indices[int(after)])
         self._clear()
-        return Fetched(loss_sum, correct, steps * self._batch_size, int(skipped), leaving > 0, fault)
+        return Fetched(loss_sum, correct, steps * self._batch_size, int(skipped), longest, leaving > 0, fault)

@@ -5,30 +5,48 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
-__all__ = ["StopSignals"]
+__all__ = ["StopRequested", "StopSignals"]
 
-# SIGUSR1: what cluster schedulers send a while before they kill. Not every system has it.
-_NAMES = ("SIGTERM", "SIGINT", "SIGUSR1")
+# SIGUSR1: what cluster schedulers send a while before they kill. SIGHUP: what a closed terminal sends. Not every system
+# has them.
+_NAMES = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1")
+
+
+class StopRequested(BaseException):
+    """A signal asked the run to leave while there was nothing to finish first.
+
+    No Exception, as KeyboardInterrupt is none: no handler of errors may swallow it.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 class StopSignals:
-    """A context in which SIGTERM, SIGINT and SIGUSR1 only set `received`.
+    """A context in which SIGTERM, SIGINT, SIGHUP and SIGUSR1 ask to leave.
 
-    A second Ctrl-C leaves at once with code 130. Other signals may come twice: torchrun passes on to its processes
-    what the terminal has sent them already. Outside the main thread, which alone hears signals, it does nothing.
+    They raise StopRequested at once, so that a download or a wait for other processes ends; inside `deferred` they only
+    set `received`, so that a step is finished and saved first. A second Ctrl-C then leaves at once with code 130. Other
+    signals may come twice: torchrun passes on to its processes what the terminal has sent them already. A signal that
+    is ignored stays so, as nohup wants it for SIGHUP. Outside the main thread, which alone hears signals, it does
+    nothing.
     """
 
     def __init__(self) -> None:
         self.received: int | None = None
+        self._deferred = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignals:
         for name in _NAMES if threading.current_thread() is threading.main_thread() else ():
             number = getattr(signal, name, None)
-            if number is not None:
+            if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._handle)
         return self
 
@@ -38,7 +56,23 @@ class StopSignals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Only set `received` while the block runs: whoever runs it looks at it when it can leave."""
+        before, self._deferred = self._deferred, True
+        try:
+            yield
+        finally:
+            self._deferred = before
+
+    def check(self) -> None:
+        """Raise StopRequested if a signal came: for a place in a deferred block from which one can leave."""
+        if self.received is not None:
+            raise StopRequested(self.received)
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.received == signal.SIGINT == number:
             os._exit(128 + number)
         self.received = number
+        if not self._deferred:
+            raise StopRequested(number)

@@ -22,15 +22,24 @@ def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor], source: 
 
 
 def require_fitting(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
-    """Raise CheckpointError, naming what is missing, unexpected or of another shape, unless a state dict fits."""
+    """Raise CheckpointError, naming what is missing, unexpected or of another shape or type, unless a state dict fits.
+
+    Floating point numbers may be of another precision; whole and complex numbers are no weights.
+    """
     own = model.state_dict()
+    common = [name for name in own if name in tensors]
     for problem, names in (
         ("lacks", [name for name in own if name not in tensors]),
         ("has unexpected", [name for name in tensors if name not in own]),
-        ("has other shapes of", [name for name in own if name in tensors and own[name].shape != tensors[name].shape]),
+        ("has other shapes of", [name for name in common if own[name].shape != tensors[name].shape]),
+        ("has other types of", [name for name in common if not _is_like(own[name], tensors[name])]),
     ):
         if names:
             raise CheckpointError(f"{source} does not fit the model: it {problem} {_some(names)}.")
+
+
+def _is_like(own: Tensor, given: Tensor) -> bool:
+    return own.dtype == given.dtype or (own.is_floating_point() and given.is_floating_point())
 
 
 def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from spherenet.engine.order import epoch_seed, training_order
 from spherenet.engine.processes import Processes
 from spherenet.engine.reporter import Reporter
 from spherenet.engine.settings import Settings
-from spherenet.engine.signals import StopSignals
+from spherenet.engine.signals import StopRequested, StopSignals
 from spherenet.engine.state import (
     buffers_of,
     load_model_tensors,
@@ -29,10 +29,14 @@ from spherenet.engine.state import (
     put_back_buffers,
 )
 from spherenet.errors import CheckpointError, TrainingError
+from spherenet.kernels.dispatch import implementation_name
 from spherenet.optim import keep_norms, param_groups
 from spherenet.runlog import Checkpoint, RunDirectory
 
 __all__ = ["Outcome", "Trainer"]
+
+MOST_SKIPPED_IN_A_ROW = 25
+"""Steps left out one after the other, after which no further one will be different; a loss scale settles in ten."""
 
 Observer = Callable[[nn.Module, Batch], Mapping[str, Any]]
 
@@ -58,6 +62,7 @@ class _Progress:
     best_step: int = -1
     accuracy: float = -1.0
     skipped: int = 0
+    skipped_in_a_row: int = 0
     # Sums since the last row of training metrics.
     loss_sum: float = 0.0
     correct: float = 0.0
@@ -123,10 +128,10 @@ class Trainer:
         A run that was killed before its first checkpoint begins again. Raises CheckpointError where all are
         damaged, or where the newest is not of this model.
         """
-        checkpoint, complaints = self.run_directory.checkpoints.newest()
+        checkpoint, complaints = self.run_directory.newest_checkpoint()
         if checkpoint is None:
             if complaints:
-                raise CheckpointError(f"{self.run_directory.path} has no whole checkpoint: {complaints[0]}")
+                raise CheckpointError(f"{self.run_directory.path} has no valid checkpoint: {complaints[0]}")
             return ["there is no checkpoint yet: the run begins again."]
         source = f"the checkpoint of step {checkpoint.step}"
         load_model_tensors(self.model, checkpoint.tensors.get("model", {}), source)
@@ -138,9 +143,20 @@ class Trainer:
             scaling = {name: number(checkpoint.state["scaler"], name) for name in self.scaler.state_dict()}
             self.scaler.load_state_dict(scaling)
         counters = checkpoint.state.get("progress", {})
+        if isinstance(counters, Mapping):
+            counters = {"skipped_in_a_row": 0, **counters}  # earlier versions had none
         self.progress = _Progress(**{name: number(counters, name) for name in asdict(self.progress)})  # type: ignore[arg-type]
         self.progress.best_step = int(self.progress.best_step)
         self.step = checkpoint.step
+        if self.progress.best_step not in self.run_directory.checkpoints.steps("best", up_to=self.step):
+            # A later one took its place and is made again, or not: with other options the run is another one from here.
+            self.progress.best_accuracy, self.progress.best_step = -1.0, -1
+        before, now = checkpoint.state.get("implementation"), implementation_name(self.processes.device.type)
+        if isinstance(before, str) and before != now:
+            complaints.append(
+                f"{source} was computed by the implementation {before[:40]!r}, now {now!r} computes: "
+                "results differ by rounding from those of a run that was never interrupted."
+            )
         return complaints
 
     def train(self, stop: StopSignals) -> Outcome:
@@ -155,18 +171,29 @@ class Trainer:
             augmentation=self.augmentation,
             seed=settings.seed,
             workers=settings.workers,
+            while_waiting=stop.check,
         )
         self.model.train()
         self.reporter.started(self.step, settings.iterations)
         began = time.monotonic() - self.progress.seconds
         stopped = False
         try:
-            while self.step < settings.iterations and not stopped:
-                stopped = self._step(pieces, stop)
-                if self.deferred is not None and (stopped or self._something_is_due()):
-                    stopped = self._fetch_deferred() or stopped
-                self.progress.seconds = time.monotonic() - began
-                self._after_step(last=self.step == settings.iterations, stopped=stopped)
+            with stop.deferred():
+                while self.step < settings.iterations and not stopped:
+                    stopped = self._step(pieces, stop)
+                    if self.deferred is not None and (stopped or self._something_is_due()):
+                        stopped = self._fetch_deferred() or stopped
+                    self.progress.seconds = time.monotonic() - began
+                    self._after_step(last=self.step == settings.iterations, stopped=stopped)
+        except StopRequested:
+            # No batch came. Before the first piece of a step nothing has changed since the last one: it can be saved.
+            if settings.accumulate > 1 or self.processes.world > 1:
+                raise
+            if self.deferred is not None:
+                self._fetch_deferred()
+            self._require_finite_weights()
+            self._save()
+            stopped = True
         finally:
             self.reporter.finished()
             close = getattr(pieces, "close", None)  # ends the workers of a loader
@@ -214,7 +241,8 @@ class Trainer:
             group["lr"] = learning_rate
         buffers = buffers_of(self.model) if settings.on_nan == "skip" else None
         wide = widest_dtype(processes.device)
-        sums = torch.zeros(4, dtype=wide, device=processes.device)  # loss, correct, not finite, to leave
+        # loss, correct, not finite, to leave, left out by the scaler
+        sums = torch.zeros(5, dtype=wide, device=processes.device)
         seen: list[Tensor] = []
         for piece in range(settings.accumulate):
             last = piece == settings.accumulate - 1
@@ -231,16 +259,17 @@ class Trainer:
         finite = sums[0].isfinite() & (norm.isfinite() | self.scaler.is_enabled())
         sums[2] = ~finite
         sums[3] = stop.received is not None
+        sums[4] = ~norm.isfinite()
         if self.deferred is not None:
             # Several processes agree when the sums are fetched.
             leaving_alone = processes.world == 1 and stop.received is not None
             self._conclude_on_device(self.deferred, sums, norm, torch.cat(seen), buffers)
             return leaving_alone
-        loss_sum, correct_sum, faults, leaving = processes.total(sums).tolist()
+        loss_sum, correct_sum, faults, leaving, overflows = processes.total(sums).tolist()
         if faults and settings.on_nan == "stop":
             self._refuse_to_go_on(loss_sum / settings.batch_size, norm.item(), learning_rate, torch.cat(seen))
+        self._count_skips(skipped=bool(faults or overflows))
         if faults:
-            self.progress.skipped += 1
             self.scaler.update()  # it has seen the gradients; the next step's are new to it
             self.optimizer.zero_grad()
             assert buffers is not None
@@ -288,13 +317,43 @@ class Trainer:
             rate = settings.learning_rate_at(fault.step)
             self._refuse_to_go_on(fault.loss_sum / settings.batch_size, fault.norm, rate, fault.indices)
         progress = self.progress
-        progress.skipped += fetched.skipped
         progress.loss_sum += fetched.loss_sum
         progress.correct += fetched.correct
         progress.count += fetched.images
         if fetched.images:
             self._shown = (fetched.loss_sum / fetched.images, fetched.correct / fetched.images)
+        progress.skipped += fetched.skipped
+        progress.skipped_in_a_row = fetched.skipped_in_a_row
+        self._refuse_endless_skips()
         return fetched.leaving
+
+    def _count_skips(self, *, skipped: bool) -> None:
+        """Count a step that is left out, by `on_nan` or by the scaler; TrainingError when there is no end to them."""
+        progress = self.progress
+        progress.skipped += skipped
+        progress.skipped_in_a_row = progress.skipped_in_a_row + 1 if skipped else 0
+        self._refuse_endless_skips()
+
+    def _refuse_endless_skips(self) -> None:
+        progress = self.progress
+        none_left = progress.skipped == self.settings.iterations
+        if progress.skipped_in_a_row >= MOST_SKIPPED_IN_A_ROW or none_left:
+            raise TrainingError(
+                f"the loss or its gradient is not finite at step {self.step}, as in the "
+                f"{int(progress.skipped_in_a_row) - 1} steps before it; the last checkpoint is intact, "
+                "a lower learning rate or another precision may help."
+            )
+
+    def _require_finite_weights(self) -> None:
+        """Raise TrainingError in all processes if a weight or buffer is not finite: such a model is never saved."""
+        tensors = {name: tensor for name, tensor in self.model.state_dict().items() if tensor.is_floating_point()}
+        bad = [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]
+        if self.processes.total(torch.tensor(float(bool(bad)), device=self.processes.device)).item():
+            which = f" ({bad[0]} is the first)" if bad else ""
+            raise TrainingError(
+                f"weights are not finite after step {self.step}{which}; the last checkpoint is intact, "
+                "a lower learning rate may help."
+            )
 
     def _forward_backward(self, batch: Batch, *, add_penalty: bool) -> tuple[Tensor, Tensor]:
         """Add the gradient of a piece of the batch; return its mean loss and how many it got right."""
@@ -312,11 +371,15 @@ class Trainer:
     def _after_step(self, *, last: bool, stopped: bool) -> None:
         """Log, evaluate and save where it is time to."""
         settings = self.settings
+        evaluates = self.step % settings.eval_every == 0 or last
+        saves = self.step % settings.checkpoint_every == 0 or last or stopped
         if self.step % settings.log_every == 0 or last:
             self._log_training()
-        if self.step % settings.eval_every == 0 or last:
+        if evaluates or saves:
+            self._require_finite_weights()
+        if evaluates:
             self._evaluate()
-        if self.step % settings.checkpoint_every == 0 or last or stopped:
+        if saves:
             self._save()
 
     def _log_training(self) -> None:
@@ -342,11 +405,12 @@ class Trainer:
             progress.best_accuracy, progress.best_step = evaluation.accuracy, self.step
             if self.processes.is_main:
                 best = Checkpoint(self.step, {"model": self.model.state_dict()}, {"accuracy": evaluation.accuracy})
-                self.run_directory.checkpoints.save(best, best=True)
+                self.run_directory.save(best, best=True)
 
     def evaluate(self) -> Evaluation:
-        """Evaluate the model as it is on the test split."""
+        """Evaluate the model as it is on the test split, in all processes with the buffers that are saved."""
         settings = self.settings
+        self.processes.share_buffers(self.model)
         return evaluate(
             self.model,
             self.test_split,
@@ -370,15 +434,19 @@ class Trainer:
         }
         if self.kept_norms is not None:
             tensors["kept_norms"] = self.kept_norms.state_dict()
-        state: dict[str, Any] = {"progress": asdict(self.progress), "world": self.processes.world}
+        state: dict[str, Any] = {
+            "progress": asdict(self.progress),
+            "world": self.processes.world,
+            "implementation": implementation_name(self.processes.device.type),
+        }
         if self.scaler.is_enabled():
             state["scaler"] = self.scaler.state_dict()
-        self.run_directory.checkpoints.save(Checkpoint(self.step, tensors, state))
+        self.run_directory.save(Checkpoint(self.step, tensors, state))
 
     def _log(self, split: str, **numbers: Any) -> None:
         if self.processes.is_main:
             row = {"step": self.step, "split": split, **numbers, "seconds": round(self.progress.seconds, 3)}
-            self.run_directory.metrics.append(row)
+            self.run_directory.append(row)
             self.reporter.logged(row)
 
     def _refuse_to_go_on(self, loss: float, norm: float, learning_rate: float, indices: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -75,8 +76,31 @@ def augmentation_of(config: TrainConfig) -> Augmentation:
 
 
 def build_model(config: TrainConfig, dataset: Dataset) -> Classifier:
-    """Make the network for a data set, its weights drawn by the configuration's seed."""
+    """Make the network for a data set, its weights drawn by the configuration's seed.
+
+    Raises ValueError, before any memory is taken, if training the network needs more than the machine has.
+    """
+    with torch.device("meta"):
+        _require_memory(_create(config, dataset))
     torch.manual_seed(config.seed)
+    return _create(config, dataset)
+
+
+def _require_memory(model: Classifier) -> None:
+    """Refuse a network whose weights, with gradients and the two moments of Adam, are larger than the memory."""
+    needed = 4 * sum(parameter.nbytes for parameter in model.parameters())
+    try:
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):  # not on every system
+        return
+    if needed > there:
+        raise ValueError(
+            f"widths must make a network that fits in memory: training this one takes {needed / 2**30:,.0f} GB, "
+            f"the machine has {there / 2**30:,.0f}."
+        )
+
+
+def _create(config: TrainConfig, dataset: Dataset) -> Classifier:
     return create_model(
         config.model,
         num_classes=len(dataset.classes),

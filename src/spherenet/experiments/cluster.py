@@ -6,6 +6,8 @@ All machines must see the output folder and the data under the same paths (a sha
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ __all__ = ["OnRay"]
 
 
 class OnRay:
-    """Launches runs as Ray tasks; `stop` ends those that run, whose last checkpoints stay."""
+    """Launches runs as Ray tasks; `stop` asks those that run to save and leave."""
 
     def __init__(self, address: str, processes: int = 1, cpus: int = 1, gpus: int = 0) -> None:
         """address: of the cluster, "auto" for the one this machine belongs to, "local" for a new one on this machine.
@@ -28,7 +30,8 @@ class OnRay:
         except ImportError:
             raise ValueError("--ray needs the package ray: pip install 'spherenet[cluster]'.") from None
         self._ray: Any = ray
-        self.stopped = False
+        self._stopped = threading.Event()
+        self._lock = threading.Lock()
         self._tasks: list[Any] = []
         try:
             ray.init(address=None if address == "local" else address, log_to_driver=False, include_dashboard=False)
@@ -40,18 +43,30 @@ class OnRay:
 
     def __call__(self, arguments: list[str], log: Path) -> int:
         """Run `spherenet` on the cluster and return its exit code."""
-        task = self._remote.remote(arguments, str(Path(log).resolve()), os.getcwd(), self._processes)
-        self._tasks.append(task)
+        with self._lock:
+            if self._stopped.is_set():
+                return 128 + signal.SIGTERM
+            task = self._remote.remote(arguments, str(Path(log).resolve()), os.getcwd(), self._processes)
+            self._tasks.append(task)
         try:
             code: int = self._ray.get(task)
         except self._ray.exceptions.RayError as error:
+            if self.stopped:
+                return 128 + signal.SIGTERM
             raise OSError(f"Ray lost the run ({type(error).__name__}).") from None
         return code
 
+    @property
+    def stopped(self) -> bool:
+        """Whether `stop` was called."""
+        return self._stopped.is_set()
+
     def stop(self) -> None:
-        """End the tasks."""
-        self.stopped = True
-        for task in self._tasks:
+        """Interrupt every task, which asks its run to save and leave, and start no other."""
+        with self._lock:
+            self._stopped.set()
+            tasks = list(self._tasks)
+        for task in tasks:
             self._ray.cancel(task, force=False)
 
     def close(self) -> None:

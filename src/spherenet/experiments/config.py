@@ -6,13 +6,32 @@ Nothing here imports torch, so that help and wrong options answer at once.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 __all__ = ["FREE", "Group", "TrainConfig"]
 
 
-FREE = ("data_dir", "download", "workers", "log_every", "checkpoint_every", "observe", "tensorboard")
+FREE = ("data_dir", "download", "workers", "log_every", "checkpoint_every", "observe", "tensorboard",
+        "timeout")  # fmt: skip
 """What may differ when a run goes on, for it changes no result."""
+
+
+LIMITS = {
+    "image_size": 4096,
+    "widths": 1 << 16,
+    "batch_size": 1 << 20,
+    "eval_batch_size": 1 << 20,
+    "accumulate": 1 << 16,
+    "iterations": 1 << 40,
+    "folds": 1000,
+    "workers": 256,
+    "threads": 1024,
+    "timeout": 1e6,
+    "lambda_floor": 1e6,
+    "m": 1e6,
+    "s": 1e6,
+}
+"""The largest value of each option: more is a mistake, or a stranger's configuration made to exhaust the machine."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +109,7 @@ class TrainConfig:
     sync_batch_norm: bool = _option(True, MACHINE, "BatchNorm over all GPUs of a run")
     threads: int | None = _option(None, MACHINE, "of torch, in each process")
     workers: int = _option(2, MACHINE, "processes that read a folder's pictures")
+    timeout: float = _option(120.0, MACHINE, "seconds after which another process of the run counts as lost")
 
     log_every: int = _option(50, OUTPUT, "iterations between rows of training numbers")
     eval_every: int = _option(250, OUTPUT, "iterations between evaluations")
@@ -97,6 +117,16 @@ class TrainConfig:
     checkpoint_every: int = _option(250, OUTPUT, "iterations between checkpoints")
     observe: bool = _option(True, OUTPUT, "log weight norms and the variance of each layer at evaluations")
     tensorboard: bool = _option(False, OUTPUT, "write TensorBoard files into the run's folder too")
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a number beyond its limit."""
+        for name, largest in LIMITS.items():
+            value = getattr(self, name)
+            for number in value if isinstance(value, (list, tuple)) else [value]:
+                if isinstance(number, (int, float)) and not number <= largest:
+                    raise ValueError(f"{name} must be at most {largest:,}, got {str(number)[:40]}.")
+        if isinstance(self.timeout, (int, float)) and not self.timeout > 0:
+            raise ValueError(f"timeout must be greater than 0, got {self.timeout}.")
 
     def as_dict(self) -> dict[str, Any]:
         """The configuration as JSON and YAML take it."""
@@ -109,4 +139,25 @@ class TrainConfig:
         unknown = [name for name in values if name not in known]
         if unknown:
             raise TypeError(f"{unknown[0]!r} is no option of a training run.")
+        hints = get_type_hints(cls)
+        for name, value in values.items():
+            if not _is_of(value, hints[name]):
+                raise TypeError(f"{name} must be {_words(hints[name])}, got {repr(value)[:80]}.")
         return cls(**values)
+
+
+def _is_of(value: Any, hint: Any) -> bool:
+    """Whether a value is of a type as the options have them: plain types, lists of them, choices, and unions."""
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    if get_origin(hint) is list:
+        return isinstance(value, (list, tuple)) and all(_is_of(entry, get_args(hint)[0]) for entry in value)
+    if get_args(hint):
+        return any(_is_of(value, choice) for choice in get_args(hint))
+    if isinstance(value, bool):
+        return hint is bool
+    return isinstance(value, (int, float) if hint is float else hint)
+
+
+def _words(hint: Any) -> str:
+    return str(hint.__name__ if isinstance(hint, type) and not get_args(hint) else hint).replace("typing.", "")

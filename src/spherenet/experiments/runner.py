@@ -11,15 +11,20 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
 from spherenet.errors import RunError, SphereNetError
 from spherenet.experiments.grid import Job
+from spherenet.files import open_regular
 from spherenet.runlog import MetricsFile
 
 __all__ = ["GridReporter", "Here", "Result", "run_jobs", "visible_gpus"]
+
+LONGEST_LINE = 1 << 16
+"""Bytes at the end of a log in which its last line is looked for."""
 
 Launch = Callable[[list[str], Path], int]
 """Runs `spherenet` with arguments somewhere, its words going to a file, and returns its exit code."""
@@ -91,7 +96,14 @@ class Here:
             process = subprocess.Popen(command, stdout=words, stderr=words, env=environment)  # noqa: S603
             self._running.add(process)
         try:
-            return process.wait()
+            # In pieces, so that an interrupt raised in this thread (Ray cancels tasks so) is noticed while waiting.
+            while True:
+                with suppress(subprocess.TimeoutExpired):
+                    return process.wait(timeout=1)
+        except BaseException:
+            process.send_signal(signal.SIGTERM)  # it saves and leaves; a run must not outlive who waits for it
+            process.wait()
+            raise
         finally:
             with self._lock:
                 self._running.discard(process)
@@ -123,8 +135,8 @@ def run_jobs(
 ) -> list[Result]:
     """Run jobs, `workers` at a time, those first that wait for none; return what became of each, in their order.
 
-    A job whose run is finished is not run again, one that another process runs is waited for until `stopped`. One that
-    starts from another's weights fails where that one fails.
+    A job whose run is finished is not run again, one that another process runs is waited for until `stopped`, after
+    which no other one starts. One that starts from another's weights fails where that one fails.
     """
     reporter = reporter or GridReporter()
     results: dict[Path, Result] = {}
@@ -146,6 +158,8 @@ def run_jobs(
         source = results.get(job.after) if job.after is not None else None
         if source is not None and source.failure is not None:
             result = Result(job, f"{job.after}, which it starts from, failed.")
+        elif stopped():
+            result = Result(job, "the grid was stopped before it started.")
         else:
             reporter.running(job)
             result = Result(job, _failure(job, launch, stopped))
@@ -185,7 +199,9 @@ def _failure(job: Job, launch: Launch, stopped: Callable[[], bool]) -> str | Non
 
 def _last_line(log: Path) -> str:
     try:
-        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        with open_regular(log) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - LONGEST_LINE))
+            lines = file.read(LONGEST_LINE).decode(errors="replace").strip().splitlines()
     except OSError:
         return "it said nothing."
     return lines[-1] if lines else "it said nothing."

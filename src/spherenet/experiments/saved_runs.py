@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from spherenet.data import Preprocessing
-from spherenet.engine.state import require_fitting
+from spherenet.engine.state import number, require_fitting
 from spherenet.errors import CheckpointError, DataError, ModelError, RunError
 from spherenet.experiments.config import TrainConfig
 from spherenet.export import ModelCard, export_model, load_metadata, load_model
@@ -22,7 +23,11 @@ __all__ = ["Predictor", "SavedRun", "card_of", "config_of", "export_run", "load_
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A model in eval mode, and what it needs to be used."""
+    """A model in eval mode, and what it needs to be used.
+
+    accuracy: the test accuracy that the checkpoint was saved with; None for the last one, which need not have any.
+    warnings: a sentence for each newer checkpoint that is corrupt and was passed over.
+    """
 
     model: Classifier
     step: int
@@ -30,6 +35,8 @@ class SavedRun:
     preprocessing: Preprocessing
     directory: RunDirectory
     config: TrainConfig
+    accuracy: float | None = None
+    warnings: tuple[str, ...] = ()
 
 
 def config_of(run: RunDirectory) -> TrainConfig:
@@ -44,6 +51,8 @@ def _config(run: RunDirectory, description: dict[str, Any]) -> TrainConfig:
         return TrainConfig.from_dict(description["train"])
     except TypeError as error:
         raise RunError(f"{run.path} has a configuration of another version: {error}") from None
+    except ValueError as error:
+        raise RunError(f"{run.path} has a configuration that cannot be: {error}") from None
 
 
 def load_run(path: str | Path, checkpoint: str = "best") -> SavedRun:
@@ -67,17 +76,20 @@ def load_run(path: str | Path, checkpoint: str = "best") -> SavedRun:
         raise CheckpointError(f"{run.path} has no whole {checkpoint} checkpoint{reason}")
     tensors = found.tensors.get("model", {})
     require_fitting(model, tensors, f"the {checkpoint} checkpoint of {run.path}")
-    model.load_state_dict(dict(tensors), assign=True)
-    return SavedRun(model.eval(), found.step, classes, preprocessing, run, config)
+    own = model.state_dict()
+    model.load_state_dict({name: tensor.to(own[name].dtype) for name, tensor in tensors.items()}, assign=True)
+    accuracy = number(found.state, "accuracy") if "accuracy" in found.state else None
+    return SavedRun(model.eval(), found.step, classes, preprocessing, run, config, accuracy, tuple(complaints))
 
 
 @dataclass(frozen=True)
 class Predictor:
-    """What it takes to say what is in a picture."""
+    """What it takes to say what is in an image; warnings: as those of a `SavedRun`."""
 
     model: Classifier
     classes: tuple[str, ...]
     preprocessing: Preprocessing
+    warnings: tuple[str, ...] = ()
 
 
 def load_predictor(path: str | Path, checkpoint: str = "best") -> Predictor:
@@ -87,7 +99,7 @@ def load_predictor(path: str | Path, checkpoint: str = "best") -> Predictor:
     """
     if not _is_exported(path):
         run = load_run(path, checkpoint)
-        return Predictor(run.model, run.classes, run.preprocessing)
+        return Predictor(run.model, run.classes, run.preprocessing, run.warnings)
     metadata = load_metadata(path)
     try:
         classes = tuple(str(name) for name in metadata["classes"])
@@ -98,12 +110,20 @@ def load_predictor(path: str | Path, checkpoint: str = "best") -> Predictor:
 
 
 def export_run(
-    path: str | Path, target: str, *, format: str | None = None, checkpoint: str = "best", overwrite: bool = False
+    path: str | Path,
+    target: str,
+    *,
+    format: str | None = None,
+    checkpoint: str = "best",
+    overwrite: bool = False,
+    warn: Callable[[str], None] = lambda message: None,
 ) -> Path:
-    """Write the model of a run in a form that others read; return where."""
+    """Write the model of a run in a form that others read; return where. warn: hears of what was passed over."""
     if not overwrite and (Path(target).is_file() or (Path(target).is_dir() and any(Path(target).iterdir()))):
         raise ModelError(f"{target} is there already: say --overwrite, or choose another target.")
     run = load_run(path, checkpoint)
+    for message in run.warnings:
+        warn(message)
     metadata = {"classes": list(run.classes), "preprocessing": run.preprocessing.as_dict()}
     return export_model(run.model, target, format, metadata=metadata, card=card_of(run), overwrite=overwrite)
 
@@ -118,9 +138,10 @@ def card_of(run: SavedRun) -> ModelCard:
         name=run.directory.path.resolve().name,
         architecture=f"{run.config.model}, {operator or 'plain convolution'}, trained with {run.config.loss}",
         trained_on=f"{run.config.data}, {pictures.get('train')} pictures" if isinstance(pictures, dict) else None,
-        accuracy=rows[-1].get("accuracy") if rows else None,
+        # What the checkpoint itself says comes first: rows may be of another branch of the run.
+        accuracy=run.accuracy if run.accuracy is not None else rows[-1].get("accuracy") if rows else None,
         accuracy_n=rows[-1].get("count") if rows else None,
-        accuracy_on=f"the test pictures of {run.config.data}" if rows else None,
+        accuracy_on=f"the test pictures of {run.config.data}" if rows or run.accuracy is not None else None,
         command=" ".join(map(str, command)) if isinstance(command, list) else None,
         versions={str(name): str(value) for name, value in versions.items()} if isinstance(versions, dict) else None,
         date=str(description["started"]) if "started" in description else None,

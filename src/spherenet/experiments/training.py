@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import re
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from spherenet import __version__
 from spherenet.data import Dataset
@@ -26,9 +28,10 @@ from spherenet.experiments.build import (
     iteration_setter,
 )
 from spherenet.experiments.config import FREE, TrainConfig
+from spherenet.experiments.data_record import data_record, require_same_data
 from spherenet.experiments.observe import Observation
 from spherenet.experiments.saved_runs import config_of, start_from
-from spherenet.models import Classifier
+from spherenet.kernels.dispatch import implementation_name
 from spherenet.runlog import RunDirectory
 
 __all__ = ["new_output", "train"]
@@ -60,56 +63,84 @@ def train(
         torch.set_num_threads(config.threads)
     settings = build_settings(config)
     augmentation = augmentation_of(config)
-    with StopSignals() as stop, Processes.joined(config.device) as processes:
+    with StopSignals() as stop, Processes.joined(config.device, config.timeout) as processes:
+        processes.require_same({**_that_matter(config), "resume": resume, "allow_changes": allow_changes})
         dataset = _load_data(config, processes, download_progress)
-        model = build_model(config, dataset)
         listener = reporter if reporter is not None and processes.is_main else Reporter()
-        set_iteration = iteration_setter(config, model)
         run = RunDirectory.open(output) if resume else RunDirectory(Path(output))
-        if config.init_from is not None and not run.checkpoints.paths():
-            for message in start_from(model, config.init_from):
-                listener.warned(message)
-        if resume and not allow_changes:
-            _require_same(run, config, processes)
-        trainer = Trainer(
-            model,
-            dataset.train,
-            dataset.test,
-            len(dataset.classes),
-            settings,
-            processes,
-            run,
-            augmentation=augmentation,
-            penalty=build_penalty(config, model),
-            keep_weight_norms=config.keep_norms,
-            before_step=set_iteration,
-            observe=Observation(listener.warned) if config.observe else None,
-            reporter=reporter,
-        )
-        description = describe(config, dataset, model, processes)
+
+        def prepare() -> Trainer:
+            model = build_model(config, dataset)
+            set_iteration = iteration_setter(config, model)
+            if config.init_from is not None and not run.checkpoints.paths():
+                for message in start_from(model, config.init_from):
+                    listener.warned(message)
+            if resume and not allow_changes:
+                _require_same(run, config, processes)
+                require_same_data(run.config, dataset, "restore them, or say --allow-changes")
+            return Trainer(
+                model,
+                dataset.train,
+                dataset.test,
+                len(dataset.classes),
+                settings,
+                processes,
+                run,
+                augmentation=augmentation,
+                penalty=build_penalty(config, model),
+                keep_weight_norms=config.keep_norms,
+                before_step=set_iteration,
+                observe=Observation(listener.warned) if config.observe else None,
+                reporter=reporter,
+            )
+
+        trainer = processes.in_all(prepare)
+        processes.require_same(_state_of(trainer, dataset))
+        description = describe(config, dataset, trainer.model, processes)
         with _held(run, None if resume else description, processes):
             if resume:
-                for message in trainer.resume():
+                for message in processes.in_all(trainer.resume):
                     listener.warned(message)
+                processes.require_same(_state_of(trainer, dataset))
                 if processes.is_main:
-                    # A run that goes on as it was begun keeps its description, the first command included.
+                    run.cut_back(trainer.step)
+                    # A run that is resumed as it was started keeps its description, the first command included.
                     if allow_changes:
                         run.write_config(description)
-                    run.metrics.cut_back(trainer.step)
-                    run.checkpoints.remove_after(trainer.step)
-                    run.remove_summary()
             outcome = trainer.train(stop)
             if outcome.signal is None and processes.is_main:
-                run.write_summary(_summary(outcome, config, dataset, model))
+                run.write_summary(_summary(outcome, config, dataset, trainer.model))
         return outcome
+
+
+def _that_matter(config: TrainConfig) -> dict[str, Any]:
+    """The options that decide what a run computes, all but those that may differ between machines."""
+    return {name: value for name, value in config.as_dict().items() if name not in FREE}
+
+
+def _state_of(trainer: Trainer, dataset: Dataset) -> dict[str, Any]:
+    """What must be the same in all processes before the first step, besides the options."""
+    record = data_record(dataset)
+    weights = hashlib.sha256()
+    for name, tensor in trainer.model.state_dict().items():
+        weights.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        weights.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return {
+        "the classes": record["classes"],
+        "the training data": record["train"],
+        "the test data": record["test"],
+        "the resumed step": trainer.step,
+        "the weights": weights.hexdigest(),
+        "the version of torch": torch.__version__,
+    }
 
 
 def _load_data(config: TrainConfig, processes: Processes, progress: DownloadProgress | None) -> Dataset:
     """One process downloads; the others find what it brought."""
     if processes.world > 1:
-        processes.from_main(lambda: build_data(config, progress) and None)
+        processes.from_main(lambda: build_data(config, progress) and None, patient=True)
         progress = None
-    return build_data(config, progress)
+    return processes.in_all(lambda: build_data(config, progress))
 
 
 @contextmanager
@@ -154,7 +185,7 @@ def _require_same(run: RunDirectory, config: TrainConfig, processes: Processes) 
         )
 
 
-def describe(config: TrainConfig, dataset: Dataset, model: Classifier, processes: Processes) -> dict[str, Any]:
+def describe(config: TrainConfig, dataset: Dataset, model: nn.Module, processes: Processes) -> dict[str, Any]:
     """What config.json holds: all that is needed to run it again and to use its weights."""
     return {
         "format": 1,
@@ -162,11 +193,13 @@ def describe(config: TrainConfig, dataset: Dataset, model: Classifier, processes
         "model": model.config,
         "classes": list(dataset.classes),
         "preprocessing": dataset.preprocessing.as_dict(),
+        "data": data_record(dataset),
         "pictures": {"train": len(dataset.train), "test": len(dataset.test)},
         "processes": processes.world,
         "started": datetime.now(timezone.utc).date().isoformat(),
         "command": ["spherenet", *sys.argv[1:]],
         "versions": {"spherenet": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "implementation": implementation_name(processes.device.type),
         "hardware": {
             "device": str(processes.device),
             "processor": _processor(processes.device),
@@ -187,7 +220,7 @@ def _processor(device: torch.device) -> str:
     return found[1] if found else platform.processor() or platform.machine()
 
 
-def _summary(outcome: Outcome, config: TrainConfig, dataset: Dataset, model: Classifier) -> dict[str, Any]:
+def _summary(outcome: Outcome, config: TrainConfig, dataset: Dataset, model: nn.Module) -> dict[str, Any]:
     return {
         "iterations": outcome.step,
         "accuracy": outcome.accuracy,

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from spherenet.errors import RunError
 from spherenet.experiments.config import TrainConfig
 from spherenet.experiments.grid import Job
 from spherenet.runlog import RunDirectory
+from spherenet.text import as_number
 
 __all__ = ["Score", "best_score", "jobs_of_tuning", "score", "settings_of"]
 
@@ -67,8 +70,11 @@ def jobs_of_tuning(settings: dict[str, TrainConfig], folder: Path, folds: int) -
 def score(name: str, config: TrainConfig, folder: Path, folds: int) -> Score:
     """What a setting's finished folds came to."""
     runs = [folder / name / f"fold-{fold}" for fold in range(folds)]
-    finished = [RunDirectory.open(run) for run in runs if (run / "summary.json").is_file()]
-    return Score(name, config, [float(run.summary["accuracy"]) for run in finished])
+    accuracies = []
+    for run in runs:
+        with suppress(RunError):  # not finished, or corrupt: a fold without a number
+            accuracies.append(as_number(RunDirectory.open(run).summary.get("accuracy")))
+    return Score(name, config, [accuracy for accuracy in accuracies if accuracy is not None])
 
 
 def best_score(scores: Sequence[Score], folds: int) -> Score | None:

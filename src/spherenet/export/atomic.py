@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import secrets
 import shutil
@@ -56,9 +57,9 @@ def new_folder(
     """Give the path of a new folder that becomes `target` when the block ends without an error.
 
     overwrite: whether a folder that is not empty may be replaced, and then only one that holds nothing but files of
-    the names `replaceable`. The old folder stays until the new one is complete; between the two renames it stands
-    beside its place under a hidden name. Raises ModelError for a target that is not free or cannot be written; then
-    nothing is left behind.
+    the names `replaceable`. The old folder stays until the new one is complete; then the two change their names in one
+    step where the system can (Linux), elsewhere by two renames. Raises ModelError for a target that is not free or
+    cannot be written; then nothing is left behind.
     """
     place = _resolve(target)
     _require_free(place, overwrite, replaceable)
@@ -67,17 +68,36 @@ def new_folder(
         yield scratch
         for path in (*scratch.iterdir(), scratch):
             _flush(path)
-        old = _hidden(place, "old")
-        if place.exists():
-            place.rename(old)
-        try:
-            scratch.rename(place)
-        except BaseException:
-            if old.exists():
-                old.rename(place)
-            raise
+        if not (place.exists() and _exchange(scratch, place)):
+            _replace(scratch, place)
         _flush(place.parent)
-        shutil.rmtree(old, ignore_errors=True)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Let two folders change their names in one step, so that neither name is ever free; False if that cannot be."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError, TypeError):  # not Linux, or an old C library
+        return False
+    done: int = rename(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE)
+    return done == 0  # some file systems cannot
+
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of Linux's fcntl.h and fs.h
+
+
+def _replace(scratch: Path, place: Path) -> None:
+    """Put a folder in the place of another by two renames; between them the old one has a hidden name."""
+    old = _hidden(place, "old")
+    if place.exists():
+        place.rename(old)
+    try:
+        scratch.rename(place)
+    except BaseException:
+        if old.exists():
+            old.rename(place)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import torch
 
 from spherenet import __version__
 from spherenet.ops.arguments import require_number
+from spherenet.text import markdown
 
 __all__ = ["ModelCard", "library_versions"]
 
@@ -76,13 +77,15 @@ class ModelCard:
             "Command": None if self.command is None else _fenced(self.command, "bash"),
             "Versions": self._versions_text(),
             "Date": None if self.date is None else str(self.date),
-            "Classes": None if self.classes is None else f"{len(self.classes)}: {', '.join(self.classes)}.",
+            "Classes": None
+            if self.classes is None
+            else f"{len(self.classes)}: {', '.join(map(markdown, self.classes))}.",
             "Intended use": self.intended_use,
             "Limits": self.limits,
             "License": self.license,
             "Usage": _fenced(self._usage_text(), "python"),
         }
-        parts = [f"# {_one_line(self.name)}"]
+        parts = [f"# {markdown(_one_line(self.name))}"]
         parts += [] if self.description is None else [self.description.strip()]
         parts += [f"## {title}\n\n{text.strip()}" for title, text in sections.items() if text]
         return "\n\n".join(parts) + "\n"
@@ -90,14 +93,19 @@ class ModelCard:
     def _accuracy_text(self) -> str | None:
         if self.accuracy is None:
             return None
-        where = "" if self.accuracy_on is None else f" on {_one_line(self.accuracy_on)}"
+        where = "" if self.accuracy_on is None else f" on {markdown(_one_line(self.accuracy_on))}"
         if self.accuracy_n is None:
             return f"{self.accuracy:.2%}{where}."
         low, high = wilson_interval(self.accuracy, self.accuracy_n)
         return f"{self.accuracy:.2%}{where} (n = {self.accuracy_n:,}; 95 % interval {low:.2%} to {high:.2%})."
 
+    def _classes_text(self) -> str | None:
+        if self.classes is None:
+            return None
+        return f"{len(self.classes)}: {', '.join(map(markdown, self.classes))}."
+
     def _versions_text(self) -> str | None:
-        return ", ".join(f"{name} {version}" for name, version in (self.versions or {}).items()) or None
+        return ", ".join(markdown(f"{name} {version}") for name, version in (self.versions or {}).items()) or None
 
     def _usage_text(self) -> str:
         if self.usage is not None:

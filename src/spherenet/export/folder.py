@@ -17,6 +17,7 @@ from spherenet.export.card import ModelCard, library_versions
 from spherenet.export.config import build_on_meta, config_of, metadata_as_json
 from spherenet.export.messages import first_line
 from spherenet.export.weights import WEIGHTS_FILE, StoredWeights, write_weights
+from spherenet.files import read_regular
 from spherenet.models import Classifier
 
 __all__ = ["CARD_FILE", "CONFIG_FILE", "FORMAT_VERSION", "load_metadata", "load_model", "save_model"]
@@ -95,9 +96,9 @@ def _read(path: Path) -> dict[str, Any]:
     if not file.is_file():
         raise ModelError(f"{path} is not a saved model: it has no {CONFIG_FILE}.")
     try:
-        if file.stat().st_size > LARGEST_CONFIG:
-            raise ModelError(f"{file} must have at most {LARGEST_CONFIG} bytes, got {file.stat().st_size}.")
-        config = json.loads(file.read_text(encoding="utf-8"), parse_constant=_no_constant)
+        # Through links: the caches of model hubs are made of them.
+        content = read_regular(file, LARGEST_CONFIG, follow_links=True)
+        config = json.loads(content.decode(), parse_constant=_no_constant)
     except OSError as error:
         raise ModelError(f"{file} cannot be read: {error.strerror or error}.") from error
     except (ValueError, RecursionError) as error:

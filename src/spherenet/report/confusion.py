@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+
+from spherenet.runlog.atomic import replacing
+from spherenet.text import plain
 
 __all__ = ["draw_confusion"]
 
@@ -25,18 +29,21 @@ def draw_confusion(confusion: Sequence[Sequence[int]], classes: Sequence[str], p
     figure = Figure(figsize=(side + 1, side), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
+    # A dollar sign would begin a formula.
+    names = [plain(name).replace("$", r"\$") for name in classes]
     shares = [[count / max(1, sum(row)) for count in row] for row in confusion]
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     figure.colorbar(image, ax=axes, label="share of the class", shrink=0.8)
     axes.set_xlabel("answer")
     axes.set_ylabel("truth")
     if len(classes) <= 40:
-        axes.set_xticks(range(len(classes)), classes, rotation=90 if len(classes) > 10 else 45, ha="right")
-        axes.set_yticks(range(len(classes)), classes)
+        axes.set_xticks(range(len(classes)), names, rotation=90 if len(classes) > 10 else 45, ha="right")
+        axes.set_yticks(range(len(classes)), names)
     if len(classes) <= 20:
         for i, row in enumerate(confusion):
             for j, count in enumerate(row):
                 if count:
                     colour = "white" if shares[i][j] > 0.5 else "black"
                     axes.text(j, i, str(count), ha="center", va="center", color=colour, fontsize=8)
-    figure.savefig(path, dpi=150)
+    with replacing(Path(path)) as temporary:
+        figure.savefig(temporary, dpi=150)

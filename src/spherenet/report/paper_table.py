@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from spherenet.report.claims import Verdict, judge
 from spherenet.report.grids import Grid, GridCell
 from spherenet.report.runs import how_made
+from spherenet.text import as_number, csv_cell, markdown, plain
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -42,17 +43,18 @@ def cell_text(cell: GridCell) -> tuple[str, str]:
 
 def paper_table(grid: Grid) -> Table:
     """The table for a terminal: ours, and the paper's in brackets below it."""
+    from rich.markup import escape
     from rich.table import Table
 
     rows, columns, cells = shape_of(grid)
     made = Table(
-        title=f"{grid.title} (preset {grid.preset})",
+        title=escape(plain(f"{grid.title} (preset {grid.preset})")),
         caption="test accuracy %, mean ± std (runs); \\[paper's value]; the best of a column is bold",
         show_lines=True,
     )
     made.add_column("")
     for column in columns:
-        made.add_column(column, justify="right")
+        made.add_column(escape(plain(column)), justify="right")
     best = [best_of([cells[row, column] for row in rows if (row, column) in cells]) for column in columns]
     for row in rows:
         shown = []
@@ -61,7 +63,7 @@ def paper_table(grid: Grid) -> Table:
             ours, paper = cell_text(cell) if cell is not None else ("", "")
             ours = f"[bold]{ours}[/bold]" if cell is not None and cell is winner else ours
             shown.append(ours if paper in ("", "–") else f"{ours}\n\\[{paper}]")
-        made.add_row(row, *shown)
+        made.add_row(escape(plain(row)), *shown)
     return made
 
 
@@ -69,7 +71,7 @@ def as_markdown(grid: Grid) -> str:
     """The table and the claims as Markdown."""
     rows, columns, cells = shape_of(grid)
     best = [best_of([cells[row, column] for row in rows if (row, column) in cells]) for column in columns]
-    lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    lines = [f"| | {' | '.join(map(markdown, columns))} |", "|---" * (len(columns) + 1) + "|"]
     for row in rows:
         shown = []
         for column, winner in zip(columns, best, strict=True):
@@ -77,7 +79,7 @@ def as_markdown(grid: Grid) -> str:
             ours, paper = cell_text(cell) if cell is not None else ("", "–")
             ours = f"**{ours}**" if cell is not None and cell is winner else ours
             shown.append(ours if paper == "–" else f"{ours} [{paper}]")
-        lines.append(f"| {row} | {' | '.join(shown)} |")
+        lines.append(f"| {markdown(row)} | {' | '.join(shown)} |")
     lines += ["", *(_claim_line(judge(grid, claim)) for claim in grid.claims)]
     return "\n".join(lines) + "\n"
 
@@ -93,20 +95,22 @@ PRESETS = {
 
 def markdown_page(grids: Sequence[Grid], title: str) -> str:
     """The tables and claims of experiments of one preset as a page, with what they are to be taken for."""
+    presets = dict.fromkeys(grid.preset for grid in grids)
     parts = [
-        f"# {title}",
+        f"# {markdown(title)}",
         "Test accuracy in %: mean ± standard deviation (number of seeds), [the paper's value]; the best of a column is "
         "bold. A claim is confirmed or refuted where a two-sided t-test over seeds gives p < 0.05, else not decided.",
-        *(PRESETS.get(preset, f"Preset {preset}.") for preset in dict.fromkeys(grid.preset for grid in grids)),
+        *(PRESETS.get(preset, f"Preset {markdown(preset)}.") for preset in presets),
     ]
     if len(grids) > 1:
         parts.append(_overview(grids))
     for grid in grids:
-        parts += [f"## {grid.id}: {grid.title}", as_markdown(grid).rstrip()]
+        parts += [f"## {markdown(grid.id)}: {markdown(grid.title)}", as_markdown(grid).rstrip()]
         runs = [run for cell in grid.cells for run in cell.runs.values()]
         if runs:
-            seconds = [float((run.summary or {}).get("seconds", 0)) for run in runs]
-            parts.append(f"{len(runs)} runs, {min(seconds):.0f} to {max(seconds):.0f} s each; {how_made(runs[0])}.")
+            seconds = [as_number((run.summary or {}).get("seconds")) or 0.0 for run in runs]
+            made = markdown(how_made(runs[0]))
+            parts.append(f"{len(runs)} runs, {min(seconds):.0f} to {max(seconds):.0f} s each; {made}.")
         if grid.complaints:
             parts.append(f"Left out: {len(grid.complaints)} unfinished or unreadable runs.")
     return "\n\n".join(parts) + "\n"
@@ -117,12 +121,13 @@ def _overview(grids: Sequence[Grid]) -> str:
     lines = ["| | the paper's claims | |", "|---|---|---|"]
     for grid in grids:
         for verdict in (judge(grid, claim) for claim in grid.claims):
-            lines.append(f"| **{verdict.verdict}** | {verdict.claim.text} | {grid.id} |")
+            lines.append(f"| **{verdict.verdict}** | {markdown(verdict.claim.text)} | {markdown(grid.id)} |")
     return "\n".join(lines)
 
 
 def _claim_line(verdict: Verdict) -> str:
-    return f"- **{verdict.verdict}**: {verdict.claim.text} ({verdict.claim.source}). {verdict.words}."
+    claim = f"{markdown(verdict.claim.text)} ({markdown(verdict.claim.source)})"
+    return f"- **{verdict.verdict}**: {claim}. {verdict.words}."
 
 
 def as_csv(grid: Grid) -> str:
@@ -134,5 +139,6 @@ def as_csv(grid: Grid) -> str:
         mean, deviation = cell.mean_and_std() or (None, None)
         difference = None if mean is None or cell.paper is None else round(mean - cell.paper, 4)
         numbers = [None if value is None else round(value, 4) for value in (cell.paper, mean, deviation)]
-        writer.writerow([grid.id, grid.preset, cell.name, cell.row, cell.column, *numbers, len(cell.runs), difference])
+        names = map(csv_cell, (grid.id, grid.preset, cell.name, cell.row, cell.column))
+        writer.writerow([*names, *numbers, len(cell.runs), difference])
     return text.getvalue()

@@ -9,6 +9,7 @@ from typing import Any
 
 from spherenet.errors import RunError
 from spherenet.runlog import RunDirectory
+from spherenet.text import as_number, plain
 
 __all__ = ["Curve", "ReportedRun", "distinct_names", "how_made", "read_run"]
 
@@ -33,15 +34,17 @@ class ReportedRun:
 
     def curve(self, split: str, quantity: str) -> Curve:
         """A quantity of a split over the iterations; rows without it are left out."""
-        rows = [row for row in self.rows if row["split"] == split and isinstance(row.get(quantity), (int, float))]
-        return Curve([row["step"] for row in rows], [float(row[quantity]) for row in rows])
+        rows = [(row["step"], as_number(row.get(quantity))) for row in self.rows if row["split"] == split]
+        points = [(step, value) for step, value in rows if value is not None]
+        return Curve([step for step, _ in points], [value for _, value in points])
 
     def learned_k(self) -> dict[str, list[float]]:
         """The k that each layer's filters came to; nothing where k was not learned."""
         found = [row["k"] for row in self.rows if row["split"] == "observed" and isinstance(row.get("k"), dict)]
         if self.setting("operator") != "learnable" or not found:
             return {}
-        return {layer: values for layer, values in found[-1].items() if isinstance(values, list)}
+        layers = {layer: values for layer, values in found[-1].items() if isinstance(values, list)}
+        return {layer: [k for k in map(as_number, values) if k is not None] for layer, values in layers.items()}
 
     def k_of_stages(self) -> dict[str, list[float]]:
         """The learned k of the first layer of each stage, which the paper looks at."""
@@ -59,10 +62,11 @@ def read_run(path: str | Path) -> ReportedRun:
     """Read a run, finished or not; RunError where the folder is none or has no evaluation yet."""
     directory = RunDirectory.open(path)
     rows = directory.metrics.read()
-    if not any(row["split"] == "test" for row in rows):
-        raise RunError(f"{directory.path} has no evaluation yet.")
     summary = directory.summary if directory.finished else None
-    return ReportedRun(directory.path.resolve().name, str(path), directory.config, rows, summary)
+    run = ReportedRun(directory.path.resolve().name, str(path), directory.config, rows, summary)
+    if not run.curve("test", "accuracy").values:
+        raise RunError(f"{directory.path} has no evaluation yet.")
+    return run
 
 
 def distinct_names(runs: Sequence[ReportedRun]) -> list[str]:
@@ -74,7 +78,7 @@ def distinct_names(runs: Sequence[ReportedRun]) -> list[str]:
 def how_made(run: ReportedRun) -> str:
     """The command of a run, and what it ran on."""
     command = run.config.get("command")
-    words = " ".join(map(str, command)) if isinstance(command, list) else ""
+    words = plain(" ".join(map(str, command))) if isinstance(command, list) else ""
     parts = {**_dict(run.config.get("versions")), **_dict(run.config.get("hardware"))}
     return f"{words} ({', '.join(f'{name} {value}' for name, value in parts.items())})"
 

@@ -11,6 +11,7 @@ from spherenet.report.grids import Grid, GridCell
 from spherenet.report.paper_table import best_of, cell_text, shape_of
 from spherenet.report.runs import Curve, ReportedRun, distinct_names, how_made
 from spherenet.report.table import COLUMNS, table_rows
+from spherenet.text import as_number
 
 __all__ = ["Plot", "Section", "Table", "section_of_grid", "section_of_runs"]
 
@@ -120,8 +121,9 @@ def _costs(cells: Sequence[GridCell]) -> Table:
     for cell in cells:
         for seed, run in cell.runs.items():
             summary = run.summary or {}
-            numbers = [summary.get(name) for name in ("parameters", "iterations", "seconds", "peak_megabytes")]
-            shown = [f"{number:,.0f}" if isinstance(number, (int, float)) else "–" for number in numbers]
+            names = ("parameters", "iterations", "seconds", "peak_megabytes")
+            numbers = [as_number(summary.get(name)) for name in names]
+            shown = [f"{number:,.0f}" if number is not None else "–" for number in numbers]
             rows.append([(cell.name, False), (str(seed), False), *((text, False) for text in shown)])
     return Table("Time and memory", ["cell", "seed", "parameters", "iterations", "seconds", "peak MB"], rows)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spherenet.report.runs import Curve, ReportedRun, distinct_names
+from spherenet.text import as_number
 
 __all__ = ["COLUMNS", "NUMBERS", "SETTINGS", "sparkline", "table_rows"]
 
@@ -39,6 +40,6 @@ def _row(name: str, run: ReportedRun) -> tuple[str, ...]:
         f"{curve.steps[-1]}" + ("" if run.summary else " so far"),
         f"{curve.values[-1]:.2%}",
         f"{max(curve.values):.2%}",
-        f"{run.rows[-1].get('seconds', 0):.0f}",
+        f"{as_number(run.rows[-1].get('seconds')) or 0:.0f}",
         sparkline(curve),
     )

@@ -10,7 +10,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["discard", "is_temporary", "read_json", "remove", "replacing", "sync_folder", "write_json"]
+from spherenet.files import file_kind, read_regular, sync_file, sync_folder
+
+__all__ = [
+    "LARGEST_JSON",
+    "discard",
+    "is_temporary",
+    "parse_json",
+    "read_json",
+    "remove",
+    "replacing",
+    "write_json",
+    "write_text",
+]
+
+LARGEST_JSON = 64 * 2**20
+"""Bytes of a JSON file that are read: room for a million class names, not for a file made to fill memory."""
 
 TEMPORARY = ".writing-"
 """What the names of unfinished files and folders begin with."""
@@ -45,14 +60,24 @@ def replacing(path: Path) -> Iterator[Path]:
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file whole; NaN and infinities are refused, for no reader of JSON takes them."""
     text = json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    write_text(path, text)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file whole."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file; ValueError where it is none."""
+    """Read a JSON file of bounded size; ValueError if it is not JSON, OSError if it cannot be read."""
+    return parse_json(read_regular(path, LARGEST_JSON))
+
+
+def parse_json(content: bytes) -> Any:
+    """Return the value of a JSON text; ValueError if it is none."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(content.decode())
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
@@ -67,7 +92,7 @@ def remove(path: Path) -> None:
 
 def discard(path: Path) -> None:
     """Remove a folder so that it is whole or gone at any moment: it loses its name first."""
-    if path.exists():
+    if os.path.lexists(path):
         aside = path.with_name(f"{TEMPORARY}{os.getpid()}-gone-{path.name}")
         remove(aside)
         os.replace(path, aside)
@@ -76,22 +101,9 @@ def discard(path: Path) -> None:
 
 def _sync(path: Path) -> None:
     """Bring a file, or a folder and the files in it, to the disk."""
-    if path.is_dir():
-        for part in path.iterdir():
-            _sync(part)
+    if file_kind(path) == "a folder":
+        for entry in path.iterdir():
+            _sync(entry)
         sync_folder(path)
-        return
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-
-
-def sync_folder(path: Path) -> None:
-    """Bring a folder's list of names to the disk; not all systems can open a folder for that."""
-    try:
-        handle = os.open(path, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    else:
+        sync_file(path)

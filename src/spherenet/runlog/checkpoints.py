@@ -9,7 +9,9 @@ run code.
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,13 +24,26 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from spherenet.errors import CheckpointError
-from spherenet.runlog.atomic import discard, is_temporary, read_json, remove, replacing, write_json
+from spherenet.files import file_kind, make_folder, open_regular, read_regular
+from spherenet.runlog.atomic import (
+    LARGEST_JSON,
+    discard,
+    is_temporary,
+    parse_json,
+    read_json,
+    remove,
+    replacing,
+    write_json,
+)
 
 __all__ = ["Checkpoint", "Checkpoints"]
 
 _NAME = re.compile(r"(step|best)-(\d{8,})")
 _MANIFEST, _STATE = "manifest.json", "state.json"
 _SUFFIX = ".safetensors"
+
+ATTEMPTS = 10
+"""How often the checkpoints of a live run are listed anew: each time takes longer than its next checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +66,8 @@ class Checkpoints:
     def save(self, checkpoint: Checkpoint, *, best: bool = False) -> Path:
         """Write a checkpoint and then remove the ones it makes superfluous; return its folder."""
         kind = "best" if best else "step"
-        self.folder.mkdir(exist_ok=True)
+        if not self._is_there():
+            make_folder(self.folder)
         path = self.folder / f"{kind}-{checkpoint.step:08d}"
         try:
             with replacing(path) as temporary:
@@ -72,51 +88,76 @@ class Checkpoints:
 
     def paths(self, kind: str = "step") -> list[Path]:
         """Return the checkpoints of a kind, "step" or "best", the oldest first; whether they are whole is not known."""
-        if not self.folder.is_dir():
+        if not self._is_there():
             return []
         found = [(match, path) for path in self.folder.iterdir() if (match := _NAME.fullmatch(path.name))]
         return [path for match, path in sorted(found, key=lambda pair: int(pair[0][2])) if match[1] == kind]
 
+    def _is_there(self) -> bool:
+        """Whether there is a folder; CheckpointError if something else has its name, through which others' are lost."""
+        kind = file_kind(self.folder)
+        if kind not in ("a folder", "nothing"):
+            raise CheckpointError(f"{self.folder} must be a folder of its own, got {kind}.")
+        return kind == "a folder"
+
     def remove_unfinished(self) -> None:
         """Remove what a killed process left half written."""
-        if self.folder.is_dir():
+        if self._is_there():
             for path in self.folder.iterdir():
                 if is_temporary(path):
                     remove(path)
 
     def newest(self, kind: str = "step") -> tuple[Checkpoint | None, list[str]]:
-        """Return the newest whole checkpoint, None without one, and a sentence about each damaged one before it."""
+        """Return the newest valid checkpoint, None without one, and a sentence about each corrupt one before it.
+
+        A run that is being trained replaces its checkpoints: one that was removed while it was read is no corrupt one,
+        and those that took its place are read instead.
+        """
         complaints: list[str] = []
-        for path in reversed(self.paths(kind)):
-            try:
-                return load_checkpoint(path), complaints
-            except CheckpointError as error:
-                complaints.append(str(error))
+        for _ in range(ATTEMPTS):
+            complaints, listed = [], self.paths(kind)
+            for path in reversed(listed):
+                try:
+                    return load_checkpoint(path), complaints
+                except CheckpointError as error:
+                    complaints.append(str(error))
+            if self.paths(kind) == listed:
+                break
         return None, complaints
 
+    def steps(self, kind: str = "step", *, up_to: int) -> list[int]:
+        """Return the steps of the checkpoints of a kind, up to a step."""
+        return [step for path in self.paths(kind) if (step := _step_of(path)) <= up_to]
+
     def remove_after(self, step: int) -> None:
-        """Remove those after a step that the run goes on from: it will make them again. The best one stays."""
-        for path in self.paths():
-            if int(path.name.split("-")[1]) > step:
+        """Remove those after a step that the run is resumed from, the best one too: what comes after it is anew."""
+        for path in (*self.paths(), *self.paths("best")):
+            if _step_of(path) > step:
                 discard(path)
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.partition("-")[2])
 
 
 def check_checkpoint(path: Path) -> None:
     """Raise CheckpointError, naming the file, unless all files are there with the bytes of the manifest."""
+    if (kind := file_kind(path)) != "a folder":
+        raise CheckpointError(f"{path} must be a folder of its own, got {kind}.")
     try:
-        manifest = read_json(path / _MANIFEST)
+        content = read_regular(path / _MANIFEST, LARGEST_JSON)
+        manifest = parse_json(content)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path / _MANIFEST} cannot be read ({_reason(error)}).") from None
     # The newline is written last: without it the file was cut.
-    whole = (path / _MANIFEST).read_bytes().endswith(b"\n")
-    if not whole or not isinstance(manifest, dict) or _STATE not in manifest:
+    if not content.endswith(b"\n") or not isinstance(manifest, dict) or _STATE not in manifest:
         raise CheckpointError(f"{path / _MANIFEST} is not a whole manifest of a checkpoint.")
     for name, digest in manifest.items():
         if name != Path(name).name:
             raise CheckpointError(f"{path / _MANIFEST} names {name!r}, which is not a file beside it.")
         try:
             found = _digest(path / name)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise CheckpointError(f"{path / name} cannot be read ({_reason(error)}).") from None
         if found != digest:
             raise CheckpointError(f"{path / name} is damaged: its SHA-256 is not the one of the manifest.")
@@ -141,11 +182,30 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def _digest(path: Path) -> str:
+    """The SHA-256 of a file; OSError if it is longer than what it says it holds, before all of it is read."""
     digest = hashlib.sha256()
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
+        size, allowed = os.fstat(file.fileno()).st_size, LARGEST_JSON
+        if path.suffix == _SUFFIX:
+            # As safetensors files begin: the length of the header, then the header with the place of each tensor.
+            length = int.from_bytes(file.read(8), "little")
+            header: Any = parse_json(file.read(length)) if length <= LARGEST_JSON else None
+            places = [entry.get("data_offsets") for entry in header.values()] if _is_header(header) else []
+            allowed = 8 + length + max((place[-1] for place in places if place), default=0)
+            file.seek(0)
+        if size > allowed:
+            raise OSError(errno.EFBIG, f"must have at most {allowed:,} bytes, got {size:,}", str(path))
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def _is_header(header: Any) -> bool:
+    """Whether a value has the form of the header of a safetensors file; what it holds is safetensors' concern."""
+    if not isinstance(header, dict) or not all(isinstance(entry, dict) for entry in header.values()):
+        return False
+    places = [entry["data_offsets"] for entry in header.values() if "data_offsets" in entry]
+    return all(isinstance(place, list) and place and isinstance(place[-1], int) for place in places)
 
 
 def _reason(error: Exception) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from spherenet.errors import CheckpointError, RunError
 from spherenet.runlog.atomic import is_temporary
 from spherenet.runlog.checkpoints import load_checkpoint
-from spherenet.runlog.directory import RunDirectory
+from spherenet.runlog.directory import RunDirectory, rows_before
 
 __all__ = ["Finding", "examine"]
 
@@ -28,10 +28,25 @@ def examine(path: str | Path) -> list[Finding]:
 
     Left-overs of a killed process are no fault: they are ignored, and removed when the run goes on.
     """
-    run = RunDirectory.open(path)
-    found = [_read("config.json", lambda: f"{len(run.config)} entries"), _metrics(run)]
+    run = RunDirectory.find(path)
+    found = [_read("config.json", lambda: f"{len(run.config)} entries")]
+    metrics = _metrics(run)
+    found.append(metrics)
+    named = (*(part.part for part in found), "summary.json")
+    for sentence in run.foreign_entries():
+        if not any(f"/{name} must be" in sentence for name in named):  # those are read, and named, anyway
+            found.append(Finding("entries", False, sentence))
+    if any("must be a folder of its own" in part.words for part in found):
+        return found
+    saved_rows = 0
     for kind in ("step", "best"):
-        found += [_checkpoint(checkpoint) for checkpoint in run.checkpoints.paths(kind)]
+        for path in run.checkpoints.paths(kind):
+            finding, rows = _checkpoint(path)
+            found.append(finding)
+            saved_rows = max(saved_rows, rows)
+    if metrics.good and saved_rows > len(run.metrics):
+        lost = f"has {len(run.metrics)} rows, but a checkpoint was saved after {saved_rows}"
+        found[found.index(metrics)] = Finding(metrics.part, False, lost)
     newest = next((part for part in reversed(found) if part.part.startswith("checkpoints/step") and part.good), None)
     if newest is None:
         begun = bool(run.checkpoints.paths())
@@ -68,19 +83,17 @@ def _metrics(run: RunDirectory) -> Finding:
     )
 
 
-def _checkpoint(path: Path) -> Finding:
+def _checkpoint(path: Path) -> tuple[Finding, int]:
+    """What is to be said of a checkpoint, and how many rows of metrics it was saved after."""
     part = f"checkpoints/{path.name}"
     try:
-        tensors = load_checkpoint(path).tensors
+        checkpoint = load_checkpoint(path)
     except CheckpointError as error:
-        return Finding(part, False, str(error))
+        return Finding(part, False, str(error)), 0
+    tensors = checkpoint.tensors
     size = sum(tensor.nbytes for group in tensors.values() for tensor in group.values())
-    return Finding(part, True, f"whole, {size / 2**20:.1f} MB in {', '.join(tensors)}")
+    return Finding(part, True, f"whole, {size / 2**20:.1f} MB in {', '.join(tensors)}"), rows_before(checkpoint.state)
 
 
 def _lock(run: RunDirectory) -> Finding:
-    try:
-        with run.locked():
-            return Finding("lock", True, "free")
-    except RunError as error:
-        return Finding("lock", True, str(error))
+    return Finding("lock", True, f"{run.path} is in use by another process." if run.in_use else "free")

@@ -1,0 +1,403 @@
+"""Ordinary accidents and hostile files at the command line: one sentence and the right code, nothing half written."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from command_line import TINY, command, one_sentence, spherenet
+from faults.folders import sign
+from made_runs import make_grid, make_run
+from spherenet.cli.progress import Reporters
+from spherenet.engine import Reporter
+from spherenet.errors import RunError
+from spherenet.export import load_model
+from spherenet.report.grids import read_grid
+from spherenet.report.page import write_page
+from spherenet.report.paper_table import as_csv, markdown_page
+from spherenet.report.runs import read_run
+from spherenet.report.sections import section_of_runs
+from spherenet.runlog import RunDirectory
+from spherenet.runlog.atomic import write_json
+from spherenet.text import plain
+
+ESCAPE = "\x1b]0;owned\x07\x1b[2J"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    run = tmp_path_factory.mktemp("trained") / "run"
+    assert spherenet("train", *TINY, "--output", run) == 0
+    return run
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    return shutil.copytree(trained, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--device", "meta"),
+        ("--lambda-floor", "1e300", "--loss", "ga-linear"),
+        ("--widths", 2**30, 2**30, 2**30),
+        ("--batch-size", 2**62),
+        ("--threads", 10**9),
+    ],
+    ids=str,
+)
+def test_options_that_cannot_be(tmp_path, capsys, options):
+    code = spherenet("train", *TINY, *options, "--output", tmp_path / "run")
+    said = capsys.readouterr().err
+    assert code in (1, 2), said
+    assert one_sentence(said), said
+    assert "internal error" not in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"data": "cifar10"}, "is not in"),
+        ({"image_size": 4096}, "image_size must keep mnist5k below"),
+        ({"workers": 10**6}, "workers must be at most 256"),
+        ({"threads": 10**6}, "threads must be at most"),
+        ({"widths": [10**9] * 3}, "widths must be at most"),
+        ({"workers": "many"}, "workers must be int"),
+    ],
+    ids=str,
+)
+def test_a_strangers_run_decides_nothing_here(run, tmp_path, capsys, changes, words):
+    """Evaluating it fetches nothing, makes no folder, and takes no more than the limits allow."""
+    config = json.loads((run / "config.json").read_text())
+    config["train"].update({**changes, "data_dir": str(tmp_path / "made"), "download": True})
+    (run / "config.json").write_text(json.dumps(config))
+    assert spherenet("evaluate", run) == 2
+    said = capsys.readouterr().err
+    assert one_sentence(said), said
+    assert words in said
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_title_is_no_markup(run, capsys):
+    assert spherenet("report", run, "--title", "[/x] [bold]") == 0
+    assert "[/x] [bold]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("summary", ["{}", '{"accuracy": "x", "seconds": null, "iterations": []}', ""])
+def test_an_odd_summary(run, capsys, summary):
+    (run / "summary.json").write_text(summary)
+    code = spherenet("train", "--resume", run)
+    said = capsys.readouterr().err
+    assert code == (2 if summary == "" else 0), said
+    assert "Traceback" not in said
+    assert "internal error" not in said
+    assert spherenet("report", run) == (2 if summary == "" else 0)
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.complex64, torch.bool])
+@pytest.mark.parametrize("verb", ["evaluate", "resume"])
+def test_weights_that_are_no_floating_point_numbers(run, capsys, kind, verb):
+    (run / "summary.json").unlink()
+    for each in ("step", "best"):
+        for checkpoint in RunDirectory(run).checkpoints.paths(each):
+            tensors = load_file(checkpoint / "model.safetensors")
+            save_file({**tensors, "head.weight": tensors["head.weight"].to(kind)}, checkpoint / "model.safetensors")
+            sign(checkpoint)
+    assert spherenet(*(["evaluate", run] if verb == "evaluate" else ["train", "--resume", run])) == 2
+    said = capsys.readouterr().err
+    assert one_sentence(said), said
+    assert "head.weight" in said
+
+
+def test_one_bad_run_does_not_end_a_report(tmp_path, run, capsys):
+    """Rows without accuracy, with odd numbers, of another kind."""
+    for name, row in {
+        "none": {},
+        "odd": {"accuracy": "high", "seconds": {}},
+        "huge": {"accuracy": 10**400},
+    }.items():
+        made = make_run(tmp_path / name, [])
+        RunDirectory(made).metrics.path.write_text(json.dumps({"step": 1, "split": "test", **row}) + "\n")
+    page = tmp_path / "page.html"
+    code = spherenet("report", tmp_path / "none", tmp_path / "odd", tmp_path / "huge", run, "-o", page)
+    said = capsys.readouterr()
+    assert code == 1
+    assert said.err.count("has no evaluation yet") == 3
+    assert "Traceback" not in said.err
+    assert page.is_file()
+
+
+def test_internal_errors_are_said_to_be_ours(run, capsys, monkeypatch):
+    """A TypeError that nobody raised on purpose is no wrong input."""
+    import spherenet.cli.report as verb
+
+    def broken(arguments):
+        return len(arguments.runs) + "x"
+
+    monkeypatch.setattr(verb, "run", broken)
+    assert spherenet("report", run) == 70
+    said = capsys.readouterr().err
+    assert one_sentence(said)
+    assert "internal error (TypeError: unsupported operand" in said
+    assert "--debug" in said
+    with pytest.raises(TypeError):
+        spherenet("report", run, "--debug")
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("can't allocate memory: 8 B")]
+)
+def test_out_of_memory_is_a_sentence(run, capsys, monkeypatch, error):
+    import spherenet.cli.report as verb
+
+    def hungry(arguments):
+        raise error
+
+    monkeypatch.setattr(verb, "run", hungry)
+    assert spherenet("report", run) == 1
+    assert "there is not enough memory" in capsys.readouterr().err
+
+
+def test_a_failing_display_is_dropped():
+    class Broken(Reporter):
+        def stepped(self, step, loss, accuracy):
+            raise BrokenPipeError
+
+    class Counting(Reporter):
+        heard = 0
+
+        def stepped(self, step, loss, accuracy):
+            self.heard += 1
+
+    counting = Counting()
+    reporters = Reporters([Broken(), counting])
+    for step in range(3):
+        reporters.stepped(step, 0.0, 0.0)
+    assert counting.heard == 3
+
+
+def test_a_closed_pipe_does_not_end_training(tmp_path):
+    """As `train … 2>&1 | head -1`."""
+    run = tmp_path / "run"
+    process = subprocess.Popen(
+        command("train", *TINY, "--log-every", 1, "--output", run),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(120) == 0
+    assert RunDirectory(run).finished
+
+
+def test_a_closed_pipe_of_another_verb(run):
+    script = 'set -o pipefail; "$@" 2>&1 | head -c 1 > /dev/null'
+    done = subprocess.run(["bash", "-c", script, "sh", *command("doctor", run)], capture_output=True, text=True)
+    assert done.returncode in (0, 141)
+    assert done.stderr == ""
+
+
+def test_three_runs_without_output_take_three_names(tmp_path):
+    runs = [
+        subprocess.Popen(
+            command("train", *TINY, "--iterations", 2, "--eval-every", 2),
+            cwd=tmp_path,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        for _ in range(3)
+    ]
+    said = [process.communicate(timeout=240)[1] for process in runs]
+    assert [process.returncode for process in runs] == [0, 0, 0], said
+    assert len([run for run in (tmp_path / "runs").iterdir() if RunDirectory.open(run).finished]) == 3
+
+
+def hostile_classes(run):
+    config = json.loads((run / "config.json").read_text())
+    config["classes"] = [f"{ESCAPE}[bold]{name}" for name in config["classes"]]
+    (run / "config.json").write_text(json.dumps(config))
+
+
+def test_terminal_escapes_and_markup_are_shown_not_obeyed(run, capsys, tmp_path):
+    hostile_classes(run)
+    shutil.copy(run.parent / "run" / "config.json", tmp_path / "kept.json")
+    image = tmp_path / "0.png"
+    from PIL import Image
+
+    Image.new("L", (28, 28)).save(image)
+    for arguments in (["predict", image, "--run", run], ["evaluate", run], ["doctor", run]):
+        spherenet(*arguments)
+        said = capsys.readouterr()
+        assert "\x1b]" not in said.out + said.err
+        assert "\x1b[2J" not in said.out + said.err
+    named = run.rename(tmp_path / f"a{ESCAPE}[red]b")
+    assert spherenet("report", named) == 0
+    said = capsys.readouterr().out
+    assert "\x1b]" not in said
+    assert "[red]b" in said
+    assert plain(f"a{ESCAPE}\u202eb\n") == r"a\x1b]0;owned\x07\x1b[2J\u202eb\n"
+
+
+def test_markdown_csv_and_page_are_not_injected(tmp_path):
+    cells = {"=cmd()": ("@row | <img src=x>", "[link](http://x)", 90.0, {0: [0.5]})}
+    folder = make_grid(tmp_path / "grid", cells)
+    grid = read_grid(folder)
+    page, table = markdown_page([grid], "<script>"), as_csv(grid)
+    assert "<script>" not in page
+    assert "<img" not in page
+    assert "[link](http" not in page
+    assert "'=cmd()" in table
+    assert ",'@row" in table
+    made = make_run(tmp_path / "<a href='http:x'>y<", [0.5])
+    write_page([section_of_runs([read_run(made)])], tmp_path / "page.html", "title")
+    text = (tmp_path / "page.html").read_text()
+    assert "\\u0026lt;a href" in text  # as plotly shows it
+    assert '"name": "\\u003ca' not in text
+
+
+def test_json_has_no_nan(run, capsys):
+    for checkpoint in RunDirectory(run).checkpoints.paths("best"):
+        tensors = load_file(checkpoint / "model.safetensors")
+        save_file({**tensors, "head.weight": tensors["head.weight"] * float("nan")}, checkpoint / "model.safetensors")
+        sign(checkpoint)
+    assert spherenet("evaluate", run, "--json") == 0
+
+    def refuse(name):
+        raise AssertionError(name)
+
+    assert json.loads(capsys.readouterr().out, parse_constant=refuse)["loss"] is None
+
+
+@pytest.mark.parametrize("option", ["--markdown", "--csv"])
+def test_reports_are_whole_or_absent(tmp_path, monkeypatch, option):
+    folder = make_grid(tmp_path / "grid", {"a": ("r", "c", 90.0, {0: [0.5]})})
+    target = tmp_path / "target"
+    target.write_text("old")
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    assert spherenet("report", folder, option, target) == 2
+    assert target.read_text() == "old"
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["grid", "target"]
+
+
+def test_a_picture_is_whole_or_absent(run, tmp_path, monkeypatch):
+    target = tmp_path / "confusion.png"
+    target.write_text("old")
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    assert spherenet("evaluate", run, "--picture", target) == 2
+    assert target.read_text() == "old"
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import spherenet.export.atomic as atomic
+from spherenet.cli import main
+rename = Path.rename
+def dying(self, target):
+    rename(self, target)
+    os.kill(os.getpid(), signal.SIGKILL)
+Path.rename = dying
+flush = atomic._flush
+def dying_flush(path):
+    if Path(path) == Path(sys.argv[1]).parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+    flush(path)
+atomic._flush = dying_flush
+main(["export", sys.argv[2], sys.argv[1], "--overwrite"])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="two folders change names in one step on Linux only")
+def test_an_export_that_is_killed_leaves_a_model(run, tmp_path):
+    """The old one or the new one; never none."""
+    target = tmp_path / "model"
+    assert spherenet("export", run, target) == 0
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(target), str(run)], capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    load_model(target)
+
+
+def listing(run):
+    return {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in [run, *run.rglob("*")]}
+
+
+def test_the_doctor_changes_nothing(run):
+    (run / ".lock").unlink(missing_ok=True)
+    before = listing(run)
+    assert spherenet("doctor", run) == 0
+    assert not RunDirectory(run).in_use
+    assert listing(run) == before
+
+
+def test_the_owner_notices_that_its_lock_was_removed(tmp_path):
+    run = RunDirectory.create(tmp_path / "run")
+    run.write_config({})
+    with run.locked():
+        run.append({"step": 1, "split": "train"})
+        (run.path / ".lock").unlink()
+        with RunDirectory(run.path).locked(), pytest.raises(RunError, match=r"\.lock was removed"):
+            run.append({"step": 2, "split": "train"})
+    assert len(run.metrics.read()) == 1
+
+
+def test_readers_of_a_live_run_read_what_took_the_place(run, monkeypatch):
+    """The only checkpoint is replaced by a newer one while it is read."""
+    from spherenet.runlog import checkpoints as module
+
+    found = RunDirectory(run).checkpoints
+    for old in found.paths()[:-1]:
+        shutil.rmtree(old)
+    load, (first,) = module.load_checkpoint, found.paths()
+
+    def racing(path):
+        if path == first and path.exists():
+            shutil.move(path, path.with_name("step-00000009"))
+        return load(path)
+
+    monkeypatch.setattr(module, "load_checkpoint", racing)
+    newest, complaints = found.newest()
+    assert newest is not None
+    assert complaints == []
+
+
+def test_a_checkpoint_may_vanish_while_a_run_is_opened(run, monkeypatch):
+    from spherenet.runlog import directory as module
+
+    kind, (*_, newest) = module.file_kind, RunDirectory(run).checkpoints.paths()
+
+    def racing(path):
+        found = kind(path)
+        if path == newest:
+            shutil.rmtree(newest, ignore_errors=True)
+        return found
+
+    monkeypatch.setattr(module, "file_kind", racing)
+    RunDirectory.open(run)
+    assert not newest.exists()
+
+
+def test_bad_folds_do_not_end_tuning(tmp_path):
+    from spherenet.experiments.config import TrainConfig
+    from spherenet.experiments.tuning import score
+
+    for fold, summary in enumerate(['{"accuracy": 0.5}', "{}", "nonsense"]):
+        made = make_run(tmp_path / "x" / f"fold-{fold}", [0.5], finished=False)
+        (made / "summary.json").write_text(summary)
+    assert score("x", TrainConfig(), tmp_path, 3).accuracies == [0.5]
+
+
+def test_every_verb_survives_a_folder_that_vanishes(tmp_path, capsys):
+    assert spherenet("report", tmp_path / "nowhere") == 2
+    write_json(tmp_path / "experiment.json", [])
+    assert spherenet("report", tmp_path) == 2
+    assert "Traceback" not in capsys.readouterr().err

@@ -1,0 +1,30 @@
+"""A grid of long runs, to be interrupted: `stopped_grid.py FOLDER here|torchrun|ray JOBS`; prints what became of it."""
+
+import sys
+from pathlib import Path
+
+from spherenet.cli.grid_progress import run_watched
+from spherenet.experiments.config import TrainConfig
+from spherenet.experiments.grid import Job
+from spherenet.experiments.runner import Here
+
+
+def main(folder, launcher, jobs):
+    config = TrainConfig(
+        widths=[4, 4, 4], batch_size=32, iterations=1_000_000, log_every=1, eval_every=500_000, threads=1, observe=False
+    )
+    if launcher == "ray":
+        from spherenet.experiments.cluster import OnRay
+
+        launch = OnRay("local")
+    else:
+        launch = Here(1, processes=2 if launcher == "torchrun" else 1, at_once=jobs)
+    runs = [Job(f"run {number}", Path(folder) / f"run-{number}", config) for number in range(jobs + 2)]
+    results = run_watched("grid", runs, launch, jobs)
+    for result in results:
+        print(f"{result.job.name}: {result.failure}")
+    return 130 if launch.stopped else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))

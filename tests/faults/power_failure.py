@@ -1,0 +1,110 @@
+"""A power failure, made on a disk of one's own: `python tests/faults/power_failure.py [times]`.
+
+A run is trained on an ext4 file system in a file. At a random moment the file is copied as it is: what the run has
+written but not synced is still in the memory of the system, as after a loss of power. The copy is mounted, which
+replays its journal, and must hold a run that `doctor` finds nothing wrong with and that is resumed to the end.
+
+It needs the right to mount loop devices; the exit code is 77 without it. `test_power.py` runs it where it is allowed.
+"""
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+NOT_ALLOWED = 77
+OPTIONS = ["--widths", "4", "4", "4", "--batch-size", "32", "--iterations", "60", "--log-every", "1", "--eval-every",
+           "10", "--checkpoint-every", "5", "--eval-batch-size", "500", "--threads", "1", "--observe",
+           "false"]  # fmt: skip
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def spherenet(*arguments):
+    return [sys.executable, "-m", "spherenet", *map(str, arguments)]
+
+
+@contextmanager
+def mounted(disk, place):
+    place.mkdir(exist_ok=True)
+    subprocess.run(["mount", "-o", "loop", disk, place], check=True, capture_output=True)
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", place], check=True)
+
+
+def is_allowed(folder):
+    """Whether a file can be made a disk and mounted here."""
+    disk = folder / "try.img"
+    try:
+        make_disk(disk)
+        with mounted(disk, folder / "try"):
+            return True
+    except (OSError, subprocess.CalledProcessError):
+        return False
+    finally:
+        disk.unlink(missing_ok=True)
+
+
+def make_disk(disk):
+    with open(disk, "wb") as file:
+        file.truncate(64 << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-F", disk], check=True, capture_output=True)
+
+
+def lose_power(folder, moment):
+    """Train, copy the disk after so many seconds of training, and return what is wrong with the copy, if anything."""
+    disk, copy = folder / "disk.img", folder / "copy.img"
+    make_disk(disk)
+    with mounted(disk, folder / "disk") as place:
+        run = place / "run"
+        training = subprocess.Popen(
+            spherenet("train", *OPTIONS, "--output", run),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=ENVIRONMENT,
+        )
+        try:
+            while not (run / "checkpoints").exists() and training.poll() is None:
+                time.sleep(0.01)
+            time.sleep(moment)
+            shutil.copyfile(disk, copy)
+        finally:
+            training.kill()
+            training.wait()
+    with mounted(copy, folder / "copy") as place:
+        run = place / "run"
+        if not (run / "config.json").exists():
+            return None if not (run / "checkpoints").exists() else "checkpoints without config.json"
+        for command in (["doctor", run], ["train", "--resume", run], ["doctor", run]):
+            done = subprocess.run(spherenet(*command), capture_output=True, text=True, env=ENVIRONMENT)
+            if done.returncode != 0:
+                return f"{command[0]} ended with {done.returncode}: {done.stdout}{done.stderr}"
+    return None
+
+
+def main(times):
+    chance = random.Random(0)
+    # In memory where that is possible: what is synced is what has reached this file, and its own disk does not matter.
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=memory) as name:
+        folder = Path(name)
+        if not is_allowed(folder):
+            print("mounting loop devices is not allowed here")
+            return NOT_ALLOWED
+        for number in range(times):
+            problem = lose_power(folder, chance.uniform(0, 2))
+            if problem is not None:
+                print(f"power failure {number}: {problem}")
+                return 1
+    print(f"{times} power failures, all held")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 25))

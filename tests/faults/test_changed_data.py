@@ -1,0 +1,115 @@
+"""Data that changed since a run was started, and another implementation: refused or said, never passed over."""
+
+import shutil
+
+import pytest
+import torch
+
+from faults.children import OPTIONS
+from faults.folders import tensors_of
+from faults.small_sets import write_pictures
+from spherenet.runlog import RunDirectory
+from spherenet.runlog.checkpoints import load_checkpoint
+
+POINT = 14
+IMAGES = ["--data", "folder", "--image-size", "12", "--batch-size", "4", "--workers", "0"]
+
+
+@pytest.fixture
+def run(children, folder):
+    """A run on a folder of images that was interrupted, and its folder."""
+    write_pictures(folder / "images", per_class=12)
+    made = folder / "run"
+    options = [*OPTIONS, *IMAGES, "--data-dir", folder / "images", "--output", made]
+    assert children.run("train", *options, die_at_step={"step": 10}).code == -9
+    return made
+
+
+def rename_a_class(images):
+    (images / "cat").rename(images / "bear")
+
+
+def add_images(images):
+    shutil.copy(images / "cat" / "0.png", images / "cat" / "new.png")
+
+
+def rename_an_image(images):
+    (images / "dog" / "0.png").rename(images / "dog" / "zero.png")
+
+
+CHANGES = {
+    "a renamed class": (rename_a_class, "the classes must be those of the run (cat, dog), got bear, dog"),
+    "an added image": (add_images, "of class 'cat' instead of"),
+    "a renamed image": (rename_an_image, "must be those that the run was started with"),
+}
+
+
+@pytest.mark.parametrize("case", CHANGES)
+@pytest.mark.parametrize("verb", ["resume", "evaluate"])
+def test_changed_data_are_refused(children, run, tried, case, verb):
+    change, words = CHANGES[case]
+    change(run.parent / "images")
+    arguments = ["train", "--resume", run] if verb == "resume" else ["evaluate", run]
+    done = children.run(*arguments)
+    assert done.code == 2, done.said
+    assert words in done.said
+    assert "--allow-changes" in done.said
+    assert "Traceback" not in done.said
+    if case != "a renamed class":
+        assert children.run(*arguments, "--allow-changes").code == 0
+    tried(f"{case}, then {verb}")
+
+
+def test_another_directory_with_the_same_images_is_no_change(children, run, tried):
+    (run.parent / "images").rename(run.parent / "moved")
+    assert children.run("evaluate", run, "--data-dir", run.parent / "moved").code == 0
+    assert children.run("train", "--resume", run, "--data-dir", run.parent / "moved").code == 0
+    tried("the same images in another place")
+
+
+def test_another_implementation_is_said(children, interrupted, folder, tried):
+    run = interrupted(10, folder / "run")
+    for checkpoint in RunDirectory(run).checkpoints.paths():
+        state = load_checkpoint(checkpoint).state
+        assert state["implementation"]
+        text = (checkpoint / "state.json").read_text()
+        (checkpoint / "state.json").write_text(text.replace(state["implementation"], "abacus"))
+        from faults.folders import sign
+
+        sign(checkpoint)
+    done = children.run("train", "--resume", run)
+    assert done.code == 0, done.said
+    assert "computed by the implementation 'abacus'" in done.said
+    tried("another implementation on --resume")
+
+
+def test_the_best_checkpoint_of_an_abandoned_branch_is_gone(children, interrupted, folder, tried):
+    """Resumed with other options from step 3, a best one of step 8 has nothing to do with the run any more."""
+    run = interrupted(10, folder / "run")
+    found = RunDirectory(run)
+    (best,) = found.checkpoints.paths("best")
+    assert int(best.name.split("-")[1]) > 3
+    for checkpoint in found.checkpoints.paths()[-1:]:
+        shutil.rmtree(checkpoint)  # those left: step 6
+    shutil.copytree(best, best.with_name("best-00000012"))
+    shutil.rmtree(best)
+    state = best.with_name("best-00000012") / "state.json"
+    state.write_text(state.read_text().replace(f'"step": {int(best.name[5:])}', '"step": 12'))
+    from faults.folders import sign
+
+    sign(state.parent)
+    abandoned = {name: tensor for name, tensor in tensors_of(run).items() if name.startswith("best")}
+    # A learning rate of 0 never makes the network better than it was: nothing may replace the abandoned one by luck.
+    options = ["--learning-rate", 0, "--milestones", 1000, "--allow-changes"]
+    done = children.run("train", "--resume", run, *options)
+    assert done.code == 0, done.said
+    summary, (kept,) = found.summary, found.checkpoints.paths("best")
+    assert int(kept.name.split("-")[1]) == summary["best_step"]
+    assert load_checkpoint(kept).state["accuracy"] == summary["best_accuracy"]
+    now = tensors_of(run)
+    assert any(not torch.equal(now[name.replace("best-00000012", kept.name)], tensor)
+               for name, tensor in abandoned.items())  # fmt: skip
+    exported = folder / "exported"
+    assert children.run("export", run, exported).code == 0
+    assert f"{summary['best_accuracy']:.2%}" in (exported / "README.md").read_text()
+    tried("a best checkpoint after the step that a run was resumed from")

@@ -1,0 +1,110 @@
+"""Processes that read images and fail, hang or find no shared memory: an error in seconds, and signals are heard."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from faults.children import OPTIONS
+from faults.folders import newest_step
+from faults.scale import PATIENCE
+from faults.small_sets import write_pictures
+from spherenet.data import reading_ahead
+from spherenet.data.reading_ahead import read_ahead
+from spherenet.errors import DataError
+
+POINT = 13
+IMAGES = ["--data", "folder", "--image-size", "12", "--batch-size", "4", "--workers", "1"]
+
+
+class Lost:
+    """A value whose pickling fails in the worker's background thread: it never arrives, and the worker lives on."""
+
+    def __reduce__(self):
+        raise OSError("no room")
+
+
+def lose(key):
+    return Lost() if key == 2 else torch.tensor(key)
+
+
+def test_a_value_that_never_arrives_is_an_error(monkeypatch, tried):
+    monkeypatch.setattr(reading_ahead, "LONGEST_WAIT", 2)
+    values = read_ahead(lose, range(5), workers=1)
+    began = time.monotonic()
+    assert [int(next(values)), int(next(values))] == [0, 1]
+    with pytest.raises(DataError, match="no images arrived for 2 s"):
+        next(values)
+    assert time.monotonic() - began < 60
+    tried("a batch that never arrives from a worker")
+
+
+def test_whoever_waits_is_asked_whether_to_go_on(monkeypatch, tried):
+    class Enough(BaseException):
+        pass
+
+    def enough():
+        raise Enough
+
+    values = read_ahead(lose, iter([2]), workers=1, while_waiting=enough)
+    began = time.monotonic()
+    with pytest.raises(Enough):
+        next(values)
+    assert time.monotonic() - began < 30
+    tried("a batch that never arrives from a worker, and a reason not to wait")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
+def test_signals_are_heard_while_no_batch_arrives(children, folder, tried, number):
+    """The run saves what it has and leaves, as if the signal had come in a step."""
+    write_pictures(folder / "images", per_class=12)
+    run = folder / "run"
+    options = [*OPTIONS, *IMAGES, "--data-dir", folder / "images", "--checkpoint-every", 100, "--eval-every", 100]
+    child = children.start("train", *options, "--output", run, stuck_worker={"after": 5})
+    child.wait_for("step 4/14")
+    time.sleep(1)
+    began = time.monotonic()
+    child.signal(number)
+    assert child.wait() == 128 + number, child.said
+    assert time.monotonic() - began < 30
+    assert "saved at step" in child.said
+    assert newest_step(run) >= 4
+    assert children.run("train", "--resume", run).code == 0
+    tried(f"{number.name} while a worker hangs")
+
+
+def can_mount():
+    if shutil.which("unshare") is None:
+        return False
+    command = ["unshare", "--mount", "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", "/dev/shm"]
+    return subprocess.run(command, capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not can_mount(), reason="mounting in a namespace of one's own is not allowed here")
+def test_a_small_shared_memory(tmp_path, tried):
+    """As Docker has it: 64 MB, which two batches of photographs fill."""
+    write_pictures(tmp_path / "images", per_class=12, size=40)
+    run = tmp_path / "run"
+    options = ["--data", "folder", "--data-dir", tmp_path / "images", "--image-size", 224, "--batch-size", 16,
+               "--workers", 1, "--iterations", 2, "--widths", 4, 4, 4, "--output", run]  # fmt: skip
+    command = [sys.executable, "-m", "spherenet", "train", *map(str, options)]
+    mount = 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"'
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", mount, "sh", *command],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        env=environment,
+    )
+    assert done.returncode == 2, done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert "shared memory" in last
+    assert "--workers" in last
+    assert "Traceback" not in done.stderr
+    tried("a folder with a shared memory of 1 MB")
