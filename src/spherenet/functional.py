@@ -224,7 +224,7 @@ def _evaluate(
     if chosen == "plain":
         return _plain(*angle, batch, weight, bias, beta, gamma, geometry, eps)
     if chosen == "compiled":
-        return compiled_or_plain(_plain, *angle, batch, weight, bias, beta, gamma, geometry, eps)
+        return compiled_or_plain(_plain, None, *angle[1:], batch, weight, bias, beta, gamma, geometry, eps)
     k = angle.k if isinstance(angle.k, Tensor) else None
     if bias is not None or beta is not None or gamma is not None:
         bias, beta, gamma = (_per_filter(value, weight) for value in (bias, beta, gamma))
@@ -246,7 +246,7 @@ def _evaluate(
 
 
 def _plain(
-    function: Callable[[Tensor], Tensor],
+    function: Callable[[Tensor], Tensor] | None,
     kernel: str | None,
     k: Tensor | float | None,
     batch: Tensor,
@@ -257,10 +257,11 @@ def _plain(
     geometry: Geometry,
     eps: float,
 ) -> Tensor:
-    """The formula from torch's own operations."""
+    """The formula from torch's own operations; function is used when the kernels do not know g."""
     unit_weight = composite.unit_weight(weight, eps).to(batch.dtype)
     cosine = composite.cosines(batch, unit_weight, *geometry, eps)
     if kernel is None:
+        assert function is not None
         value = function(cosine.movedim(1, -1)).movedim(-1, 1)
     else:
         value = composite.apply_angle(cosine, kernel, k)

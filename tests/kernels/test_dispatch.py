@@ -91,13 +91,14 @@ def test_a_first_layer_loads_no_compiler():
 
 
 def test_one_thread_pool_is_shared_with_torch():
+    """In a process of its own: other packages bring thread pools too."""
     if sys.platform != "linux":
         pytest.skip("reads /proc")
-    torch.set_num_threads(torch.get_num_threads())
-    assert native.available()
-    with open("/proc/self/maps") as maps:
-        pools = {line.split()[-1] for line in maps if "libgomp" in line or "libiomp" in line}
-    assert len(pools) == 1, pools
+    code = (
+        "import torch\nfrom spherenet.kernels import native\nassert native.available()\n"
+        "print(len({line.split()[-1] for line in open('/proc/self/maps') if 'libgomp' in line or 'libiomp' in line}))"
+    )
+    assert run_fresh(code)[0].strip() == "1"
 
 
 LAYER = "import torch, spherenet as sn; layer = sn.SphereConv2d(3, 20, 3); print(layer(torch.ones(1, 3, 9, 9)).shape)"
@@ -152,8 +153,9 @@ for operator in ("cosine", "linear", "sigmoid", "learnable"):
                     found.append([out, images.grad, *(p.grad.clone() for p in layer.parameters())])
                 for a, b in zip(*found):
                     error = ((a.double() - b.double()).abs().max() / a.double().abs().max()).item()
-                    worst = max(worst, error / torch.finfo(dtype).eps)
-print(native.instruction_set(), worst < 80, worst)
+                    bound = {torch.float64: 1e-12, torch.float32: 1e-5}.get(dtype, 20 * torch.finfo(dtype).eps)
+                    worst = max(worst, error / bound)
+print(native.instruction_set(), worst < 1, worst)
 """
     chosen, close, worst = run_fresh(code, SPHERENET_ISA=name)[0].split()
     assert (chosen, close) == (name, "True"), worst
@@ -274,12 +276,17 @@ def test_a_failing_compilation_falls_back_for_that_call_only(monkeypatch, caplog
         def __call__(self, *arguments):
             raise BackendCompilerFailed(lambda: None, RuntimeError("no C++ compiler"), None)
 
-    formulas = [lambda x: x + 1, lambda x: x + 2]
-    monkeypatch.setattr(torch, "compile", lambda f, **_: Failing() if f is formulas[0] else f)
+    def one_more(x):
+        return x + 1
+
+    def two_more(x):
+        return x + 2
+
+    monkeypatch.setattr(torch, "compile", lambda f, **_: Failing() if f.__name__ == "one_more" else f)
     with caplog.at_level(logging.WARNING, logger="spherenet"):
         for _ in range(2):
-            assert compiled_or_plain(formulas[0], torch.ones(2)).tolist() == [2, 2]
-        assert compiled_or_plain(formulas[1], torch.ones(2)).tolist() == [3, 3]
+            assert compiled_or_plain(one_more, torch.ones(2)).tolist() == [2, 2]
+        assert compiled_or_plain(two_more, torch.ones(2)).tolist() == [3, 3]
     assert len(caplog.records) == 1
     assert "without torch.compile" in caplog.records[0].getMessage()
 
