@@ -37,7 +37,7 @@ WRONG = {
     "network": (["bench", "--network", "cnn9"], "--network must be one of"),
     "operator": (["bench", "--operators", "cos"], "--operators must be one of"),
     "rounds": (["bench", "--rounds", "1"], "--rounds must be at least 2, got 1"),
-    "device": (["bench", "--device", "nothere"], "--device 'nothere' is not to be had here"),
+    "device": (["bench", "--device", "nothere"], "--device 'nothere' is not available here"),
     "widths": (["bench", "--widths", "4", "--rounds", "2"], "widths must be 3 positive numbers"),
 }
 

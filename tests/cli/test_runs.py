@@ -135,7 +135,7 @@ WRONG = {
     "evaluate nothing": (["evaluate", "nowhere"], "nowhere is not a folder"),
     "evaluate what is no run": (["evaluate", "{tmp}"], "is not a run"),
     "evaluate a batch of none": (["evaluate", "{run}", "--batch-size", "0"], "--batch-size must be at least 1"),
-    "evaluate elsewhere": (["evaluate", "{run}", "--device", "gpu"], "device 'gpu' is not to be had here"),
+    "evaluate elsewhere": (["evaluate", "{run}", "--device", "gpu"], "device 'gpu' is not available here"),
     "draw a text": (["evaluate", "{run}", "--picture", "{tmp}/x.txt"], "--picture must end in one of"),
     "predict nothing": (["predict", "{tmp}/nothing.png", "--run", "{run}"], "nothing.png"),
     "predict a text": (["predict", "{tmp}/text.png", "--run", "{run}"], "text.png"),

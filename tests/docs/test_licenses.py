@@ -6,8 +6,8 @@ import pytest
 
 from docs.pages import DOCS
 
-FIXED = {"filelock": "3.20.1", "jinja2": "3.1.6", "pillow": "11.3", "onnx": "1.19", "ray": "2.52"}
-"""The first versions without a published vulnerability in what this package uses."""
+FIXED = {"filelock": "3.20.1", "jinja2": "3.1.6", "pillow": "12.2", "onnx": "1.21", "ray": "2.52"}
+"""The newest versions that published advisories known to us name as fixed."""
 
 
 def numbers(version):

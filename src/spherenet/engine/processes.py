@@ -206,5 +206,5 @@ def _device(name: str | None, local_rank: int | None) -> torch.device:
         device = torch.device("cuda", local_rank) if name == "cuda" and local_rank is not None else torch.device(name)
         torch.zeros(1, device=device).item()  # the device meta has tensors, but no numbers
     except (RuntimeError, AssertionError, ValueError) as error:
-        raise ValueError(f"device {name!r} is not to be had here ({str(error).splitlines()[0]}).") from None
+        raise ValueError(f"device {name!r} is not available here ({str(error).splitlines()[0]}).") from None
     return device

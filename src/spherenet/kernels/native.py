@@ -295,7 +295,8 @@ def unit_weight(weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor,
     """Return weight/‖w‖ per filter in `dtype`, and 1/‖w‖ [filters]."""
     if _layout(weight.shape, weight.stride()) == "other":
         weight = weight.contiguous()
-    unit = torch.empty_like(weight, dtype=dtype)
+    # The strides themselves, not a memory format: autograd wants gradients with the strides of the weight.
+    unit = torch.empty_strided(weight.shape, weight.stride(), dtype=dtype)
     filters = weight.shape[0]
     scale = torch.empty(filters, dtype=_WORK[weight.dtype])
     _loaded().unit_weight(
@@ -316,7 +317,7 @@ def unit_weight_backward(grad_unit: Tensor, unit: Tensor, scale: Tensor, dtype: 
     """Return the gradient of the weight in `dtype` from that of the unit weight: (I − uuᵀ)·grad/‖w‖."""
     if grad_unit.stride() != unit.stride():
         grad_unit = dense_like(grad_unit, unit)
-    grad_weight = torch.empty_like(unit, dtype=dtype)
+    grad_weight = torch.empty_strided(unit.shape, unit.stride(), dtype=dtype)
     filters = unit.shape[0]
     _loaded().unit_weight_backward(
         grad_unit.data_ptr(),
