@@ -87,7 +87,7 @@ def test_layouts_in_float32(layout, operator, affine):
 @every_operator
 @pytest.mark.parametrize("layout", ["planes", "rows"])
 def test_parity_with_float64_to_a_few_roundings(operator, layout):
-    """Native float32 is within 5e-7 of the peak of the same layer in float64: values, and gradients of the products."""
+    """Native float32 against the same layer in float64; the float32 convolution rounds as much as the kernels."""
     torch.manual_seed(1)
     double = sn.SphereConv2d(32, 48, 3, padding=1, **operator.arguments, dtype=torch.float64)
     x = torch.randn(4, 32, 10, 10, dtype=torch.float64)
@@ -100,7 +100,7 @@ def test_parity_with_float64_to_a_few_roundings(operator, layout):
     assert (got - expected).abs().max() <= 5e-7 * operator.steepest()
     for name in ("input", "weight"):
         error = (got_gradients[name] - expected_gradients[name]).abs().max()
-        assert error <= 2e-6 * operator.steepest() * expected_gradients[name].abs().max(), name
+        assert error <= 1.5e-6 * expected_gradients[name].abs().max(), name
 
 
 @every_operator

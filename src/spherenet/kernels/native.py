@@ -109,7 +109,7 @@ def _load() -> _Library | None:
     try:
         return _open(PATH)
     except (OSError, AttributeError, ValueError) as error:
-        _log.warning("spherenet runs without native kernels, several times slower on CPUs: %s", error)
+        _log.warning("spherenet runs without native kernels, by the slower plain formula: %s", error)
         return None
 
 
