@@ -11,7 +11,7 @@ import torch
 
 import spherenet as sn
 from spherenet.data import AUGMENTATIONS, list_datasets, load_dataset
-from spherenet.engine.order import training_order
+from spherenet.training.evaluation import training_order
 
 
 def main() -> None:

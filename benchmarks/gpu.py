@@ -19,8 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spherenet.bench.networks import hardware
-from spherenet.bench.timing import Spread, paired_ratios, take_turns
+from spherenet.bench.networks import Spread, hardware, paired_ratios, take_turns
 from spherenet.models import create_model
 from spherenet.optim import param_groups
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import spherenet as sn
-from spherenet.bench.timing import Spread, paired_ratios, take_turns
+from spherenet.bench.networks import Spread, paired_ratios, take_turns
 
 
 def main() -> None:

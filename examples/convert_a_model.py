@@ -1,8 +1,8 @@
-"""Convert a trained model that knows nothing of spheres: one call, then a little more training.
+"""Convert a trained model of plain torch layers to a SphereNet with one call, then continue training.
 
-A residual network of torch's layers learns embedded digits (mnist5k). `to_sphere` returns a copy with the same weights
-that answers with angles; `sphere_summary` says what became of each layer and why. The copy's outputs are other ones,
-so it is trained for as long again, and to be fair so is the plain model.
+A residual network learns the embedded digits (mnist5k). `to_sphere` returns a copy with the same weights whose layers
+output functions of angles. `sphere_summary` lists what happened to each layer and why. Since the outputs of the copy
+differ, it is trained again for as many iterations. For a fair comparison, so is the plain model.
 
     python examples/convert_a_model.py      under a minute on one core
 """
@@ -17,7 +17,7 @@ from spherenet.data import load_dataset
 
 
 class Block(nn.Module):
-    """Two convolutions and a shortcut: maps [N, channels_in, H, W] to [N, channels, H/2, W/2]."""
+    """Two convolutions and a shortcut: [N, channels_in, H, W] → [N, channels, H/2, W/2]."""
 
     def __init__(self, channels_in: int, channels: int) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Block(nn.Module):
 
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("--iterations", type=int, default=160, help="steps of 50 digits before, and again after")
+parser.add_argument("--iterations", type=int, default=160, help="steps of 50 digits, before and after conversion")
 parser.add_argument("--seeds", type=int, default=3, help="at least 2")
 args = parser.parse_args()
 data, cpu, rows = load_dataset("mnist5k"), torch.device("cpu"), []
@@ -38,7 +38,7 @@ test = next(data.test.batches([(0, torch.arange(len(data.test)))], device=cpu, a
 
 
 def trained(model: nn.Module, iterations: int = args.iterations) -> float:
-    """Train the model, and return its accuracy in % on the test digits."""
+    """Train the model and return its accuracy in % on the test digits."""
     optimizer = torch.optim.Adam(sn.param_groups(model.train(), weight_decay=5e-4), lr=1e-3)
     order = ((0, torch.randint(len(data.train), (50,))) for _ in range(iterations))
     for batch in data.train.batches(order, device=cpu, augmentation=None):
@@ -52,9 +52,9 @@ for seed in range(args.seeds):
     torch.manual_seed(seed)
     model = nn.Sequential(Block(1, 8), Block(8, 16), Block(16, 32), nn.Flatten(), nn.Linear(512, 10))
     before = trained(model)
-    sphere = sn.to_sphere(model, "sigmoid", k=0.3, skip="0.downsample")  # of one number an angle keeps the sign alone
+    sphere = sn.to_sphere(model, "sigmoid", k=0.3, shortcuts=True, skip="0.downsample")  # sees one pixel at a time
     rows.append((before, trained(sphere, iterations=0), trained(sphere), trained(model)))
 print(sn.sphere_summary(sphere), f"\n\ntest accuracy %, n = {args.seeds} seeds")
-names = ("plain", "converted", "converted, trained on", "plain, trained on")
+names = ("plain", "converted", "converted, trained", "plain, trained again")
 for name, accuracies in zip(names, torch.tensor(rows).T, strict=True):
     print(f"{name:<24}{accuracies.mean():5.1f} ± {accuracies.std():.1f}")

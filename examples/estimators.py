@@ -1,8 +1,8 @@
-"""Logistic regression and a linear SVM, plain and on angles, on four classic data sets.
+"""Compare logistic regression and a linear SVM with their angular versions on four classic data sets.
 
-Every estimator sees standardised features and chooses its one setting (C, or the margin) by cross-validation inside
-each training part; accuracies are of the parts left out. What is trained on overlaps, so the spread is that of
-the parts, not an error of the mean: differences far below it say nothing.
+Every estimator gets standardized features and selects its one parameter (C or the margin) by cross-validation within
+each training split. Accuracies are those of the held-out folds. Training sets overlap, so the spread is that of the
+folds and not an error of the mean: much smaller differences are not significant.
 
     python examples/estimators.py           about two minutes on one core
 """
@@ -34,17 +34,17 @@ ESTIMATORS = {
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--data", nargs="+", default=["iris", "wine", "breast_cancer", "digits"])
-parser.add_argument("--parts", type=int, default=5, help="of each cross-validation")
-parser.add_argument("--repetitions", type=int, default=1, help="of it, each with other parts")
+parser.add_argument("--folds", type=int, default=5, help="of each cross-validation")
+parser.add_argument("--repetitions", type=int, default=1, help="of the cross-validation, each with other folds")
 args = parser.parse_args()
 for name in args.data:
     samples, labels = getattr(datasets, f"load_{name}")(return_X_y=True)
     count, features = samples.shape
-    print(f"{name}: {count} samples, {features} features; accuracy %, n = {args.parts * args.repetitions} parts")
+    print(f"{name}: {count} samples, {features} features; accuracy %, n = {args.folds * args.repetitions} folds")
     for title, (estimator, grid) in ESTIMATORS.items():
         search = GridSearchCV(estimator, grid, cv=3)
-        outer = RepeatedStratifiedKFold(n_splits=args.parts, n_repeats=args.repetitions, random_state=0)
+        outer = RepeatedStratifiedKFold(n_splits=args.folds, n_repeats=args.repetitions, random_state=0)
         start = time.process_time()
         scores = 100 * cross_val_score(make_pipeline(StandardScaler(), search), samples, labels, cv=outer)
         seconds = (time.process_time() - start) / len(scores)
-        print(f"  {title:<34}{scores.mean():6.2f} ± {scores.std(ddof=1):.2f}{seconds:8.2f} s a part", flush=True)
+        print(f"  {title:<34}{scores.mean():6.2f} ± {scores.std(ddof=1):.2f}{seconds:8.2f} s per fold", flush=True)

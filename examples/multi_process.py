@@ -1,8 +1,8 @@
-"""Train in several processes, on CPUs (gloo) or GPUs (NCCL), with the library's engine on torch's DDP.
+"""Train in several processes, on CPUs (gloo) or GPUs (NCCL), with the library's trainer and torch's DDP.
 
-The batch size is that of all processes together: each takes its share, so one process and two make the same steps but
-for rounding. BatchNorm is left out, for on CPUs it would see the share of a process alone. At the end the processes
-compare their weights with the mean of all. Digits are embedded (mnist5k).
+The batch size is that of all processes together and is divided among them, so that one process and two take the same
+steps up to rounding. There is no BatchNorm, because on CPUs it would see the images of one process only. At the end the
+processes compare their weights with the mean over all of them. The digits are embedded (mnist5k).
 
     torchrun --nproc-per-node 2 examples/multi_process.py       under a minute on two cores
     python examples/multi_process.py                            one process alone
@@ -16,21 +16,21 @@ import torch
 
 import spherenet as sn
 from spherenet.data import AUGMENTATIONS, load_dataset
-from spherenet.engine import Processes, Reporter, Settings, StopSignals, Trainer
-from spherenet.runlog import RunDirectory
+from spherenet.runs import RunDirectory
+from spherenet.training import Processes, Reporter, Settings, StopSignals, Trainer
 
 
 class Printer(Reporter):
-    """Prints each row of metrics; the engine calls it in the main process alone."""
+    """Print each row of metrics; the trainer calls it in the main process only."""
 
     def logged(self, row: dict[str, float]) -> None:  # noqa: D102
         print(f"step {row['step']:4}  {row['split']:<6}loss {row['loss']:.4f}  accuracy {row['accuracy']:.3f}")
 
 
 def train(processes: Processes, folder: str, iterations: int) -> None:
-    """Train a small SphereNet; the run's metrics and checkpoints go to `folder`."""
+    """Train a small SphereNet; metrics and checkpoints are written to `folder`."""
     data = load_dataset("mnist5k")
-    torch.manual_seed(0)  # the same weights everywhere
+    torch.manual_seed(0)  # the same weights in all processes
     shape = {"widths": (16, 24, 32), "in_channels": 1, "input_size": 28}
     model = sn.create_model("cnn-3", operator="sigmoid", loss="w-cosine", batch_norm=False, **shape)
     every = max(1, iterations // 4)
@@ -41,12 +41,13 @@ def train(processes: Processes, folder: str, iterations: int) -> None:
         penalty=lambda model: 1e-4 * sn.orthogonality(model),
         reporter=Printer(),
     )
-    with StopSignals() as stop:  # Ctrl-C and SIGTERM save, then leave
+    with StopSignals() as stop:  # Ctrl-C and SIGTERM save a checkpoint and stop
         outcome = trainer.train(stop)
     weights = torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
-    apart = (weights.cpu() - processes.total(weights.clone()) / processes.world).abs().max().item()
+    difference = (weights.cpu() - processes.total(weights.clone()) / processes.world).abs().max().item()
     if processes.is_main and outcome.signal is None:
-        print(f"processes: {processes.world}, test accuracy {100 * outcome.accuracy:.1f} %, weights apart {apart:g}")
+        accuracy = 100 * outcome.accuracy
+        print(f"processes: {processes.world}, test accuracy {accuracy:.1f} %, difference of weights {difference:g}")
 
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])

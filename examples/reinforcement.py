@@ -1,7 +1,7 @@
-"""CartPole by REINFORCE: an ordinary policy and a SphereNet policy in the same loop.
+"""CartPole with REINFORCE: a plain policy and a SphereNet policy in the same training loop.
 
-Both see the four observations, brought to about 1, and a constant 1: a direction alone cannot tell a fast pole from
-a slow one. The SphereNet's logits are β·cos θ + γ with a learned scale β. Needs gymnasium.
+Both get the four observations, scaled to about 1, and a constant 1, because a direction alone does not distinguish a
+fast pole from a slow one. The logits of the SphereNet are β·cos θ + γ with a learned scale β. Requires gymnasium.
 
     python examples/reinforcement.py        about three minutes on one core
 """
@@ -19,7 +19,7 @@ POLES, DISCOUNT, SCALES = 16, 0.99, torch.tensor([2.4, 2.0, 0.2, 2.0])
 
 
 def play(policy: nn.Module, poles: gymnasium.vector.VectorEnv, seed: int) -> tuple[Tensor, ...]:
-    """One episode a pole: features [T, POLES, 5], actions [T, POLES], and which poles still stood [T, POLES]."""
+    """Return one episode per pole: features [T, POLES, 5], actions [T, POLES], whether poles stand [T, POLES]."""
     observed, standing, steps = poles.reset(seed=seed)[0], torch.ones(POLES, dtype=torch.bool), []
     while standing.any():
         x = torch.cat([torch.as_tensor(observed) / SCALES, torch.ones(POLES, 1)], 1)
@@ -31,7 +31,7 @@ def play(policy: nn.Module, poles: gymnasium.vector.VectorEnv, seed: int) -> tup
 
 
 def train(layer: type[nn.Module], options: dict[str, str], seed: int, updates: int) -> list[float]:
-    """The mean length of an episode in each quarter; a pole gains what it lasts beyond those at the same step."""
+    """Return the mean episode length per quarter; the baseline is the mean return of all poles at the same step."""
     torch.manual_seed(seed)
     policy = nn.Sequential(layer(5, 32, **options), nn.Tanh(), layer(32, 2, **options))
     poles = gymnasium.make_vec("CartPole-v1", num_envs=POLES, vectorization_mode="vector_entry_point")
@@ -54,7 +54,7 @@ parser.add_argument("--updates", type=int, default=32, help="at least 4")
 parser.add_argument("--seeds", type=int, default=5, help="at least 2")
 updates, seeds = vars(parser.parse_args()).values()
 print(f"mean length of an episode (at most 500) in each quarter of {updates} updates, n = {seeds} seeds")
-for name, layer, options in (("ordinary", nn.Linear, {}), ("SphereNet", sn.SphereLinear, {"rescale": "learned"})):
+for name, layer, options in (("plain", nn.Linear, {}), ("SphereNet", sn.SphereLinear, {"rescale": "learned"})):
     runs = [train(layer, options, seed, updates) for seed in range(seeds)]
     cells = (f"{statistics.mean(q):5.0f} ± {statistics.stdev(q):3.0f}" for q in zip(*runs, strict=True))
-    print(f"{name:<11}{'  '.join(cells)}   the last by seed:", *(f"{run[-1]:.0f}" for run in runs), flush=True)
+    print(f"{name:<11}{'  '.join(cells)}   last quarter per seed:", *(f"{run[-1]:.0f}" for run in runs), flush=True)

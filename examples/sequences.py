@@ -1,8 +1,8 @@
 """The adding problem: LSTM, SphereLSTM, GRU and SphereGRU learn to add two marked numbers of a sequence.
 
-Each step shows a number in [0, 1], a mark and a constant 1; the answer after the last step is the sum of the two
-marked numbers. Guessing 1 every time has a squared error of 1/6. The constant is there for all networks, for angles
-alone would not see how large a number is. Same data, optimiser, learning rate and clipping for all.
+Each step has a number in [0, 1], a mark and a constant 1. The target after the last step is the sum of the two marked
+numbers; the constant prediction 1 has a squared error of 1/6. All networks get the constant, because angles alone do
+not depend on the size of a number. Data, optimizer, learning rate and clipping are the same for all networks.
 
     python examples/sequences.py            about two minutes on one core
 """
@@ -21,7 +21,7 @@ HIDDEN, BATCH, SOLVED = 32, 64, 0.01
 
 
 def draw(length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """A batch: sequences [length, BATCH, 3] and the sums [BATCH]; one mark in each half."""
+    """Return sequences [length, BATCH, 3] with one mark in each half, and the sums [BATCH]."""
     numbers, marks = torch.rand(length, BATCH, generator=generator), torch.zeros(length, BATCH)
     for start in (0, length // 2):
         marks[torch.randint(start, start + length // 2, (BATCH,), generator=generator), torch.arange(BATCH)] = 1
@@ -29,7 +29,7 @@ def draw(length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 def train(recurrent: nn.Module, length: int, iterations: int, seed: int) -> list[float]:
-    """The squared error on each iteration's fresh batch, as a mean over the last ten batches."""
+    """Return the squared error at each iteration, on new data and averaged over the last ten batches."""
     model, generator = nn.ModuleList([recurrent, nn.Linear(HIDDEN, 1)]), torch.Generator().manual_seed(seed)
     optimizer, errors = torch.optim.Adam(model.parameters(), lr=0.02), []
     for _ in range(iterations):
@@ -47,7 +47,7 @@ parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 for option, default in {"--length": 16, "--iterations": 300, "--seeds": 5}.items():
     parser.add_argument(option, type=int, default=default)
 length, iterations, seeds = vars(parser.parse_args()).values()
-print(f"squared error; {length} steps, {iterations} iterations, n = {seeds} seeds; below {SOLVED} at which iteration")
+print(f"squared error; {length} steps, {iterations} iterations, n = {seeds} seeds; first iteration below {SOLVED}")
 for name, network in NETWORKS.items():
     runs, start = [], time.process_time()
     for seed in range(seeds):
@@ -57,4 +57,4 @@ for name, network in NETWORKS.items():
     solved = (next((str(i + 1) for i, error in enumerate(run) if error < SOLVED), "never") for run in runs)
     cells = "  ".join(f"{statistics.mean(errors):.4f} ± {statistics.stdev(errors):.4f}" for errors in at)
     seconds = (time.process_time() - start) / seeds
-    print(f"{name:<11}{cells}   {', '.join(solved)}   {seconds:.1f} s a run", flush=True)
+    print(f"{name:<11}{cells}   {', '.join(solved)}   {seconds:.1f} s per run", flush=True)

@@ -1,7 +1,7 @@
-"""Swap one layer of a network of your own: nn.Conv2d becomes sn.SphereConv2d, and nothing else changes.
+"""Replace one layer of a network: nn.Conv2d becomes sn.SphereConv2d, and nothing else changes.
 
-Both networks learn 4,000 embedded digits (mnist5k). Then the test digits are dimmed: pixels are in [0, 1], ink is
-light on black, so dimming scales a patch and leaves its direction. A SphereConv answers to the direction alone.
+Both networks learn 4,000 embedded digits (mnist5k). Then the test digits are dimmed. Pixels are in [0, 1], white on
+black, so that dimming scales a patch and keeps its direction. The output of a SphereConv depends on the direction only.
 
     python examples/swap_a_layer.py         under a minute on one core
 """
@@ -23,16 +23,16 @@ LAYERS = {
 
 
 def network(first: nn.Module) -> nn.Sequential:
-    """Pictures [N, 1, 28, 28] to scores [N, 10]."""
+    """Return a network from images [N, 1, 28, 28] to scores [N, 10]."""
     second = nn.Conv2d(16, 32, 3, padding=1, bias=False)
     units = [(layer, nn.BatchNorm2d(layer.out_channels), nn.ReLU(), nn.MaxPool2d(2)) for layer in (first, second)]
     return nn.Sequential(*units[0], *units[1], nn.Flatten(), nn.Linear(32 * 7 * 7, 10))
 
 
-def pictures(split: Split) -> tuple[Tensor, Tensor]:
-    """All pictures of a split, float [N, 1, 28, 28] in [0, 1], and their labels [N]."""
+def images_of(split: Split) -> tuple[Tensor, Tensor]:
+    """Return all images of a split, float [N, 1, 28, 28] in [0, 1], and their labels [N]."""
     batch = next(split.batches([(0, torch.arange(len(split)))], device=torch.device("cpu"), augmentation=None))
-    return batch.images * (128 / 255) + 0.5, batch.labels  # load_dataset gives (pixel − 127.5)/128
+    return batch.images * (128 / 255) + 0.5, batch.labels  # load_dataset returns (pixel − 127.5)/128
 
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -40,7 +40,7 @@ parser.add_argument("--iterations", type=int, default=240, help="steps of 50 dig
 parser.add_argument("--seeds", type=int, default=3, help="at least 2")
 arguments = parser.parse_args()
 data = load_dataset("mnist5k")
-(images, labels), (test_images, test_labels) = pictures(data.train), pictures(data.test)
+(images, labels), (test_images, test_labels) = images_of(data.train), images_of(data.test)
 print(f"test accuracy % at brightness {BRIGHTNESS}; {arguments.iterations} iterations, n = {arguments.seeds} seeds")
 for name, layer in LAYERS.items():
     rows = []
@@ -54,7 +54,7 @@ for name, layer in LAYERS.items():
             optimizer.step()
             optimizer.zero_grad()
         model.eval().requires_grad_(False)
-        answers = [model(test_images * brightness).argmax(1) for brightness in BRIGHTNESS]
-        rows.append([100 * (answer == test_labels).double().mean().item() for answer in answers])
+        predictions = [model(test_images * brightness).argmax(1) for brightness in BRIGHTNESS]
+        rows.append([100 * (predicted == test_labels).double().mean().item() for predicted in predictions])
     cells = (f"{accuracy.mean():5.1f} ± {accuracy.std():4.1f}" for accuracy in torch.tensor(rows).T)
     print(f"{name:<14}" + "  ".join(cells), flush=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import spherenet as sn
-from spherenet.ops import reference
+from oracle import sphere_conv as reference
 from spherenet.ops.geometry import pad_input
 
 

@@ -1,4 +1,4 @@
-"""The table of losses that several tests run over, each with its formula from the slow reference."""
+"""Table of losses for parametrized tests, each with its formula from the oracle."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from oracle import losses as reference_losses
+from oracle import sphere_conv as reference
+from spherenet.angles import AngleFunction, CustomAngle, LinearAngle, make_angle
 from spherenet.losses import (
     AngularLoss,
     Annealing,
@@ -21,17 +24,15 @@ from spherenet.losses import (
     SSoftmaxLoss,
     WSoftmaxLoss,
 )
-from spherenet.ops import reference, reference_losses
-from spherenet.ops.angle_functions import AngleFunction, CustomAngle, LinearAngle, make_angle
 
 
 def g_parabola(theta: Tensor) -> Tensor:
-    """A user's own g: decreasing, but with g(0) − g(π) = 3."""
+    """A user-defined g: decreasing, with g(0) − g(π) = 3."""
     return 1 - 3 * (theta / math.pi) ** 2
 
 
 class Halved(AngleFunction):
-    """A user's own g as a class, half of the linear one."""
+    """A user-defined g as a class: half of the linear one."""
 
     def forward(self, cosine: Tensor) -> Tensor:
         return LinearAngle()(cosine) / 2
@@ -56,7 +57,7 @@ MARGINS = (1, 1.5, 2, 3, 4, 4.7)
 
 @dataclass(frozen=True)
 class LossCase:
-    """A loss as a user makes it, and its formula."""
+    """A loss as a user creates it, and its formula."""
 
     name: str
     make: Callable[..., AngularLoss]
@@ -64,6 +65,12 @@ class LossCase:
 
     def __str__(self) -> str:
         return self.name
+
+
+def _annealed(make_angle: Callable[[], AngleFunction], **options: object) -> AngularLoss:
+    loss = GASoftmaxLoss(make_angle(), 4, annealing=Annealing(20, 0.5, 2), **options)
+    loss.set_step(3)
+    return loss
 
 
 def _cases() -> list[LossCase]:
@@ -88,18 +95,12 @@ def _cases() -> list[LossCase]:
         cases.append(LossCase(f"a-{m}", partial(ASoftmaxLoss, m, annealing=None), formula))
     for name in ("linear", "cosine", "sigmoid-0.3"):
         angle, g = ANGLES[name]
-        schedule = Annealing(20, 0.5, 2)
-        cases.append(
-            LossCase(
-                f"annealed-{name}",
-                lambda angle=angle, schedule=schedule, **kw: GASoftmaxLoss(angle(), 4, annealing=schedule, **kw),
-                reference_losses.ga_softmax(g, 4, reference_losses.annealed(0, 20, 0.5, 2)),
-            )
-        )
+        formula = reference_losses.ga_softmax(g, 4, reference_losses.annealed(3, 20, 0.5, 2))
+        cases.append(LossCase(f"annealed-{name}", partial(_annealed, angle), formula))
     cases += [
         LossCase("cosface", partial(CosFaceLoss, 0.35, 9), reference_losses.cosface(0.35, 9)),
         LossCase("arcface", partial(ArcFaceLoss, 0.5, 9), reference_losses.arcface(0.5, 9)),
-        # A margin this wide puts most targets beyond θ + m = π.
+        # With this margin most targets have θ + m > π.
         LossCase("arcface-wide", partial(ArcFaceLoss, 2.0, 9), reference_losses.arcface(2.0, 9)),
     ]
     return cases
@@ -110,13 +111,13 @@ COMMON = [case for case in LOSSES if case.name in {
     "softmax", "w-cosine", "w-linear", "w-sigmoid-0.3", "ga-linear-4", "ga-sigmoid-0.3-4", "a-4", "annealed-linear",
     "s-cosine", "cosface", "arcface",
 }]  # fmt: skip
-"""The losses of the public names, one each, for tests that need not see every g and m."""
+"""One case per public loss, for tests that do not need every g and m."""
 
 
 def problem(
     samples: int = 5, features: int = 4, classes: int = 6, bias: bool = True, dtype: torch.dtype = torch.float64
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-    """Random features, class weights and bias, all needing gradients, and labels."""
+    """Return random features, class weights and bias, all of which require gradients, and labels."""
     x = torch.randn(samples, features, dtype=dtype, requires_grad=True)
     w = torch.randn(classes, features, dtype=dtype, requires_grad=True)
     b = torch.randn(classes, dtype=dtype, requires_grad=True) if bias else None

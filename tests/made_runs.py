@@ -1,7 +1,7 @@
 """Run and experiment folders written by hand, so that reports can be tested without training."""
 
-from spherenet.runlog import RunDirectory
-from spherenet.runlog.atomic import write_json
+from spherenet.files import write_json
+from spherenet.runs import RunDirectory
 
 
 def make_run(path, accuracies, *, operator="cosine", finished=True, k=None):

@@ -1,12 +1,12 @@
-"""A problem of seconds for the engine: stripes against noise, a three-layer network."""
+"""Training problem of a few seconds: noise, horizontal and vertical stripes, a network of three convolutions."""
 
 import torch
 
 import spherenet as sn
 from spherenet.data import Augmentation, Preprocessing
-from spherenet.data.tensor_split import TensorSplit
-from spherenet.engine import Processes, Reporter, Settings, StopSignals, Trainer
-from spherenet.runlog import RunDirectory
+from spherenet.data.splits import TensorSplit
+from spherenet.runs import RunDirectory
+from spherenet.training import Processes, Reporter, Settings, StopSignals, Trainer
 
 CLASSES = 3
 ALONE = Processes(0, 1, torch.device("cpu"))
@@ -16,13 +16,13 @@ FLIP = Augmentation(horizontal_flip=True)
 def split(count, seed):
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(count) % CLASSES
-    pictures = torch.randint(0, 120, (count, 8, 8, 1), generator=generator)
+    images = torch.randint(0, 120, (count, 8, 8, 1), generator=generator)
     for index, label in enumerate(labels.tolist()):
         if label == 1:
-            pictures[index, ::2] += 130
+            images[index, ::2] += 130
         if label == 2:
-            pictures[index, :, ::2] += 130
-    return TensorSplit(pictures.to(torch.uint8), labels, Preprocessing((8, 8), 1, (127.5,), (128.0,), None))
+            images[index, :, ::2] += 130
+    return TensorSplit(images.to(torch.uint8), labels, Preprocessing((8, 8), 1, (127.5,), (128.0,), None))
 
 
 def model(**options):
@@ -31,8 +31,8 @@ def model(**options):
     return sn.create_model("cnn-3", CLASSES, in_channels=1, input_size=8, **options)
 
 
-def orthogonality(made):
-    return 1e-4 * sn.orthogonality(made)
+def orthogonality(network):
+    return 1e-4 * sn.orthogonality(network)
 
 
 def settings(**changes):
@@ -41,10 +41,10 @@ def settings(**changes):
     return Settings(**{**small, **changes})
 
 
-def trainer(path, made=None, *, processes=ALONE, reporter=None, train=None, keep=False, penalty=None, **changes):
+def trainer(path, network=None, *, processes=ALONE, reporter=None, train=None, keep=False, penalty=None, **changes):
     path.mkdir(exist_ok=True, parents=True)
     return Trainer(
-        model() if made is None else made,
+        model() if network is None else network,
         split(70, 0) if train is None else train,
         split(40, 1),
         CLASSES,
@@ -58,13 +58,13 @@ def trainer(path, made=None, *, processes=ALONE, reporter=None, train=None, keep
     )
 
 
-def run(path, made=None, stop=None, **options):
-    prepared = trainer(path, made, **options)
+def run(path, network=None, stop=None, **options):
+    prepared = trainer(path, network, **options)
     return prepared, prepared.train(stop or StopSignals())
 
 
 class StopAt(Reporter):
-    """Asks to leave while a step is made, as a signal would: the run saves after that step."""
+    """Request a stop during a step, as a signal does: the run saves a checkpoint after that step."""
 
     def __init__(self, step, stop):
         self.step, self.stop = step, stop
@@ -88,6 +88,6 @@ def assert_equal(first, second):
 
 
 def rows(path):
-    """The metrics without the clock."""
-    found = RunDirectory(path).metrics.read()
-    return [{name: value for name, value in row.items() if name != "seconds"} for row in found]
+    """Return the metrics of a run without its timings."""
+    metrics = RunDirectory(path).metrics.read()
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in metrics]

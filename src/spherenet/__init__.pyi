@@ -1,5 +1,11 @@
 from . import functional as functional
 from . import ops as ops
+from .angles import AngleFunction as AngleFunction
+from .angles import CosineAngle as CosineAngle
+from .angles import CustomAngle as CustomAngle
+from .angles import LearnableSigmoidAngle as LearnableSigmoidAngle
+from .angles import LinearAngle as LinearAngle
+from .angles import SigmoidAngle as SigmoidAngle
 from .convert import SphereSummary as SphereSummary
 from .convert import sphere_summary as sphere_summary
 from .convert import to_plain as to_plain
@@ -39,13 +45,7 @@ from .losses import make_loss as make_loss
 from .models import Classifier as Classifier
 from .models import create_model as create_model
 from .models import list_models as list_models
-from .ops.angle_functions import AngleFunction as AngleFunction
-from .ops.angle_functions import CosineAngle as CosineAngle
-from .ops.angle_functions import CustomAngle as CustomAngle
-from .ops.angle_functions import LearnableSigmoidAngle as LearnableSigmoidAngle
-from .ops.angle_functions import LinearAngle as LinearAngle
-from .ops.angle_functions import SigmoidAngle as SigmoidAngle
-from .ops.angular_output import AngularOutput as AngularOutput
+from .ops.margins import AngularOutput as AngularOutput
 from .optim import KeptNorms as KeptNorms
 from .optim import keep_norms as keep_norms
 from .optim import param_groups as param_groups

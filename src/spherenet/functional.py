@@ -19,26 +19,26 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from spherenet.kernels.compiled import compiled_or_plain
-from spherenet.kernels.dispatch import backend, can_look_at_values, implementation, needs_operators
-from spherenet.kernels.interface import Affine, Angle
-from spherenet.kernels.recurrent import recurrence
-from spherenet.kernels.sphere_conv import Call, SphereConvFunction, forward
-from spherenet.kernels.unit_weights import kept_unit_weight
-from spherenet.ops import angles, composite
-from spherenet.ops.angle_functions import (
+from spherenet import angles
+from spherenet.angles import (
     DEFAULT_K,
+    SMALLEST_K,
     AngleFunction,
     CosineAngle,
     LearnableSigmoidAngle,
     LinearAngle,
     SigmoidAngle,
     make_angle,
+    require_k,
 )
-from spherenet.ops.angles import SMALLEST_K
-from spherenet.ops.arguments import require_floating, require_k, require_one_of, require_positive
+from spherenet.kernels.dispatch import backend, can_look_at_values, compiled_or_plain, implementation, needs_operators
+from spherenet.kernels.interface import Affine, Angle
+from spherenet.kernels.recurrent import recurrence
+from spherenet.kernels.sphere_conv import Call, SphereConvFunction, forward, kept_unit_weight
+from spherenet.ops import sphere_conv as composite
 from spherenet.ops.geometry import Geometry, per_dimension, same_as_numbers
 from spherenet.ops.norms import DEFAULT_EPS, autocast_is_on, without_autocast, working_dtype
+from spherenet.validation import require_floating, require_one_of, require_positive
 
 __all__ = ["backend", "sphere_conv1d", "sphere_conv2d", "sphere_conv3d", "sphere_linear"]
 

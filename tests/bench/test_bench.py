@@ -8,10 +8,8 @@ import torch
 
 import spherenet as sn
 from spherenet.bench.authors import as_authors_wrote_it
-from spherenet.bench.memory import peak_bytes
-from spherenet.bench.networks import compare, contestants
+from spherenet.bench.networks import Spread, compare, contestants, paired_ratios, peak_bytes, take_turns
 from spherenet.bench.suite import WORKLOADS, run_suite
-from spherenet.bench.timing import Spread, paired_ratios, take_turns
 
 
 def test_contestants_take_turns_and_nobody_always_goes_first():

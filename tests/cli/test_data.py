@@ -16,9 +16,9 @@ import pytest
 from PIL import Image
 
 from spherenet.cli import data
-from spherenet.cli.bars import progress_bar
-from spherenet.data import catalogue
-from spherenet.data.cifar_formats import CIFAR10
+from spherenet.cli.output import progress_bar
+from spherenet.data import registry as catalogue
+from spherenet.data.cifar import CIFAR10
 from spherenet.errors import DataError
 
 

@@ -15,17 +15,16 @@ from command_line import TINY, command, one_sentence, spherenet
 from faults.folders import sign
 from made_runs import make_grid, make_run
 from spherenet.cli.progress import Reporters
-from spherenet.engine import Reporter
 from spherenet.errors import RunError
 from spherenet.export import load_model
+from spherenet.files import write_json
 from spherenet.report.grids import read_grid
-from spherenet.report.page import write_page
-from spherenet.report.paper_table import as_csv, markdown_page
+from spherenet.report.page import section_of_runs, write_page
 from spherenet.report.runs import read_run
-from spherenet.report.sections import section_of_runs
-from spherenet.runlog import RunDirectory
-from spherenet.runlog.atomic import write_json
+from spherenet.report.tables import as_csv, markdown_page
+from spherenet.runs import RunDirectory
 from spherenet.text import plain
+from spherenet.training import Reporter
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J"
 
@@ -300,7 +299,7 @@ def test_a_picture_is_whole_or_absent(run, tmp_path, monkeypatch):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-import spherenet.export.atomic as atomic
+import spherenet.files as atomic
 from spherenet.cli import main
 rename = Path.rename
 def dying(self, target):
@@ -352,7 +351,7 @@ def test_the_owner_notices_that_its_lock_was_removed(tmp_path):
 
 def test_readers_of_a_live_run_read_what_took_the_place(run, monkeypatch):
     """The only checkpoint is replaced by a newer one while it is read."""
-    from spherenet.runlog import checkpoints as module
+    from spherenet.runs import checkpoints as module
 
     found = RunDirectory(run).checkpoints
     for old in found.paths()[:-1]:
@@ -371,7 +370,7 @@ def test_readers_of_a_live_run_read_what_took_the_place(run, monkeypatch):
 
 
 def test_a_checkpoint_may_vanish_while_a_run_is_opened(run, monkeypatch):
-    from spherenet.runlog import directory as module
+    from spherenet.runs import directory as module
 
     kind, (*_, newest) = module.file_kind, RunDirectory(run).checkpoints.paths()
 
@@ -387,8 +386,8 @@ def test_a_checkpoint_may_vanish_while_a_run_is_opened(run, monkeypatch):
 
 
 def test_bad_folds_do_not_end_tuning(tmp_path):
-    from spherenet.experiments.config import TrainConfig
     from spherenet.experiments.tuning import score
+    from spherenet.training.config import TrainConfig
 
     for fold, summary in enumerate(['{"accuracy": 0.5}', "{}", "nonsense"]):
         made = make_run(tmp_path / "x" / f"fold-{fold}", [0.5], finished=False)

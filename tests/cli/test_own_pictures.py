@@ -41,7 +41,7 @@ def test_a_folder_is_learned_and_used(pictures, tmp_path, workers, capsys):
 
 
 def test_workers_change_nothing(pictures, tmp_path):
-    from spherenet.runlog import RunDirectory
+    from spherenet.runs import RunDirectory
 
     rows = []
     for workers in (0, 2):

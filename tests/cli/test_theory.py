@@ -10,7 +10,7 @@ from PIL import Image
 
 from command_line import one_sentence, spherenet
 from spherenet.cli.main import VERBS
-from spherenet.theory import twins
+from spherenet.theory import spectra as twins
 from spherenet.theory.spectra import spectrum
 
 NAMES = ["conditioning", "phase", "operators", "features", "colour"]

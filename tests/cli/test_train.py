@@ -9,9 +9,10 @@ import pytest
 import torch
 import yaml
 
+import spherenet as sn
 from command_line import TINY, command, in_other_processes, one_sentence, spherenet
-from spherenet.runlog import RunDirectory
-from spherenet.runlog.checkpoints import load_checkpoint
+from spherenet.runs import RunDirectory
+from spherenet.runs.checkpoints import load_checkpoint
 
 
 def weights(run, kind="step"):
@@ -91,12 +92,12 @@ def test_every_loss_trains(tmp_path, loss):
     assert spherenet("train", *TINY, "--loss", loss, "--output", tmp_path / "run") == 0
 
 
-def test_annealing_follows_the_length_of_the_run(tmp_path):
-    from spherenet.experiments.saved_runs import load_run
-
+def test_annealing_follows_the_length_of_the_run(tmp_path, monkeypatch):
+    steps = []
+    monkeypatch.setattr(sn.GASoftmaxLoss, "set_step", lambda loss, step: steps.append((loss.annealing, step)))
     spherenet("train", *TINY, "--loss", "ga-linear", "--accumulate", 2, "--output", tmp_path / "run")
-    criterion = load_run(tmp_path / "run", "last").model.criterion
-    assert int(criterion.iteration) == 6  # steps, not pieces of them
+    assert {annealing for annealing, _ in steps} == {sn.Annealing.for_run(6)}
+    assert [step for _, step in steps] == sorted([*range(6), *range(6)])  # both batches of a step have its λ
 
 
 def test_fine_tuning_starts_from_another_run(tmp_path, whole, capfd):

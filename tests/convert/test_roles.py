@@ -176,7 +176,7 @@ def test_the_root_may_be_a_layer_or_a_head():
 @pytest.mark.parametrize("name", ["cnn-3", "resnet-32"])
 def test_the_papers_networks_convert_to_their_twins(name):
     options = {"widths": (4, 6, 8)}
-    cnn = sn.create_model(name, **options)
+    cnn = sn.create_model(name, operator=None, **options)
     twin = sn.create_model(name, operator="sigmoid", **options)
     twin.load_state_dict(cnn.state_dict())
     sphere = to_sphere(cnn, shortcuts=False)

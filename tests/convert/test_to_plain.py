@@ -69,7 +69,7 @@ def test_trained_weights_come_back():
 def test_a_network_of_the_paper_becomes_its_cnn_twin():
     options = {"widths": (4, 6, 8), "input_size": 16}
     sphere = sn.create_model("cnn-9", operator="learnable", rescale="learned", **options)
-    cnn = sn.create_model("cnn-9", **options)
+    cnn = sn.create_model("cnn-9", operator=None, **options)
     plain = to_plain(sphere)
     cnn.load_state_dict(plain.state_dict())
     x = torch.randn(2, 3, 16, 16)

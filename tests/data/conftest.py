@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from spherenet.data.cifar_formats import CIFAR10, CIFAR100
+from spherenet.data.cifar import CIFAR10, CIFAR100
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 CPU = torch.device("cpu")

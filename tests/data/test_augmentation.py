@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from spherenet.data import AUGMENTATIONS, Augmentation, Preprocessing, TensorSplit, default_augmentation
-from spherenet.data.augmentation import augment
-from spherenet.data.draws import Purpose, draw
+from spherenet.data.augmentation import Purpose, augment, draw
 
 CASES = {
     "none": Augmentation(),

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from spherenet.data import catalogue, load_dataset
-from spherenet.data.cifar import find_cifar, read_cifar
-from spherenet.data.cifar_formats import CIFAR10, CIFAR100
+from spherenet.data import load_dataset
+from spherenet.data import registry as catalogue
+from spherenet.data.cifar import CIFAR10, CIFAR100, find_cifar, read_cifar
 from spherenet.errors import DataError
 
 FORMS = ["bin", "py", "py2", "py4", "py5", "bin.tar.gz", "py.tar.gz", "py4.tar.gz"]

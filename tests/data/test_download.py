@@ -12,11 +12,12 @@ from dataclasses import replace
 
 import pytest
 
-from spherenet.data import catalogue, load_dataset
-from spherenet.data.download import download
+from spherenet.data import load_dataset
+from spherenet.data import registry as catalogue
+from spherenet.data.archives import download
 from spherenet.errors import DataError
 
-module = sys.modules["spherenet.data.download"]
+module = sys.modules["spherenet.data.archives"]
 CONTENT = bytes(range(256)) * 4000  # about 1 MB: several chunks
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
 

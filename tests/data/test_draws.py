@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from spherenet.data.draws import Purpose, draw, shuffled
+from spherenet.data.augmentation import Purpose, draw, shuffled
 
 WORD = (1 << 64) - 1
 

@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from spherenet.data import AUGMENTATIONS, Augmentation, check_images, load_dataset, read_image
-from spherenet.data.augmentation import augment
-from spherenet.data.draws import Purpose, draw
-from spherenet.data.pictures import decode
-from spherenet.data.reading_ahead import read_ahead
+from spherenet.data.augmentation import Purpose, augment, draw
+from spherenet.data.images import decode
+from spherenet.data.workers import read_ahead
 from spherenet.errors import DataError
 
 CPU = torch.device("cpu")

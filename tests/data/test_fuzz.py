@@ -13,7 +13,7 @@ from PIL import Image
 from spherenet.data import Preprocessing
 from spherenet.data.archives import read_members
 from spherenet.data.cifar import find_cifar, read_cifar
-from spherenet.data.pictures import FORMATS, decode
+from spherenet.data.images import FORMATS, decode
 from spherenet.data.unpickling import read_pickled_dict
 from spherenet.errors import DataError
 

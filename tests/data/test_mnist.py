@@ -8,7 +8,8 @@ import sys
 import pytest
 import torch
 
-from spherenet.data import find_dataset, load_dataset, mnist
+from spherenet.data import digits as mnist
+from spherenet.data import find_dataset, load_dataset
 from spherenet.errors import DataError
 
 

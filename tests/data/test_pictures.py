@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from spherenet.data import Preprocessing, read_image
-from spherenet.data.pictures import LARGEST_PICTURE, decode
+from spherenet.data.images import LARGEST_PICTURE, decode
 from spherenet.errors import DataError
 
 # A picture whose corners differ, so that any turn or flip shows: red, green / blue, grey.

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from spherenet.data import Preprocessing
-from spherenet.data.preprocessing import normalise
+from spherenet.data.images import normalise
 from spherenet.errors import DataError
 
 COLOUR = Preprocessing((6, 5), 3, (125.3, 123.0, 113.9), (63.0, 62.1, 66.7), (8, 8))

@@ -5,10 +5,9 @@ import json
 import pytest
 
 from docs.pages import DOCS
-from spherenet.experiments.catalogue import find_experiment
-from spherenet.experiments.grid import describe_grid, jobs_of
+from spherenet.experiments.experiment import describe_grid, find_experiment, jobs_of
 from spherenet.report.grids import read_grid
-from spherenet.report.paper_table import markdown_page
+from spherenet.report.tables import markdown_page
 
 FOLDERS = sorted((DOCS.parent / "results" / "cpu").iterdir())
 

@@ -14,8 +14,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.preprocessing import StandardScaler
 
+from oracle import sphere_conv as reference
 from spherenet.estimators import SphereLogisticRegression, SphereSVC
-from spherenet.ops import reference
 
 ANGLES = {"cosine": reference.g_cosine, "linear": reference.g_linear, "sigmoid": lambda t: reference.g_sigmoid(t, 0.3)}
 every_angle = pytest.mark.parametrize("angle", ANGLES)

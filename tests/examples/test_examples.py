@@ -1,4 +1,4 @@
-"""Every example runs in a small form, is short, says how to start it, and prints what it promises."""
+"""Every example runs with small settings, is short, documents its command and prints its results."""
 
 import os
 import re
@@ -16,7 +16,7 @@ MEAN_AND_SPREAD = re.compile(r"(\d+\.\d+|\d+) ± +(\d+\.\d+|\d+)")
 
 @pytest.fixture
 def run(capsys, monkeypatch):
-    """Runs an example in this process, where warnings are errors, and returns its lines."""
+    """Return a function that runs an example in this process, where warnings are errors, and returns its lines."""
 
     def run_here(name, options=""):
         monkeypatch.setattr(sys, "argv", [name, *options.split()])
@@ -29,26 +29,25 @@ def run(capsys, monkeypatch):
 
 
 def means(line):
-    """The means of a line's cells; each has its spread."""
+    """Return the means in a line; each is followed by its spread."""
     return [float(mean) for mean, _ in MEAN_AND_SPREAD.findall(line)]
 
 
 def named(lines, names):
-    """The means of each line by the name it begins with; every name is there once, and in this order."""
-    found = [
-        next((name for name in sorted(names, key=len, reverse=True) if line.startswith(name)), None) for line in lines
-    ]
-    assert found == list(names), lines
-    return {name: means(line) for name, line in zip(found, lines, strict=True)}
+    """Return the means of each line by the name at its start; every name occurs once, in this order."""
+    by_length = sorted(names, key=len, reverse=True)
+    starts = [next((name for name in by_length if line.startswith(name)), None) for line in lines]
+    assert starts == list(names), lines
+    return {name: means(line) for name, line in zip(starts, lines, strict=True)}
 
 
-def test_all_are_tested():
+def test_all_examples_are_tested():
     tested = set(re.findall(r'"(\w+\.py)"', Path(__file__).read_text()))
     assert set(SCRIPTS) <= tested
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_an_example_is_short_and_says_how_to_run_it(name):
+def test_example_is_short_and_documents_its_command(name):
     text = (EXAMPLES / name).read_text()
     docstring = text.split('"""')[1]
     assert len(text.splitlines()) <= 60
@@ -57,7 +56,7 @@ def test_an_example_is_short_and_says_how_to_run_it(name):
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_the_page_of_examples_has_its_command(name):
+def test_docs_list_the_command(name):
     page = (EXAMPLES.parent / "docs/examples.md").read_text()
     assert f"python examples/{name}" in page
 
@@ -69,7 +68,7 @@ def test_swap_a_layer(run):
     assert all(len(row) == 4 for row in accuracies.values())
     bright, *dim = accuracies["SphereConv2d"]
     assert bright > 20  # chance is 10
-    assert dim == pytest.approx([bright] * 3, abs=1.0)  # eps alone sees the brightness
+    assert dim == pytest.approx([bright] * 3, abs=1.0)  # only eps depends on the brightness
 
 
 def test_convert_a_model(run):
@@ -78,29 +77,29 @@ def test_convert_a_model(run):
     assert sum("converted from Conv2d" in line for line in table) == 8
     assert sum("skipped by rule '0.downsample'" in line for line in table) == 1
     assert "8 sphere, 2 plain" in lines[len(table) + 1]
-    found = named(accuracies, ["plain", "converted", "converted, trained on", "plain, trained on"])
-    assert found["converted, trained on"][0] > found["converted"][0]
-    assert found["plain, trained on"][0] > found["plain"][0] > 10
+    accuracy = named(accuracies, ["plain", "converted", "converted, trained", "plain, trained again"])
+    assert accuracy["converted, trained"][0] > accuracy["converted"][0]
+    assert accuracy["plain, trained again"][0] > accuracy["plain"][0] > 10
 
 
 def test_small_batches(run):
-    header, *rows = run("small_batches.py", "--pictures 400 --batches 2 --seeds 2")
-    assert header == "test accuracy %, 400 pictures seen, n = 2 seeds"
-    names = ["no normalisation", "BatchNorm", "SphereNorm"]
-    found = named([row.removeprefix("batch 2    ") for row in rows], names)
-    assert found["SphereNorm"][0] > found["BatchNorm"][0] + 10
+    header, *rows = run("small_batches.py", "--images 400 --batches 2 --seeds 2")
+    assert header == "test accuracy %, 400 images seen, n = 2 seeds"
+    names = ["no normalization", "BatchNorm", "SphereNorm"]
+    accuracy = named([row.removeprefix("batch 2    ") for row in rows], names)
+    assert accuracy["SphereNorm"][0] > accuracy["BatchNorm"][0] + 10
 
 
 def test_retrieval(run):
     header, *rows = run("retrieval.py", "--iterations 12 --seeds 2")
-    assert "1600 pictures of unseen classes" in header
+    assert "1600 images of unseen classes" in header
     assert 80 < float(rows[0].removeprefix("pixels")) < 100
     recalls = named(rows[1:], ["CNN", "SphereNet", "SphereNet + GA"])
     assert all(60 < recall < 100 for (recall,) in recalls.values())  # chance is 25
 
 
-def test_two_processes_make_the_steps_of_one(run):
-    """Under torchrun and alone, as its docstring says; the losses differ by rounding."""
+def test_two_processes_take_the_same_steps_as_one(run):
+    """Run both commands of the docstring; the losses differ by rounding."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     result = subprocess.run(
         [*launcher, EXAMPLES / "multi_process.py", "--iterations", "4"],
@@ -112,28 +111,28 @@ def test_two_processes_make_the_steps_of_one(run):
     assert result.returncode == 0, result.stderr
     two, one = result.stdout.splitlines(), run("multi_process.py", "--iterations 4")
     assert two[-1].startswith("processes: 2, ")
-    assert two[-1].endswith("weights apart 0")
-    assert re.fullmatch(r"processes: 1, test accuracy \d+\.\d %, weights apart 0", one[-1])
+    assert two[-1].endswith("difference of weights 0")
+    assert re.fullmatch(r"processes: 1, test accuracy \d+\.\d %, difference of weights 0", one[-1])
     losses = [[float(re.search(r"loss (\S+)", line)[1]) for line in lines[:-1]] for lines in (two, one)]
-    assert len(losses[0]) == 5  # four rows of training, one of the test
+    assert len(losses[0]) == 5  # four rows of training metrics, one of test metrics
     assert losses[0] == pytest.approx(losses[1], abs=2e-4)
 
 
 def test_estimators(run):
-    header, *rows = run("estimators.py", "--data wine --parts 2 --repetitions 1")
-    assert header == "wine: 178 samples, 13 features; accuracy %, n = 2 parts"
+    header, *rows = run("estimators.py", "--data wine --folds 2 --repetitions 1")
+    assert header == "wine: 178 samples, 13 features; accuracy %, n = 2 folds"
     angles = ("cosine", "linear", "sigmoid")
-    logistic, svc = ([f"  {kind} {angle}" for angle in angles] for kind in ("SphereLogisticRegression", "SphereSVC"))
-    found = named(rows, ["  LogisticRegression", *logistic, "  LinearSVC", *svc])
-    assert all(85 < accuracy <= 100 for (accuracy,) in found.values())
+    logistic, svc = ([f"  {name} {angle}" for angle in angles] for name in ("SphereLogisticRegression", "SphereSVC"))
+    accuracies = named(rows, ["  LogisticRegression", *logistic, "  LinearSVC", *svc])
+    assert all(85 < accuracy <= 100 for (accuracy,) in accuracies.values())
 
 
 def test_sequences(run):
     header, *rows = run("sequences.py", "--length 8 --iterations 12 --seeds 2")
     assert "8 steps, 12 iterations, n = 2 seeds" in header
-    found = named(rows, ["LSTM", "SphereLSTM", "GRU", "SphereGRU"])
-    for first, *_, last in found.values():
-        assert 0 < last < first  # it has begun to learn
+    errors = named(rows, ["LSTM", "SphereLSTM", "GRU", "SphereGRU"])
+    for first, *_, last in errors.values():
+        assert 0 < last < first
     assert all("never, never" in row for row in rows)
 
 
@@ -141,9 +140,9 @@ def test_reinforcement(run):
     pytest.importorskip("gymnasium")
     header, *rows = run("reinforcement.py", "--updates 4 --seeds 2")
     assert "4 updates, n = 2 seeds" in header
-    found = named(rows, ["ordinary", "SphereNet"])
-    assert all(8 < length < 100 for lengths in found.values() for length in lengths)
+    by_policy = named(rows, ["plain", "SphereNet"])
+    assert all(8 < length < 100 for lengths in by_policy.values() for length in lengths)
     assert all(len(row.split(":")[1].split()) == 2 for row in rows)
-    for row, lengths in zip(rows, found.values(), strict=True):
+    for row, lengths in zip(rows, by_policy.values(), strict=True):
         by_seed = [float(length) for length in row.split(":")[1].split()]
         assert sum(by_seed) / 2 == pytest.approx(lengths[3], abs=1)

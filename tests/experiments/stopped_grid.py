@@ -4,9 +4,9 @@ import sys
 from pathlib import Path
 
 from spherenet.cli.grid_progress import run_watched
-from spherenet.experiments.config import TrainConfig
-from spherenet.experiments.grid import Job
+from spherenet.experiments.experiment import Job
 from spherenet.experiments.runner import Here
+from spherenet.training.config import TrainConfig
 
 
 def main(folder, launcher, jobs):
@@ -14,7 +14,7 @@ def main(folder, launcher, jobs):
         widths=[4, 4, 4], batch_size=32, iterations=1_000_000, log_every=1, eval_every=500_000, threads=1, observe=False
     )
     if launcher == "ray":
-        from spherenet.experiments.cluster import OnRay
+        from spherenet.experiments.runner import OnRay
 
         launch = OnRay("local")
     else:

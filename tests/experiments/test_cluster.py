@@ -3,7 +3,7 @@
 import pytest
 
 from command_line import in_other_processes, one_sentence
-from spherenet.runlog import RunDirectory
+from spherenet.runs import RunDirectory
 
 pytest.importorskip("ray")
 

@@ -14,13 +14,20 @@ import pytest
 from command_line import command, in_other_processes, one_sentence, spherenet
 from spherenet.cli import main
 from spherenet.cli.train import parser as train_parser
-from spherenet.experiments.catalogue import IDS, find_experiment, words_of
-from spherenet.experiments.cells import command_line
-from spherenet.experiments.config import TrainConfig
-from spherenet.experiments.grid import Job, describe_grid, jobs_of, selected
+from spherenet.experiments.experiment import (
+    IDS,
+    Job,
+    command_line,
+    describe_grid,
+    find_experiment,
+    jobs_of,
+    selected,
+    words_of,
+)
 from spherenet.experiments.runner import GridReporter, Here, run_jobs
 from spherenet.report.grids import read_grid
-from spherenet.runlog import RunDirectory
+from spherenet.runs import RunDirectory
+from spherenet.training.config import TrainConfig
 
 SPEC_CELLS = {"table1": 48, "table2": 36, "table3": 6, "table4": 10, "fig-convergence-resnet": 8,
               "fig-convergence-plain": 7, "fig-width": 8, "fig-ultradeep": 6, "learnable": 2, "fig-spherenorm": 20,
@@ -281,7 +288,7 @@ def test_folds_share_no_pictures_and_are_stratified():
     import torch
 
     from spherenet.data import load_dataset
-    from spherenet.experiments.build import in_folds
+    from spherenet.training.build import in_folds
 
     dataset = load_dataset("mnist5k")
     parts = [in_folds(dataset, 3, fold) for fold in range(3)]
@@ -295,7 +302,7 @@ def test_folds_share_no_pictures_and_are_stratified():
 
 def test_fewer_training_pictures_are_stratified_and_the_test_pictures_stay():
     from spherenet.data import load_dataset
-    from spherenet.experiments.build import with_fewer
+    from spherenet.training.build import with_fewer
 
     dataset = load_dataset("mnist5k")
     few = with_fewer(dataset, 37)
@@ -314,7 +321,7 @@ def test_fewer_training_pictures_are_stratified_and_the_test_pictures_stay():
 )
 def test_annealing_ends_where_it_is_told(options, last):
     from spherenet.data import load_dataset
-    from spherenet.experiments.build import build_model, iteration_setter
+    from spherenet.training.build import build_model, iteration_setter
 
     dataset = load_dataset("mnist5k")
     config = TrainConfig(loss="ga-linear", iterations=600, widths=[4, 4, 4], lambda_floor_at=0.5, **options)

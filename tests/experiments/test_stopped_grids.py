@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from spherenet.experiments.config import TrainConfig
-from spherenet.experiments.grid import Job
+from spherenet.experiments.experiment import Job
 from spherenet.experiments.runner import run_jobs
-from spherenet.runlog import RunDirectory
+from spherenet.runs import RunDirectory
+from spherenet.training.config import TrainConfig
 
 SCRIPT = Path(__file__).with_name("stopped_grid.py")
 PATIENCE = 120

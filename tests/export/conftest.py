@@ -32,7 +32,7 @@ def network():
 
     def make(name="cnn-3", **options):
         options.setdefault("widths", WIDTHS.get(name, (4, 6, 8)))
-        model = sn.create_model(name, **options)
+        model = sn.create_model(name, **{"operator": None, **options})
         return _lived_in(model, torch.randn(8, model.config["in_channels"], *model.config["input_size"]))
 
     return make

@@ -9,8 +9,9 @@ import torch
 from safetensors import torch as safetensors_torch
 
 import spherenet as sn
+from spherenet import files as atomic
 from spherenet.errors import ModelError
-from spherenet.export import ModelCard, atomic, load_metadata, load_model, save_model
+from spherenet.export import ModelCard, load_metadata, load_model, save_model
 
 MODELS = {
     "plain": {},
@@ -77,18 +78,35 @@ def test_a_shared_k_is_stored_once_and_stays_shared(network, tmp_path):
     assert len({id(layer.angle) for layer in sn.sphere_layers(loaded).values()}) == 1
 
 
-def test_state_of_the_loss(network, tmp_path):
-    """The annealing's counter and a schedule that was replaced after the model was made."""
+def test_replaced_annealing_is_saved(network, tmp_path):
     model = network(operator="cosine", loss="ga-linear")
-    model.criterion.annealing = sn.Annealing.for_run(1000)
-    images, labels = torch.randn(4, 3, 32, 32), torch.arange(4)
-    for _ in range(7):
-        model(images, labels)
+    model.criterion.annealing = sn.Annealing.for_run(1000, floor=2)
+    model.criterion.set_step(7)
     save_model(model, tmp_path / "saved")
     loaded = load_model(tmp_path / "saved")
-    assert loaded.criterion.iteration.item() == 7
-    assert loaded.criterion.annealing == sn.Annealing.for_run(1000)
-    assert loaded.criterion.current_lambda == model.criterion.current_lambda < 100
+    assert loaded.criterion.annealing == sn.Annealing.for_run(1000, floor=2)
+    assert loaded.criterion.current_lambda == 2  # the margin at its final strength
+
+
+def test_counter_of_earlier_versions_is_ignored(network, tmp_path):
+    model = network(operator="cosine", loss="ga-linear")
+    save_model(model, tmp_path / "saved")
+    file = tmp_path / "saved" / "model.safetensors"
+    stored = safetensors_torch.load_file(file)
+    safetensors_torch.save_file(stored | {"criterion.iteration": torch.tensor(7)}, file)
+    assert_same(load_model(tmp_path / "saved"), model)
+
+
+def test_config_without_operator_is_a_plain_network(network, tmp_path):
+    model = network(operator=None)
+    save_model(model, tmp_path / "saved")
+    file = tmp_path / "saved" / "config.json"
+    config = json.loads(file.read_text())
+    del config["model"]["operator"]
+    file.write_text(json.dumps(config))
+    loaded = load_model(tmp_path / "saved")
+    assert not sn.sphere_layers(loaded)
+    assert_same(loaded, model)
 
 
 def test_a_loaded_model_trains_on(network, tmp_path):
@@ -219,7 +237,7 @@ REASONS = {
 
 
 def _changed(change):
-    model = sn.create_model("cnn-3", widths=(2, 2, 2))
+    model = sn.create_model("cnn-3", operator=None, widths=(2, 2, 2))
     change(model)
     return model
 

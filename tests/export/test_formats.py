@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from spherenet.errors import ModelError
-from spherenet.export import FORMATS, export_model, format_of, formats, load_metadata, load_model
+from spherenet.export import FORMATS, export_model, format_of, load_metadata, load_model
+from spherenet.export import onnx as formats
 
 SUFFIXES = {"a.onnx": "onnx", "a.ONNX": "onnx", "a.ts": "torchscript", "b/a.torchscript": "torchscript",
             "a.pt2": "program", "a": "folder", "b.c/a": "folder"}  # fmt: skip

@@ -11,7 +11,7 @@ import spherenet as sn
 from cases import GEOMETRIES, OPERATORS, oracle_conv, oracle_linear
 from spherenet.errors import ModelError
 from spherenet.export import freeze
-from spherenet.export.frozen import FrozenSphereConv, FrozenSphereLinear
+from spherenet.export.frozen_layers import FrozenSphereConv, FrozenSphereLinear
 
 ACCURACY = {torch.float32: 1e-6, torch.float64: 1e-12}
 EXTRAS = {"bare": {}, "learned": {"rescale": "learned", "bias": True}, "fixed": {"rescale": (1.7, -0.3)}}

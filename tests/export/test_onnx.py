@@ -11,7 +11,8 @@ from torch import nn
 
 import spherenet as sn
 from spherenet.errors import ModelError
-from spherenet.export import export_onnx, onnx_file
+from spherenet.export import export_onnx
+from spherenet.export import onnx as onnx_file
 
 LOSSES = {
     None: "softmax",

@@ -13,8 +13,7 @@ from torch import nn
 import spherenet as sn
 from spherenet.errors import ModelError
 from spherenet.export import export_onnx, export_program, export_torchscript, freeze
-from spherenet.export.parity import require_same_answers
-from spherenet.export.programs import trace_program
+from spherenet.export.programs import require_same_answers, trace_program
 
 OPERATORS = [None, "cosine", "linear", "sigmoid", "learnable"]
 LOSSES = {

@@ -8,7 +8,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from faults import fork_server, injections
 from spherenet.cli import main
-from spherenet.experiments import training
+from spherenet.training import run as training
 
 training.build_data = fork_server.build_data
 

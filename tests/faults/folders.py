@@ -5,10 +5,10 @@ import json
 
 import torch
 
-from spherenet.runlog import RunDirectory
-from spherenet.runlog.atomic import is_temporary
-from spherenet.runlog.checkpoints import load_checkpoint
-from spherenet.runlog.examination import examine
+from spherenet.files import is_temporary
+from spherenet.runs import RunDirectory
+from spherenet.runs.checkpoints import load_checkpoint
+from spherenet.runs.directory import examine
 
 CLOCK = ("seconds", "peak_megabytes")
 """What differs between two equal runs."""

@@ -28,7 +28,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from faults import injections  # noqa: E402
 from spherenet.cli import main  # noqa: E402
 from spherenet.data import load_dataset  # noqa: E402
-from spherenet.experiments import build, training  # noqa: E402
+from spherenet.training import build  # noqa: E402
+from spherenet.training import run as training  # noqa: E402
 
 TRAIN, TEST = 200, 100
 """Pictures, of 12 × 12, of the embedded digits: at a batch of 32 an epoch is 6 steps."""

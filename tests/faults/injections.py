@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
-from spherenet.data import folder_split
-from spherenet.engine import Trainer
+from spherenet.data import folder as folder_split
 from spherenet.models import Classifier
-from spherenet.runlog import checkpoints
+from spherenet.runs import checkpoints
+from spherenet.training import Trainer
 
 
 def inject(

@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import spherenet as sn  # noqa: E402
 from faults.small_sets import write_pictures  # noqa: E402
 from spherenet.data import load_dataset  # noqa: E402
-from spherenet.experiments import training  # noqa: E402
-from spherenet.experiments.config import TrainConfig  # noqa: E402
+from spherenet.training import run as training  # noqa: E402
+from spherenet.training.config import TrainConfig  # noqa: E402
 
 SIZES = (1, 2, 5, 12, 30, 70, 130, 200, 150, 90, 40, 17, 7, 3)
 """Batches that grow and shrink."""

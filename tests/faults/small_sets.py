@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 from PIL import Image
 
-from spherenet.data import catalogue
-from spherenet.data.cifar_formats import CIFAR10, CIFAR100
+from spherenet.data import registry as catalogue
+from spherenet.data.cifar import CIFAR10, CIFAR100
 
 COUNT = 40
 """Pictures a file."""

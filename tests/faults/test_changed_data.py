@@ -8,8 +8,8 @@ import torch
 from faults.children import OPTIONS
 from faults.folders import tensors_of
 from faults.small_sets import write_pictures
-from spherenet.runlog import RunDirectory
-from spherenet.runlog.checkpoints import load_checkpoint
+from spherenet.runs import RunDirectory
+from spherenet.runs.checkpoints import load_checkpoint
 
 POINT = 14
 IMAGES = ["--data", "folder", "--image-size", "12", "--batch-size", "4", "--workers", "0"]

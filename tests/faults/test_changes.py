@@ -4,7 +4,7 @@ import pytest
 
 from faults.children import OPTIONS
 from faults.folders import assert_same_run, newest_step
-from spherenet.runlog import RunDirectory
+from spherenet.runs import RunDirectory
 
 POINT = 9
 CHANGES = {

@@ -7,7 +7,7 @@ import pytest
 
 from faults.folders import assert_same_run
 from faults.scale import BIT_FLIPS, DAMAGES
-from spherenet.runlog import RunDirectory
+from spherenet.runs import RunDirectory
 
 POINT = 2
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "manifest.json")

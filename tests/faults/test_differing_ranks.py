@@ -11,8 +11,8 @@ from command_line import one_sentence
 from faults.children import OPTIONS
 from faults.folders import newest_step
 from faults.small_sets import write_pictures
-from spherenet.runlog import RunDirectory
-from spherenet.runlog.checkpoints import load_checkpoint
+from spherenet.runs import RunDirectory
+from spherenet.runs.checkpoints import load_checkpoint
 
 POINT = 14
 DIFFERENT = {
@@ -101,8 +101,8 @@ def test_metrics_are_those_of_the_saved_weights(children, folder, tried):
     assert [rank.wait() for rank in ranks] == [0, 0], [rank.said for rank in ranks]
     row = [row for row in RunDirectory(run).metrics.read() if row["split"] == "test"][-1]
     from faults.fork_server import few_digits
-    from spherenet.engine import Processes, evaluate
-    from spherenet.experiments.saved_runs import load_run
+    from spherenet.training import Processes, evaluate
+    from spherenet.training.saved_runs import load_run
 
     saved = load_run(run, "last")
     alone = Processes(0, 1, torch.device("cpu"))

@@ -14,7 +14,7 @@ from command_line import one_sentence
 from faults.children import OPTIONS
 from faults.folders import assert_no_temporaries, assert_same_run, assert_sound, newest_step
 from faults.scale import DISK_LIMITS, PATIENCE
-from spherenet.runlog import RunDirectory
+from spherenet.runs import RunDirectory
 
 POINT = 3
 
@@ -75,7 +75,7 @@ def test_nothing_fits(children, folder, tried):
 ON_A_SMALL_DISK = """
 import json, subprocess, sys
 from spherenet.cli import main
-from spherenet.runlog.examination import examine
+from spherenet.runs.directory import examine
 disk, answers, *options = sys.argv[1:]
 run = f"{disk}/run"
 options += ["--image-size", "12", "--iterations", "90", "--log-every", "1", "--eval-every", "30"]

@@ -13,8 +13,8 @@ from command_line import spherenet
 from faults.fork_server import build_data
 from faults.mutation import LONGEST_ANSWER, mutated_bytes, mutated_value
 from faults.scale import COMMAND_LINES
-from spherenet.experiments import training
-from spherenet.experiments.config import TrainConfig
+from spherenet.training import run as training
+from spherenet.training.config import TrainConfig
 
 POINT = 15
 CODES = {0, 1, 2}

@@ -12,8 +12,8 @@ import spherenet as sn
 from faults.mutation import answer, mutated_bytes, mutated_value
 from faults.scale import FUZZ_INPUTS
 from spherenet.errors import DataError, ModelError, RunError
-from spherenet.experiments.saved_runs import load_predictor
 from spherenet.export import load_metadata, load_model, save_model
+from spherenet.training.saved_runs import load_predictor
 
 POINT = 11
 METADATA = {"classes": ["a", "b", "c"], "preprocessing": sn.data.Preprocessing.standard((8, 8), 1).as_dict()}

@@ -13,14 +13,14 @@ from faults.folders import sign
 from faults.mutation import answer, mutated_bytes, mutated_value
 from faults.scale import FUZZ_INPUTS
 from spherenet.cli.train import parser
-from spherenet.engine import StopSignals
 from spherenet.errors import CheckpointError, RunError, SphereNetError
-from spherenet.experiments.build import augmentation_of, build_settings
-from spherenet.experiments.config import TrainConfig
-from spherenet.experiments.saved_runs import config_of, load_run
-from spherenet.runlog import MetricsFile, RunDirectory
-from spherenet.runlog.checkpoints import load_checkpoint
-from spherenet.runlog.examination import examine
+from spherenet.runs import MetricsFile, RunDirectory
+from spherenet.runs.checkpoints import load_checkpoint
+from spherenet.runs.directory import examine
+from spherenet.training import StopSignals
+from spherenet.training.build import augmentation_of, build_settings
+from spherenet.training.config import TrainConfig
+from spherenet.training.saved_runs import config_of, load_run
 from training_problem import trainer
 
 POINT = 11

@@ -12,7 +12,7 @@ import torch
 from faults.children import OPTIONS
 from faults.folders import assert_same_run, sign
 from faults.small_sets import SMALL10, SMALL100, pickled_files, write_folder
-from spherenet.runlog import RunDirectory
+from spherenet.runs import RunDirectory
 
 POINT = 4
 SOURCES = Path(__file__).parents[2] / "src" / "spherenet"

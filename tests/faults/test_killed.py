@@ -9,7 +9,7 @@ import pytest
 from faults.children import OPTIONS
 from faults.folders import assert_same_run, assert_sound, is_run, newest_step
 from faults.scale import CRASH_POINTS, RANDOM_KILLS, SOAK
-from spherenet.runlog import RunDirectory
+from spherenet.runs import RunDirectory
 
 POINT = 1
 VARIANTS = {

@@ -9,8 +9,8 @@ from faults.children import OPTIONS
 from faults.folders import assert_no_temporaries, assert_same_run, assert_same_tensors, rows, tensors_of
 from faults.scale import FAULTY_STEPS, SOAK
 from faults.small_sets import SMALL10, SMALL100, binary_files, pickled_files, write_folder
-from spherenet.runlog import RunDirectory
-from spherenet.runlog.checkpoints import load_checkpoint
+from spherenet.runs import RunDirectory
+from spherenet.runs.checkpoints import load_checkpoint
 
 POINT = 6
 EVERY_STEP = ["--log-every", "1", "--checkpoint-every", "1"]

@@ -9,7 +9,7 @@ import pytest
 from faults.children import OPTIONS
 from faults.folders import assert_same_run, newest_step
 from faults.scale import PAIRS, SOAK
-from spherenet.runlog import RunDirectory
+from spherenet.runs import RunDirectory
 
 POINT = 7
 CODES = {signal.SIGINT: 130, signal.SIGUSR1: 138, signal.SIGTERM: 143}

@@ -13,7 +13,7 @@ import pytest
 from faults.children import OPTIONS
 from faults.folders import assert_same_tensors, newest_step, tensors_of
 from faults.scale import PATIENCE, SOAK
-from spherenet.runlog import RunDirectory
+from spherenet.runs import RunDirectory
 
 POINT = 7
 WORKER = Path(__file__).with_name("dying_worker.py")

@@ -14,8 +14,8 @@ from faults.children import OPTIONS
 from faults.folders import newest_step
 from faults.scale import PATIENCE
 from faults.small_sets import write_pictures
-from spherenet.data import reading_ahead
-from spherenet.data.reading_ahead import read_ahead
+from spherenet.data import workers as reading_ahead
+from spherenet.data.workers import read_ahead
 from spherenet.errors import DataError
 
 POINT = 13

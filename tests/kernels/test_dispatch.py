@@ -14,8 +14,9 @@ from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
 import spherenet as sn
-from spherenet.kernels import dispatch, native, unit_weights
-from spherenet.kernels.compiled import compiled_or_plain
+from spherenet.kernels import dispatch, native
+from spherenet.kernels import sphere_conv as unit_weights
+from spherenet.kernels.dispatch import compiled_or_plain
 from spherenet.layers.head import AngularHead
 
 

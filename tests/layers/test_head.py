@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from spherenet.kernels import blocks, dispatch
+from oracle import sphere_conv as reference
+from spherenet.kernels import blockwise as blocks
+from spherenet.kernels import dispatch
 from spherenet.layers.head import AngularHead
-from spherenet.ops import reference
 
 EPS = 1e-4
 

@@ -1,13 +1,14 @@
-"""Both ways a loss can be computed: whole-tensor operations, and the blockwise kernels of huge heads."""
+"""Fixtures for the two implementations of a loss: tensor operations, and blocks of classes for large heads."""
 
 import pytest
 
-from spherenet.kernels import blocks, dispatch
+from spherenet.kernels import blockwise as blocks
+from spherenet.kernels import dispatch
 
 
 @pytest.fixture(params=["plain", "blockwise"])
 def path(request, monkeypatch):
-    """Run a test on both paths, on small tensors; yields the path's name."""
+    """Run a test with both implementations on small tensors; return the name of the implementation."""
     if request.param == "blockwise":
         use_blocks(monkeypatch)
     return request.param
@@ -15,11 +16,11 @@ def path(request, monkeypatch):
 
 @pytest.fixture
 def blockwise(monkeypatch):
-    """Run a test on the blockwise path alone."""
+    """Run a test with blocks of classes only."""
     use_blocks(monkeypatch)
 
 
 def use_blocks(monkeypatch):
     monkeypatch.setattr(dispatch, "LARGE_MAP", 0)
-    # Small enough for several blocks, and a last one that is not full.
+    # Several blocks, the last of which is not full.
     monkeypatch.setitem(blocks.BLOCK_ELEMENTS, "cpu", 16)

@@ -1,4 +1,4 @@
-"""Class weights, ignored labels, smoothing and reductions mean what they mean in torch's cross entropy."""
+"""Class weights, ignored labels, smoothing and reductions have the meaning of torch's cross entropy."""
 
 import itertools
 
@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from loss_cases import COMMON, problem
 from spherenet.layers.head import AngularHead
 from spherenet.losses import CosFaceLoss, SoftmaxLoss, WSoftmaxLoss
-from spherenet.ops.angular_output import AngularOutput
+from spherenet.ops.margins import AngularOutput
 
 OPTIONS = [
     {"class_weight": weighted, "ignore_index": ignore, "label_smoothing": smoothing, "reduction": reduction}
@@ -36,7 +36,7 @@ def test_softmax_loss_is_cross_entropy_against_probabilities(options, path):
 
 
 def assert_cross_entropy(options, labels):
-    """Equal value and gradients for softmax of our head and of torch's linear layer."""
+    """Assert equal values and gradients of softmax on an `AngularHead` and on a linear layer of torch."""
     x, w, b, _ = problem(samples=7)
     weight = torch.rand(6, dtype=torch.float64) if options["class_weight"] else None
     options = {**options, "class_weight": weight}
@@ -52,7 +52,7 @@ def assert_cross_entropy(options, labels):
 
 
 @pytest.mark.parametrize("case", COMMON, ids=str)
-def test_ignored_rows_give_no_gradient(case, path):
+def test_ignored_rows_have_no_gradient(case, path):
     x, w, b, labels = problem()
     labels[2] = -100
     head = AngularHead(4, 6, bias=True, dtype=torch.float64)
@@ -78,30 +78,30 @@ def test_leading_dimensions_are_kept(shape, soft, path):
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
-def test_any_integer_is_a_class_index(dtype):
+def test_class_indices_of_any_integer_type(dtype):
     output, labels = AngularHead(4, 5)(torch.randn(3, 4)), torch.randint(5, (3,))
     assert torch.equal(WSoftmaxLoss()(output, labels.to(dtype)), WSoftmaxLoss()(output, labels))
 
 
-def test_nothing_left_to_average_is_nan_as_in_torch(path):
+def test_mean_over_ignored_rows_only_is_nan_as_in_torch(path):
     output, labels = AngularHead(4, 5)(torch.randn(3, 4)), torch.full((3,), -100)
     assert WSoftmaxLoss()(output, labels).isnan()
     assert F.cross_entropy(output.cosine, labels).isnan()
     assert WSoftmaxLoss(reduction="sum")(output, labels) == 0
 
 
-def test_an_empty_batch(path):
+def test_empty_batch(path):
     output = AngularHead(4, 5)(torch.randn(0, 4))
     assert WSoftmaxLoss(reduction="sum")(output, torch.zeros(0, dtype=torch.int64)) == 0
 
 
-def test_an_output_without_bias_may_be_made_by_hand():
+def test_output_without_head_or_bias():
     cosine = torch.rand(3, 5)
     output = AngularOutput(cosine, torch.ones(3), torch.ones(5))
     torch.testing.assert_close(WSoftmaxLoss().logits(output), cosine)
 
 
-def test_settings_are_not_saved_and_move_with_the_module():
+def test_class_weights_are_not_saved_and_move_with_the_module():
     loss = WSoftmaxLoss(class_weight=torch.ones(5))
     assert loss.state_dict() == {}
     assert list(loss.parameters()) == []

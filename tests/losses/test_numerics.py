@@ -1,4 +1,4 @@
-"""Finite losses and gradients at the ends of every range: angles, norms, scales and number formats."""
+"""Finite losses and gradients for extreme angles, norms, scales and number formats."""
 
 import math
 
@@ -31,15 +31,15 @@ def assert_finite(loss, head, features, labels):
 
 
 @each_loss
-@pytest.mark.parametrize("m", [None, 0], ids=["at-pieces", "beside-pieces"])
+@pytest.mark.parametrize("m", [None, 0], ids=["at-boundaries", "near-boundaries"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_angles_where_pieces_meet(case, m, dtype, path):
+def test_angles_at_boundaries_of_psi(case, m, dtype, path):
     theta = torch.arange(5, dtype=torch.float64) * math.pi / 4
     theta = theta if m is None else (theta + 1e-4).clamp(0, math.pi)
     features = 3 * torch.stack([theta.cos(), theta.sin()], 1)
     head = head_of(torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0]]).to(dtype))
     gradient = assert_finite(case.make(), head, features.to(dtype), torch.zeros(5, dtype=torch.int64))
-    # |dψ/dθ|·‖x‖/‖x‖ and |ψ|: no gradient may exceed what the margin's slope of m·max|g'| allows.
+    # Bounded by |dψ/dθ| ≤ m·max|g'| and |ψ|.
     assert gradient.norm(dim=1).max() < 100
 
 
@@ -60,7 +60,7 @@ def test_mixed_norms_in_one_batch(case, path):
 
 
 @each_loss
-def test_zero_features_have_a_defined_loss(case, path):
+def test_zero_features_have_a_finite_loss(case, path):
     features = torch.zeros(2, 3)
     loss = case.make()
     assert_finite(loss, head_of(torch.randn(4, 3)), features, torch.tensor([0, 3]))
@@ -73,12 +73,12 @@ def test_half_precision_with_large_norms(case, dtype, path):
     weight = torch.randn(5, 8)
     features = (torch.randn(6, 8) * 1e4 / 8**0.5).to(dtype)
     labels = torch.tensor([0, 1, 2, 3, 4, 0])
-    features[0] = (weight[0] * 3e3).to(dtype)  # θ = 0, as far as the format can tell
+    features[0] = (weight[0] * 3e3).to(dtype)  # θ = 0 up to rounding
     features[1] = (-weight[1] * 3e3).to(dtype)  # θ = π
     head = head_of(weight.to(dtype), bias=True)
     gradient = assert_finite(case.make(), head, features, labels)
     assert gradient.dtype == dtype
-    loss = case.make(reduction="none").eval()
+    loss = case.make(reduction="none")
     value = loss(head(features), labels)
     assert value.dtype == torch.float32
     exact = loss(head_of(head.weight.double(), bias=True)(features.double()), labels)
@@ -86,9 +86,9 @@ def test_half_precision_with_large_norms(case, dtype, path):
 
 
 @each_loss
-def test_half_precision_cosines_are_lifted(case):
+def test_half_precision_cosines_are_computed_in_float32(case):
     output = AngularHead(4, 3)(torch.randn(5, 4))
-    rounded = type(output)(*(None if part is None else part.bfloat16() for part in output))
+    rounded = type(output)(*(None if tensor is None else tensor.bfloat16() for tensor in output))
     value = case.make()(rounded, torch.tensor([0, 1, 2, 0, 1]))
     assert value.dtype == torch.float32
     torch.testing.assert_close(value, case.make()(output, torch.tensor([0, 1, 2, 0, 1])), rtol=0.1, atol=0.1)
@@ -117,13 +117,13 @@ def test_float32_agrees_with_float64(case, scale, path):
         head = head_of(weight.to(dtype))
         value = case.make()(head(x), labels)
         results.append((value, *torch.autograd.grad(value, (x, head.weight))))
-    # A g that a user's class gives in cos φ loses half its digits where φ nears 0 and π.
+    # A user-defined g as a function of cos φ loses half of its digits near φ = 0 and φ = π.
     tolerance = 1e-3 if "halved" in case.name else 3e-5
     for exact, single in zip(*results, strict=True):
         assert (single.double() - exact).abs().max() <= tolerance * exact.abs().max() + 1e-12
 
 
-def test_beyond_float32s_squares_a_feature_counts_as_zero():
+def test_feature_whose_squares_overflow_counts_as_zero():
     head = head_of(torch.eye(3))
     output = head(torch.tensor([[1e30, 0, 0], [0, 1e20, 0]]))
     assert output.cosine[0].tolist() == [0, 0, 0]
@@ -132,7 +132,7 @@ def test_beyond_float32s_squares_a_feature_counts_as_zero():
     assert output.feature_norm[1].item() == pytest.approx(1e20)
 
 
-def test_the_product_of_two_huge_norms_is_cut_off():
+def test_product_of_two_huge_norms_is_limited():
     loss = SoftmaxLoss()
     logits = loss.logits(head_of(torch.eye(3) * 1e18)(torch.eye(3) * 1e18))
     assert logits.diagonal().tolist() == pytest.approx([torch.finfo(torch.float32).max ** 0.8] * 3)
@@ -141,10 +141,10 @@ def test_the_product_of_two_huge_norms_is_cut_off():
 
 
 @pytest.mark.parametrize("loss", [GASoftmaxLoss(annealing=None), ASoftmaxLoss(annealing=None), ArcFaceLoss()])
-def test_the_loss_never_rewards_a_wider_angle(loss):
+def test_loss_increases_with_the_target_angle(loss):
     theta = torch.linspace(0, math.pi, 2001, dtype=torch.float64)
     features = torch.stack([theta.cos(), theta.sin() * 0.6, theta.sin() * 0.8], 1)
-    # The other class stands at right angles to the whole path.
+    # The other class is orthogonal to all features.
     head = head_of(torch.tensor([[1, 0, 0], [0, 0.8, -0.6]], dtype=torch.float64))
     loss.reduction = "none"
     value = loss(head(features), torch.zeros(2001, dtype=torch.int64))
@@ -152,13 +152,13 @@ def test_the_loss_never_rewards_a_wider_angle(loss):
 
 
 @pytest.mark.parametrize(("classes", "expected"), [(2, 10.0), (10, 12.9), (1000, 19.5), (100_000, 26.0)])
-def test_the_default_scale_grows_with_the_classes(classes, expected):
+def test_default_scale_grows_with_the_number_of_classes(classes, expected):
     assert SSoftmaxLoss().scale_for(classes) == pytest.approx(expected, abs=0.05)
     assert SSoftmaxLoss(s=30).scale_for(classes) == 30
 
 
 @pytest.mark.parametrize("angle", ["linear", "cosine", "sigmoid"])
-def test_the_default_scale_lets_a_feature_at_45_degrees_be_sure(angle):
+def test_default_scale_allows_high_confidence_at_45_degrees(angle):
     loss = SSoftmaxLoss(angle)
     output = AngularHead(101, 100)(torch.randn(1, 101))
     cosine = torch.zeros(1, 100)

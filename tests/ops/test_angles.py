@@ -7,7 +7,8 @@ import torch
 
 import spherenet as sn
 from cases import OPERATORS
-from spherenet.ops import angles, reference
+from oracle import sphere_conv as reference
+from spherenet import angles
 
 K = [0.1, 0.3, 0.7, 2.0]
 FUNCTIONS = {

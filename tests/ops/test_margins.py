@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from loss_cases import ANGLES, MARGINS
-from spherenet.ops import reference_losses
-from spherenet.ops.angle_functions import CosineAngle, LearnableSigmoidAngle, LinearAngle, SigmoidAngle, make_angle
+from oracle import losses as reference_losses
+from spherenet.angles import CosineAngle, LearnableSigmoidAngle, LinearAngle, SigmoidAngle, make_angle
 from spherenet.ops.margins import additive_angle, additive_cosine, psi, same_for_all_classes
 
 GRID = torch.linspace(0, math.pi, 20_001, dtype=torch.float64)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cases import GEOMETRIES
-from spherenet.ops import reference
+from oracle import sphere_conv as reference
 from spherenet.ops.geometry import pad_input
 from spherenet.ops.norms import direction, norm, patch_norm
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from spherenet.angles import AngleFunction, LearnableSigmoidAngle
 from spherenet.layers import LazySphereConv2d, SphereConv2d, SphereLinear
-from spherenet.ops.angle_functions import AngleFunction, LearnableSigmoidAngle
 from spherenet.optim import param_groups
 
 

@@ -1,3 +1,5 @@
+"""Diagnostics of the kernels of sphere layers: angles, k, norms, JSON."""
+
 import itertools
 import json
 import math
@@ -6,12 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from spherenet.angles import LearnableSigmoidAngle
 from spherenet.layers import SphereConv2d, SphereLinear
-from spherenet.ops.angle_functions import LearnableSigmoidAngle
 from spherenet.regularizers import KernelNorms, k_values, kernel_angles, layer_diagnostics
 from spherenet.regularizers import diagnostics as diagnostics_module
-from spherenet.regularizers.energy import hyperspherical_energy
-from spherenet.regularizers.orthogonality import orthogonality
+from spherenet.regularizers.penalties import hyperspherical_energy, orthogonality
 
 
 def with_weight(layer, rows):
@@ -20,7 +21,7 @@ def with_weight(layer, rows):
     return layer
 
 
-def test_angles_by_hand():
+def test_angles_computed_by_hand():
     layer = with_weight(SphereLinear(2, 3), [[2.0, 0.0], [0.0, 5.0], [-1.0, -1.0]])
     angles = kernel_angles(layer, bins=4)["SphereLinear"]
     assert angles["min"] == pytest.approx(math.pi / 2)
@@ -48,14 +49,14 @@ def test_angles_equal_a_loop_over_pairs_within_groups(rows_at_a_time, monkeypatc
     assert angles["histogram"]["counts"] == [sum(int(e / width) == i for e in expected) for i in range(18)]
 
 
-def test_copies_are_found_at_angle_zero():
+def test_copies_have_angle_zero():
     layer = SphereLinear(500, 2)
     with torch.no_grad():
         layer.weight[1] = 3 * layer.weight[0]
     assert kernel_angles(layer)["SphereLinear"]["max"] < 1e-6
 
 
-def test_kernels_without_direction_are_counted_not_measured():
+def test_kernels_without_direction_are_counted():
     layer = with_weight(SphereLinear(2, 5), [[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [math.nan, 0.0], [math.inf, 1.0]])
     angles = kernel_angles(layer)["SphereLinear"]
     assert angles["kernels_without_direction"] == 3
@@ -65,7 +66,7 @@ def test_kernels_without_direction_are_counted_not_measured():
     assert alone["pairs"] == sum(alone["histogram"]["counts"]) == 0
 
 
-def test_k_values_of_every_kind_of_k():
+def test_k_values():
     shared = LearnableSigmoidAngle(k=0.8)
     model = nn.ModuleDict(
         {
@@ -102,7 +103,7 @@ def test_norm_growth_is_relative_to_the_snapshot():
     assert growth["2"] == pytest.approx({"min": 2, "mean": 2, "max": 2})
 
 
-def test_norm_growth_leaves_out_kernels_that_began_at_zero():
+def test_norm_growth_ignores_kernels_that_started_at_zero():
     layer = with_weight(SphereLinear(1, 2), [[0.0], [2.0]])
     norms = KernelNorms(layer)
     with_weight(layer, [[5.0], [3.0]])
@@ -111,7 +112,7 @@ def test_norm_growth_leaves_out_kernels_that_began_at_zero():
     assert KernelNorms(zero).growth(zero)["SphereLinear"] == {"min": None, "mean": None, "max": None}
 
 
-def test_norms_survive_saving_and_refuse_another_model(tmp_path):
+def test_norms_can_be_saved_and_reject_another_model(tmp_path):
     model = nn.Sequential(SphereLinear(4, 3))
     norms = KernelNorms(model)
     torch.save(norms.state_dict(), tmp_path / "norms.pt")
@@ -127,7 +128,7 @@ def test_norms_survive_saving_and_refuse_another_model(tmp_path):
             norms.load_state_dict(KernelNorms(other).state_dict())
 
 
-def test_layer_diagnostics_gathers_the_numbers():
+def test_layer_diagnostics():
     model = nn.Sequential(SphereConv2d(3, 8, 1, operator="learnable"), nn.Conv2d(8, 8, 1), SphereLinear(8, 4))
     norms = KernelNorms(model)
     numbers = layer_diagnostics(model, norms, form="normalized", s=1)
@@ -148,7 +149,7 @@ def test_layer_diagnostics_gathers_the_numbers():
 
 
 @pytest.mark.parametrize("fill", [0.0, math.nan, math.inf, 1e30])
-def test_numbers_are_strict_json_whatever_the_weights(fill):
+def test_numbers_are_valid_json_for_any_weights(fill):
     model = nn.Sequential(
         SphereConv2d(2, 4, 1, operator="learnable"), SphereConv2d(4, 4, 3, groups=4), SphereLinear(4, 1)
     )
@@ -160,7 +161,7 @@ def test_numbers_are_strict_json_whatever_the_weights(fill):
         json.loads(json.dumps(numbers, allow_nan=False))
 
 
-def test_nothing_is_differentiated_and_half_precision_works():
+def test_no_gradients_and_half_precision():
     model = nn.Sequential(SphereConv2d(3, 4, 3, operator="learnable"), SphereLinear(4, 4)).bfloat16()
     norms = KernelNorms(model)
     assert not any(value.requires_grad for value in norms.state_dict().values())
@@ -171,11 +172,11 @@ def test_nothing_is_differentiated_and_half_precision_works():
 
 @pytest.mark.parametrize("function", [kernel_angles, k_values])
 @pytest.mark.parametrize("bins", [0, -1, 2.5, True])
-def test_bad_bins(function, bins):
-    with pytest.raises(ValueError, match="bins must be a whole number of at least 1, got"):
+def test_invalid_bins(function, bins):
+    with pytest.raises(ValueError, match="bins must be an integer of at least 1, got"):
         function(SphereLinear(2, 2), bins=bins)
 
 
-def test_a_plain_model_has_no_numbers():
+def test_plain_model_has_no_diagnostics():
     cnn = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Linear(4, 4))
     assert kernel_angles(cnn) == k_values(cnn) == layer_diagnostics(cnn) == KernelNorms(cnn).growth(cnn) == {}

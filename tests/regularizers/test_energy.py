@@ -1,3 +1,5 @@
+"""Hyperspherical energy: value, gradient, numerics, invalid arguments."""
+
 import math
 
 import pytest
@@ -7,7 +9,7 @@ from torch.func import functional_call
 
 from spherenet.layers import SphereConv1d, SphereConv2d, SphereConv3d, SphereLinear
 from spherenet.regularizers import hyperspherical_energy
-from spherenet.regularizers.energy import SOFTENING
+from spherenet.regularizers.penalties import SOFTENING
 
 LAYERS = {
     "linear": lambda: SphereLinear(5, 4, dtype=torch.float64),
@@ -22,7 +24,7 @@ FORMS = [(s, half, distance) for s in (0, 1, 2, 0.5) for half in (False, True) f
 
 
 def slow_energy(layer, s, half_space, distance):
-    """The mean over ordered pairs of points, point by point; with half_space the points are ±w."""
+    """Return the mean over ordered pairs of points, computed pair by pair; with half_space the points are ±w."""
     groups = getattr(layer, "groups", 1)
     energies = []
     for group in layer.weight.chunk(groups):
@@ -86,7 +88,7 @@ def test_gradcheck(s, half_space, distance):
         (2, True, "angle", (2 / math.pi) ** 2),
     ],
 )
-def test_orthogonal_kernels_by_hand(s, half_space, distance, expected):
+def test_orthogonal_kernels_computed_by_hand(s, half_space, distance, expected):
     layer = with_weight(SphereLinear(3, 3), 4 * torch.eye(3))
     value = hyperspherical_energy(layer, s, half_space, distance=distance).item()
     assert value == pytest.approx(expected, rel=2e-4, abs=1e-4)
@@ -105,7 +107,7 @@ def test_mean_over_layers_not_over_pairs():
     torch.testing.assert_close(hyperspherical_energy(nn.Sequential(small, large, grouped)), sum(alone) / 3)
 
 
-def test_layers_of_equal_kernels_but_other_groups_share_a_mean():
+def test_layers_of_the_same_kernel_shape_with_different_groups():
     plain = SphereLinear(3, 4, dtype=torch.float64)
     grouped = SphereConv1d(6, 8, 1, groups=2, dtype=torch.float64)  # two groups of four kernels with fan-in 3
     alone = [hyperspherical_energy(layer) for layer in (plain, grouped)]
@@ -144,7 +146,7 @@ def test_equal_opposite_zero_and_huge_kernels_are_finite(s, half_space, distance
     assert layer.weight.grad.isfinite().all()
 
 
-def test_the_largest_s_stays_inside_float32():
+def test_largest_s_does_not_overflow_float32():
     layer = with_weight(SphereLinear(3, 2), [[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])
     value = hyperspherical_energy(layer, s=8, half_space=True)
     value.backward()
@@ -152,7 +154,7 @@ def test_the_largest_s_stays_inside_float32():
     assert layer.weight.grad.isfinite().all()
 
 
-def test_near_copies_are_driven_apart():
+def test_training_separates_near_copies():
     layer = with_weight(SphereLinear(3, 2), [[1.0, 0.0, 0.0], [1.0, 1e-3, 0.0]])
     optimizer = torch.optim.SGD(layer.parameters(), lr=1e-3)
     for _ in range(300):
@@ -170,7 +172,7 @@ def test_training_spreads_more_kernels_than_fan_in():
         value = hyperspherical_energy(layer, s=1)
         value.backward()
         optimizer.step()
-    # Six points on a circle: 60° apart is the least energy.
+    # Six points on a circle have the smallest energy when they are 60° apart.
     best = sum(1 / (2 * math.sin(math.pi * j / 6)) for j in range(1, 6)) / 5
     assert value.item() == pytest.approx(best, rel=1e-3)
 
@@ -185,7 +187,7 @@ def test_autocast_and_half_precision_are_computed_in_float32():
     torch.testing.assert_close(half, value, rtol=1e-2, atol=0)
 
 
-def test_scale_of_kernels_does_not_matter():
+def test_scale_of_kernels_has_no_influence():
     layer = SphereLinear(5, 4)
     before = hyperspherical_energy(layer)
     with torch.no_grad():
@@ -203,11 +205,11 @@ def test_scale_of_kernels_does_not_matter():
         ({"distance": "angular"}, ValueError, "distance must be one of 'chord', 'angle', got 'angular'"),
     ],
 )
-def test_bad_input(arguments, error, words):
+def test_invalid_arguments(arguments, error, words):
     with pytest.raises(error, match=words):
         hyperspherical_energy(SphereLinear(2, 2), **arguments)
 
 
-def test_no_module_is_refused():
+def test_model_must_be_a_module():
     with pytest.raises(TypeError, match="model must be a module or several modules, got None"):
         hyperspherical_energy(None)

@@ -1,3 +1,5 @@
+"""Orthogonality penalty: value, gradient, minimum, numerics, invalid arguments."""
+
 import copy
 
 import pytest
@@ -6,9 +8,8 @@ from torch import nn
 from torch.func import functional_call
 
 from spherenet.layers import LazySphereLinear, SphereConv1d, SphereConv2d, SphereConv3d, SphereLinear
-from spherenet.regularizers import gram as gram_module
-from spherenet.regularizers import orthogonality, orthogonality_minimum
-from spherenet.regularizers.gram import gram
+from spherenet.regularizers import kernels, orthogonality, orthogonality_minimum
+from spherenet.regularizers.kernels import gram
 
 FORMS = ["raw", "normalized"]
 
@@ -27,7 +28,7 @@ LAYERS = {
 
 
 def slow_orthogonality(layer, form):
-    """‖WᵀW − I‖² one entry at a time, from the formula."""
+    """Return ‖WᵀW − I‖², computed entry by entry."""
     groups = getattr(layer, "groups", 1)
     total = torch.zeros((), dtype=torch.float64)
     for group in layer.weight.chunk(groups):
@@ -41,7 +42,7 @@ def slow_orthogonality(layer, form):
 
 
 def many_layers(**kw):
-    """Three widths, three of each, a grouped convolution and a layer of another eps: most share a stack, not all."""
+    """Return layers of which most, but not all, share a stack: three widths, groups, another eps."""
     widths = [4, 4, 4, 6, 6, 6, 3, 3, 3]
     layers = [SphereConv2d(i, o, 3, **kw) for i, o in zip([2, *widths], widths, strict=False)]
     return nn.Sequential(
@@ -57,21 +58,21 @@ def test_equals_the_formula(name, form):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_model_is_the_sum_of_its_layers_in_value_and_gradient(form):
+def test_penalty_of_a_model_is_the_sum_over_its_layers(form):
     model = many_layers(dtype=torch.float64)
-    twin = copy.deepcopy(model)
+    reference = copy.deepcopy(model)
     value = orthogonality(model, form)
-    expected = sum(slow_orthogonality(layer, form) for layer in twin if not isinstance(layer, nn.ReLU))
+    expected = sum(slow_orthogonality(layer, form) for layer in reference if not isinstance(layer, nn.ReLU))
     torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-12)
     value.backward()
     expected.backward()
-    for parameter, oracle in zip(model.parameters(), twin.parameters(), strict=True):
+    for parameter, oracle in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(parameter.grad, oracle.grad, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("small", [0, 10**9], ids=["one by one", "in a batch"])
-def test_both_ways_to_multiply_agree(small, monkeypatch):
-    monkeypatch.setattr(gram_module, "SMALL_MATRIX", small)
+def test_batched_and_separate_products_agree(small, monkeypatch):
+    monkeypatch.setattr(kernels, "SMALL_MATRIX", small)
     matrices = [torch.randn(g, 3, 5, dtype=torch.float64, requires_grad=True) for g in (1, 2, 1)]
     result = gram(matrices)
     torch.testing.assert_close(result, torch.cat([m @ m.mT for m in matrices]))
@@ -104,7 +105,7 @@ def test_gradcheck_to_second_order(name, form):
     assert hessian.shape == (*weight.shape, *weight.shape)
 
 
-def test_by_hand():
+def test_values_computed_by_hand():
     layer = SphereLinear(2, 2, dtype=torch.float64)
     with torch.no_grad():
         layer.weight.copy_(torch.tensor([[3.0, 0.0], [1.0, 1.0]]))
@@ -114,15 +115,15 @@ def test_by_hand():
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_orthonormal_kernels_have_none(form):
+def test_orthonormal_kernels_have_no_penalty(form):
     layer = SphereConv2d(2, 8, 2)
     with torch.no_grad():
         layer.weight.copy_(torch.linalg.qr(torch.randn(8, 8)).Q.view_as(layer.weight))
     assert orthogonality(layer, form).item() < 1e-10
 
 
-def test_the_minimum_of_an_overcomplete_layer_is_attained():
-    # Three kernels in the plane: 120° apart they form a tight frame.
+def test_minimum_of_an_overcomplete_layer_is_attained():
+    # Three kernels in the plane, 120° apart, form a tight frame.
     turn = torch.arange(3, dtype=torch.float64) * 2 * torch.pi / 3
     frame = torch.stack([turn.cos(), turn.sin()], 1)
     layer = SphereLinear(2, 3, dtype=torch.float64)
@@ -138,7 +139,7 @@ def test_the_minimum_of_an_overcomplete_layer_is_attained():
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_wide_layer_needs_no_matrix_of_all_its_kernels(form):
+def test_wide_layer_needs_no_matrix_of_all_pairs_of_kernels(form):
     layer = SphereLinear(2, 200_000, dtype=torch.float64)  # all pairs would take 320 GB
     with torch.no_grad():
         layer.weight.normal_()
@@ -148,7 +149,7 @@ def test_a_wide_layer_needs_no_matrix_of_all_its_kernels(form):
     torch.testing.assert_close(orthogonality(layer, form).detach(), squares, rtol=1e-9, atol=0)
 
 
-def test_layers_of_one_shape_keep_their_own_eps():
+def test_layers_of_the_same_shape_have_their_own_eps():
     layers = [SphereLinear(4, 3, dtype=torch.float64, eps=eps) for eps in (1e-4, 0.5)]
     expected = sum(slow_orthogonality(layer, "normalized") for layer in layers)
     torch.testing.assert_close(orthogonality(layers, "normalized"), expected)
@@ -186,14 +187,14 @@ def test_shared_layers_and_tied_weights_count_once():
     assert orthogonality([layer, tied, nn.Sequential(tied)]) == alone
 
 
-def test_takes_layers_lists_generators_and_names():
+def test_model_can_be_a_list_a_generator_or_a_mapping():
     model = many_layers()
     value = orthogonality(model)
     for several in (list(model), (layer for layer in model), {str(i): m for i, m in enumerate(model)}):
         torch.testing.assert_close(orthogonality(several), value)
 
 
-def test_normalized_leaves_scale_alone():
+def test_normalized_form_ignores_scale():
     model = many_layers(dtype=torch.float64)
     before = orthogonality(model, "normalized")
     with torch.no_grad():
@@ -206,7 +207,7 @@ def test_normalized_leaves_scale_alone():
         torch.testing.assert_close(along, torch.zeros_like(along), rtol=0, atol=1e-12)
 
 
-def test_only_plain_layers_give_a_zero_that_trains():
+def test_penalty_of_plain_layers_is_a_constant_zero():
     cnn = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4, 2)).double()
     value = orthogonality(cnn)
     assert value.shape == ()
@@ -271,17 +272,17 @@ def test_extreme_kernels_have_finite_gradients(fan_in, fill, form):
     value = orthogonality(layer, form)
     value.backward()
     if form == "raw" and fill == 1e20:
-        assert value.isinf()  # ‖w‖⁴ is beyond float32, as the docstring says
+        assert value.isinf()  # ‖w‖⁴ overflows float32, as documented
     else:
         assert value.isfinite()
         assert layer.weight.grad.isfinite().all()
 
 
-def test_shapes_can_be_had_without_memory():
+def test_meta_device():
     assert orthogonality(many_layers(device="meta"), "normalized").device.type == "meta"
 
 
-def test_compiles_whole():
+def test_compiles_as_one_graph():
     model = many_layers()
     compiled = torch.compile(lambda: orthogonality(model), backend="aot_eager", fullgraph=True)
     value, expected = compiled(), orthogonality(model)
@@ -290,14 +291,14 @@ def test_compiles_whole():
     torch.testing.assert_close(torch.autograd.grad(value, weights), torch.autograd.grad(expected, weights))
 
 
-def test_follows_a_replaced_layer():
+def test_replaced_layer_is_used():
     model = nn.Sequential(SphereLinear(3, 3), SphereLinear(3, 3))
     orthogonality(model)
     model[0] = SphereLinear(3, 3)
     torch.testing.assert_close(orthogonality(model), orthogonality(model[0]) + orthogonality(model[1]))
 
 
-def test_parametrised_weights_are_penalised_as_computed():
+def test_parametrized_weights():
     layer = nn.utils.parametrizations.weight_norm(SphereLinear(4, 3))
     value = orthogonality(layer)
     torch.testing.assert_close(value.double(), slow_orthogonality(layer, "raw"))
@@ -309,9 +310,9 @@ def test_parametrised_weights_are_penalised_as_computed():
     ("call", "error", "words"),
     [
         (
-            lambda: orthogonality(SphereLinear(2, 2), "normalised"),
+            lambda: orthogonality(SphereLinear(2, 2), "normalize"),
             ValueError,
-            "'normalised'.*Did you mean 'normalized'",
+            "'normalize'.*Did you mean 'normalized'",
         ),
         (lambda: orthogonality_minimum(SphereLinear(2, 2), "Raw"), ValueError, "form must be one of"),
         (lambda: orthogonality(3), TypeError, "model must be a module or several modules, got 3"),
@@ -321,6 +322,6 @@ def test_parametrised_weights_are_penalised_as_computed():
         (lambda: orthogonality(nn.Sequential(LazySphereLinear(2))), ValueError, "0 is lazy .* run one batch"),
     ],
 )
-def test_bad_input(call, error, words):
+def test_invalid_arguments(call, error, words):
     with pytest.raises(error, match=words):
         call()

@@ -9,9 +9,8 @@ import pytest
 from command_line import one_sentence, spherenet
 from made_runs import make_grid, make_run
 from spherenet.errors import RunError
-from spherenet.report.claims import judge
-from spherenet.report.grids import read_grid
-from spherenet.report.paper_table import as_csv, as_markdown, markdown_page
+from spherenet.report.grids import judge, read_grid
+from spherenet.report.tables import as_csv, as_markdown, markdown_page
 
 CELLS = {
     "good": ("good", "softmax", 91.0, {0: [0.2, 0.5, 0.7], 1: [0.3, 0.5, 0.72], 2: [0.25, 0.5, 0.71]}),

@@ -6,9 +6,8 @@ import pytest
 
 from made_runs import make_grid, make_run
 from spherenet.report.grids import read_grid
-from spherenet.report.page import write_page
+from spherenet.report.page import section_of_grid, section_of_runs, write_page
 from spherenet.report.runs import read_run
-from spherenet.report.sections import section_of_grid, section_of_runs
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from spherenet.theory.colour import colour_response, draw, hues, patch_of
+from spherenet.theory.color import colour_response, draw, hues, patch_of
 
 each_operator = pytest.mark.parametrize("operator", ["cosine", "linear", "sigmoid", "learnable"])
 

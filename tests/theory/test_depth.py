@@ -5,8 +5,16 @@ import math
 import pytest
 import torch
 
-from spherenet.theory.conditioning import fitted_exponent, matrix_curves
-from spherenet.theory.depth import ALTERNATING, LAST, RENORMALISED, balanced_layers, depth_curves, spread
+from spherenet.theory.conditioning import (
+    ALTERNATING,
+    LAST,
+    RENORMALISED,
+    balanced_layers,
+    depth_curves,
+    fitted_exponent,
+    matrix_curves,
+    spread,
+)
 
 SCALES = (1, 2, 4, 8, 16, 32)
 

@@ -4,9 +4,8 @@ import sys
 
 import pytest
 
-from spherenet.theory.conditioning import matrix_curves
+from spherenet.theory.conditioning import depth_curves, matrix_curves
 from spherenet.theory.conditioning_panels import draw
-from spherenet.theory.depth import depth_curves
 from spherenet.theory.drawing import new_figure, require_output, write
 
 BEGINNINGS = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}

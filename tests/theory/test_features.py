@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from spherenet.losses import SoftmaxLoss
-from spherenet.theory.digits import Digits, train
-from spherenet.theory.features import Embedding, class_angles, draw, embed_digits, plane_network
-from spherenet.theory.tables import feature_table
+from spherenet.theory.features import Digits, Embedding, class_angles, draw, embed_digits, plane_network, train
+from spherenet.theory.labs import feature_table
 
 
 def test_angles_of_points_on_rays():

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from spherenet.ops.angle_functions import CosineAngle, LinearAngle, SigmoidAngle
+from spherenet.angles import CosineAngle, LinearAngle, SigmoidAngle
 from spherenet.ops.margins import continued
 from spherenet.theory.operators import draw, meetings, operators, psi_slope, saddle_points, slope
 

@@ -5,7 +5,7 @@ import torch
 from PIL import Image
 
 from spherenet.errors import DataError
-from spherenet.theory.digits import Digits
+from spherenet.theory.features import Digits
 from spherenet.theory.phase import correlation, draw, mixed_spectrum, read_picture, rebuild
 
 

@@ -7,11 +7,18 @@ import torch
 from torch import nn
 
 import spherenet as sn
-from spherenet.theory import twins
+from spherenet.theory import spectra as twins
 from spherenet.theory.conditioning import fitted_exponent
-from spherenet.theory.digits import Digits
-from spherenet.theory.spectra import HessianProduct, lanczos, loss_hessian, spectrum
-from spherenet.theory.twins import compare_twins, rescaled, small_network
+from spherenet.theory.features import Digits
+from spherenet.theory.spectra import (
+    HessianProduct,
+    compare_twins,
+    lanczos,
+    loss_hessian,
+    rescaled,
+    small_network,
+    spectrum,
+)
 
 
 def product_with(matrix):

@@ -1,6 +1,6 @@
-"""SphereConv as the authors' released code computes it (SPEC 10), to be measured against.
+"""SphereConv as the authors' released code computes it, as a baseline for benchmarks.
 
-‖patch‖ by a convolution of x² with a kernel of ones over all channels, then acos and exp, each a pass of its own.
+The patch norm is a convolution of x² with a kernel of ones over all channels, then acos and exp in separate passes.
 """
 
 from __future__ import annotations

@@ -1,24 +1,124 @@
-"""A network of any operator against its CNN twin: whole training step, inference, peak memory."""
+"""Fair timing on a noisy machine: contestants take turns in one process, and only ratios of neighbours are compared.
+
+Peak memory of tensors during a call, counted allocation by allocation.
+
+A network of any operator against its CNN twin: whole training step, inference, peak memory.
+"""
 
 from __future__ import annotations
 
+import gc
 import platform
-from collections.abc import Callable, Iterable, Iterator
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 from spherenet.bench.authors import as_authors_wrote_it
-from spherenet.bench.memory import peak_bytes
-from spherenet.bench.timing import Spread, paired_ratios, take_turns
 from spherenet.kernels.native import release_scratch
 from spherenet.models import create_model
 from spherenet.optim import param_groups
 
-__all__ = ["Contestant", "Row", "compare", "contestants", "hardware", "training_or_inference"]
+__all__ = [
+    "Contestant",
+    "Row",
+    "Spread",
+    "compare",
+    "contestants",
+    "hardware",
+    "paired_ratios",
+    "peak_bytes",
+    "take_turns",
+    "training_or_inference",
+]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A median with its quartiles over n measurements."""
+
+    median: float
+    lower: float
+    upper: float
+    n: int
+
+    @staticmethod
+    def of(values: list[float]) -> Spread:
+        """Summarise measurements; needs two at least."""
+        lower, median, upper = statistics.quantiles(values, n=4, method="inclusive")
+        return Spread(median, lower, upper, len(values))
+
+
+def take_turns(
+    contestants: Mapping[str, Callable[[], object]], rounds: int, warmup: int, device: str = "cpu"
+) -> Iterator[dict[str, float]]:
+    """Yield one dictionary of seconds a round; the order turns from round to round, so nobody always goes first."""
+    names = list(contestants)
+    for _ in range(warmup):
+        for run in contestants.values():
+            run()
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        for index in range(rounds):
+            start = index % len(names)
+            seconds = {}
+            for name in names[start:] + names[:start]:
+                _wait_for(device)
+                begin = time.perf_counter()
+                contestants[name]()
+                _wait_for(device)
+                seconds[name] = time.perf_counter() - begin
+            yield {name: seconds[name] for name in names}
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def paired_ratios(rounds: list[dict[str, float]], name: str, base: str) -> Spread:
+    """Summarise time(name)/time(base) round by round: what slows a whole round slows both."""
+    return Spread.of([seconds[name] / seconds[base] for seconds in rounds])
+
+
+def _wait_for(device: str) -> None:
+    if device != "cpu":
+        torch.get_device_module(device).synchronize()
+
+
+def peak_bytes(run: Callable[[], object], device: str = "cpu") -> int:
+    """Return the most bytes of tensors that `run` held at once, beyond what was allocated before.
+
+    On the CPU every allocation and release that torch reports is added up, which is exact and does not depend on
+    what the process held before; scratch space inside vendor libraries is not seen. Elsewhere the device's own
+    counter is read.
+    """
+    if device != "cpu":
+        module = torch.get_device_module(device)
+        module.synchronize()
+        module.reset_peak_memory_stats()
+        before = module.memory_allocated()
+        run()
+        module.synchronize()
+        return int(module.max_memory_allocated() - before)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+        run()
+    held = peak = 0
+    assert profiler.profiler is not None
+    kineto = profiler.profiler.kineto_results
+    assert kineto is not None
+    events = [event for event in kineto.events() if event.name() == "[memory]"]
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    return peak
+
 
 TWIN = "cnn"
 
@@ -50,7 +150,7 @@ class Row:
 
 def contestants(operators: Iterable[str], *, sphere_norm: bool = False, authors: bool = False) -> list[Contestant]:
     """The CNN twin first, then each operator, by request without BatchNorm and as the authors wrote it."""
-    found = [Contestant(TWIN)]
+    found = [Contestant(TWIN, {"operator": None})]
     for operator in operators:
         found.append(Contestant(operator, {"operator": operator}))
         if sphere_norm:

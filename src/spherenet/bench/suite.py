@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from spherenet.bench.networks import Row, compare, contestants, hardware
-from spherenet.bench.timing import Spread, paired_ratios, take_turns
+from spherenet.bench.networks import Row, Spread, compare, contestants, hardware, paired_ratios, take_turns
 from spherenet.kernels.dispatch import implementation_name
 from spherenet.layers import SphereGRU, SphereLSTM
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from spherenet.cli.options import Parser
 from spherenet.cli.output import print_json
-from spherenet.cli.parser import Parser
 
 if TYPE_CHECKING:
     from spherenet.bench.networks import Row
@@ -73,11 +73,11 @@ def run(arguments: Namespace) -> None:
             torch.set_num_threads(arguments.threads)
         _run_suite(arguments)
         return
+    from spherenet.angles import OPERATORS
     from spherenet.bench.networks import compare, contestants, hardware
     from spherenet.kernels.dispatch import implementation_name
     from spherenet.models import list_models
-    from spherenet.ops.angle_functions import OPERATORS
-    from spherenet.ops.arguments import require_one_of
+    from spherenet.validation import require_one_of
 
     require_one_of("--network", arguments.network, list_models())
     for operator in arguments.operators:
@@ -118,7 +118,7 @@ def _run_suite(arguments: Namespace) -> None:
     from pathlib import Path
 
     from spherenet.bench.suite import run_suite
-    from spherenet.runlog.atomic import write_json
+    from spherenet.files import write_json
 
     output = None if arguments.output is None else Path(arguments.output)
     if output is not None and not output.parent.is_dir():

@@ -5,9 +5,8 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
-from spherenet.cli.bars import progress_bar
-from spherenet.cli.output import print_json
-from spherenet.cli.parser import Parser
+from spherenet.cli.options import Parser
+from spherenet.cli.output import print_json, progress_bar
 
 if TYPE_CHECKING:
     from spherenet.data import Dataset

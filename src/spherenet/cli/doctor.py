@@ -5,8 +5,8 @@ from __future__ import annotations
 from argparse import Namespace
 from dataclasses import asdict
 
+from spherenet.cli.options import Parser
 from spherenet.cli.output import print_json
-from spherenet.cli.parser import Parser
 from spherenet.text import plain
 
 EXAMPLES = """\
@@ -29,7 +29,7 @@ def parser() -> Parser:
 
 def run(arguments: Namespace) -> int:
     """Examine and print."""
-    from spherenet.runlog.examination import examine
+    from spherenet.runs.directory import examine
 
     findings = examine(arguments.run)
     if arguments.json:

@@ -6,8 +6,8 @@ import os
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
+from spherenet.cli.options import Parser
 from spherenet.cli.output import print_json, warn
-from spherenet.cli.parser import Parser
 from spherenet.text import plain
 
 if TYPE_CHECKING:
@@ -48,11 +48,10 @@ def run(arguments: Namespace) -> None:
         raise ValueError(f"--batch-size must be at least 1, got {arguments.batch_size}.")
     from dataclasses import replace
 
-    from spherenet.engine import Processes, evaluate
     from spherenet.errors import DataError
-    from spherenet.experiments.build import build_data
-    from spherenet.experiments.data_record import require_same_data
-    from spherenet.experiments.saved_runs import load_run
+    from spherenet.training import Processes, evaluate
+    from spherenet.training.build import build_data
+    from spherenet.training.saved_runs import load_run, require_same_data
 
     saved = load_run(arguments.run, arguments.checkpoint)
     for message in saved.warnings:
@@ -77,7 +76,7 @@ def run(arguments: Namespace) -> None:
             workers=config.workers,
         )
     if arguments.picture is not None:
-        from spherenet.report.confusion import draw_confusion
+        from spherenet.report.tables import draw_confusion
 
         draw_confusion(result.confusion.tolist(), saved.classes, arguments.picture)
     per_class = _per_class(result.confusion, saved.classes)

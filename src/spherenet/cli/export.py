@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from argparse import Namespace
 
+from spherenet.cli.options import Parser
 from spherenet.cli.output import warn
-from spherenet.cli.parser import Parser
 
 EXAMPLES = """\
   spherenet export runs/mnist5k-cnn-3-sigmoid digits.onnx       # ONNX, checked with onnxruntime
@@ -35,7 +35,7 @@ def parser() -> Parser:
 
 def run(arguments: Namespace) -> None:
     """Export and say where."""
-    from spherenet.experiments.saved_runs import export_run
+    from spherenet.training.saved_runs import export_run
 
     written = export_run(
         arguments.run,

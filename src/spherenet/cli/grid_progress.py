@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from spherenet.experiments.grid import Job
+from spherenet.experiments.experiment import Job
 from spherenet.experiments.runner import GridReporter, Here, Result, run_jobs, steps_done
 from spherenet.text import plain
 
 if TYPE_CHECKING:
-    from spherenet.experiments.cluster import OnRay
+    from spherenet.experiments.runner import OnRay
 
 __all__ = ["run_watched"]
 

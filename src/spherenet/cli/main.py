@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from spherenet import __version__
+from spherenet.cli.options import suggestion
 from spherenet.cli.output import drop_closed, say
-from spherenet.cli.parser import suggestion
 from spherenet.errors import SphereNetError, TrainingError
 
 __all__ = ["VERBS", "main"]

@@ -6,8 +6,8 @@ import sys
 from argparse import Namespace
 from typing import Any
 
+from spherenet.cli.options import Parser
 from spherenet.cli.output import print_json, warn
-from spherenet.cli.parser import Parser
 from spherenet.text import plain
 
 EXAMPLES = """\
@@ -42,8 +42,8 @@ def run(arguments: Namespace) -> None:
     import torch
 
     from spherenet.data import read_image
-    from spherenet.experiments.saved_runs import load_predictor
     from spherenet.export import shipped_model
+    from spherenet.training.saved_runs import load_predictor
 
     predictor = load_predictor(arguments.run or shipped_model(), arguments.checkpoint)
     for message in predictor.warnings:

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from spherenet.engine import Reporter
 from spherenet.text import plain
+from spherenet.training import Reporter
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -6,8 +6,8 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spherenet.cli.options import Parser
 from spherenet.cli.output import say
-from spherenet.cli.parser import Parser
 from spherenet.errors import RunError
 from spherenet.text import plain
 
@@ -45,8 +45,8 @@ def run(arguments: Namespace) -> int:
         raise ValueError(f"--output must end in .html, got {arguments.output!r}.")
     from rich.console import Console
 
-    from spherenet.report.paper_table import as_csv, markdown_page, paper_table
-    from spherenet.runlog.atomic import write_text
+    from spherenet.files import write_text
+    from spherenet.report.tables import as_csv, markdown_page, paper_table
 
     runs, grids, complaints = _read(arguments.runs)
     if not runs and not grids:
@@ -57,8 +57,7 @@ def run(arguments: Namespace) -> int:
     for grid in grids:
         console.print(paper_table(grid))
     if arguments.output is not None:
-        from spherenet.report.page import write_page
-        from spherenet.report.sections import section_of_grid, section_of_runs
+        from spherenet.report.page import section_of_grid, section_of_runs, write_page
 
         sections = [section_of_grid(grid) for grid in grids] + ([section_of_runs(runs)] if runs else [])
         write_page(sections, arguments.output, arguments.title)
@@ -102,7 +101,7 @@ def _table_of_runs(runs: list[ReportedRun], title: str) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from spherenet.report.table import COLUMNS, NUMBERS, SETTINGS, table_rows
+    from spherenet.report.tables import COLUMNS, NUMBERS, SETTINGS, table_rows
 
     rows = table_rows(runs)
     # What all runs share stands above the table, which then fits into a terminal.

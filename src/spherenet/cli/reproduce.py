@@ -7,12 +7,11 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spherenet.cli.options import Parser
 from spherenet.cli.output import say
-from spherenet.cli.parser import Parser
 
 if TYPE_CHECKING:
-    from spherenet.experiments.cluster import OnRay
-    from spherenet.experiments.runner import Result
+    from spherenet.experiments.runner import OnRay, Result
 
 EXAMPLES = """\
   spherenet reproduce --list
@@ -60,8 +59,7 @@ def run(arguments: Namespace) -> int:
     if arguments.id is None:
         raise ValueError("ID is missing: spherenet reproduce --list names the experiments.")
     from spherenet.cli.grid_progress import run_watched
-    from spherenet.experiments.catalogue import find_experiment
-    from spherenet.experiments.grid import describe_grid, jobs_of, selected
+    from spherenet.experiments.experiment import describe_grid, find_experiment, jobs_of, selected
     from spherenet.experiments.runner import Here, visible_gpus
 
     experiment = find_experiment(arguments.id)
@@ -86,7 +84,7 @@ def run(arguments: Namespace) -> int:
 
 
 def _on_ray(arguments: Namespace) -> OnRay:
-    from spherenet.experiments.cluster import OnRay
+    from spherenet.experiments.runner import OnRay
 
     return OnRay(arguments.ray, arguments.processes, gpus=arguments.gpus)
 
@@ -95,7 +93,7 @@ def _print_table(folder: Path) -> None:
     from rich.console import Console
 
     from spherenet.report.grids import read_grid
-    from spherenet.report.paper_table import paper_table
+    from spherenet.report.tables import paper_table
 
     Console().print(paper_table(read_grid(folder)), soft_wrap=False)
 
@@ -114,7 +112,7 @@ def _list(preset: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from spherenet.experiments.catalogue import IDS, find_experiment
+    from spherenet.experiments.experiment import IDS, find_experiment
 
     table = Table(title=f"experiments, preset {preset}")
     table.add_column("id", no_wrap=True)
@@ -130,7 +128,7 @@ def _list_cells(id: str, preset: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from spherenet.experiments.catalogue import find_experiment, words_of
+    from spherenet.experiments.experiment import find_experiment, words_of
 
     print(words_of(id))
     table = Table(title=f"cells, preset {preset}")

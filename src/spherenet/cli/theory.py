@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from spherenet.cli.options import Parser
 from spherenet.cli.output import print_json
-from spherenet.cli.parser import Parser
 
 if TYPE_CHECKING:
-    from spherenet.data.split import Progress
+    from spherenet.data.splits import Progress
     from spherenet.theory.labs import Answer
 
 EXAMPLES = """\

@@ -8,16 +8,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from spherenet.cli.bars import progress_bar
-from spherenet.cli.config_parser import ConfigParser
-from spherenet.cli.output import say
-from spherenet.experiments.config import TrainConfig
+from spherenet.cli.options import ConfigParser
+from spherenet.cli.output import progress_bar, say
 from spherenet.text import as_number, finite, plain
+from spherenet.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from spherenet.engine import Outcome
+    from spherenet.training import Outcome
 
 EXAMPLES = """\
   spherenet train                                              # a SphereNet on the embedded digits
@@ -60,8 +59,8 @@ def parser() -> ConfigParser:
 
 
 def _config_of_run(path: str) -> dict[str, Any]:
-    from spherenet.experiments.saved_runs import config_of
-    from spherenet.runlog import RunDirectory
+    from spherenet.runs import RunDirectory
+    from spherenet.training.saved_runs import config_of
 
     return config_of(RunDirectory.open(path)).as_dict()
 
@@ -74,10 +73,10 @@ def run(arguments: Any) -> int:
     from pathlib import Path
 
     from spherenet.cli.progress import Reporters, TensorBoard, reporter_for_people
-    from spherenet.engine import StopRequested
     from spherenet.errors import RunTakenError
-    from spherenet.experiments.training import new_output, train
-    from spherenet.runlog import RunDirectory
+    from spherenet.runs import RunDirectory
+    from spherenet.training import StopRequested
+    from spherenet.training.run import new_output, train
 
     if arguments.resume is not None and RunDirectory.open(arguments.resume).finished and not arguments.allow_changes:
         _print(Path(arguments.resume), RunDirectory.open(arguments.resume).summary, arguments.json, "finished already")

@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spherenet.cli.config_parser import ConfigParser
+from spherenet.cli.options import ConfigParser
 from spherenet.cli.output import print_json, say
-from spherenet.experiments.config import TrainConfig
+from spherenet.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from spherenet.experiments.tuning import Score
@@ -49,12 +49,12 @@ def run(arguments: Any) -> int:
         raise ValueError(f"--number-of-folds must be at least 2, got {arguments.number_of_folds}.")
     if arguments.jobs < 1:
         raise ValueError(f"--jobs must be at least 1, got {arguments.jobs}.")
+    from spherenet.angles import OPERATORS
     from spherenet.cli.grid_progress import run_watched
     from spherenet.experiments.runner import Here, visible_gpus
     from spherenet.experiments.tuning import best_score, jobs_of_tuning, score, settings_of
     from spherenet.losses import list_losses
-    from spherenet.ops.angle_functions import OPERATORS
-    from spherenet.ops.arguments import require_one_of
+    from spherenet.validation import require_one_of
 
     for operator in arguments.try_operators:
         require_one_of("--try-operators", operator, [*OPERATORS, "none"])
@@ -71,7 +71,7 @@ def run(arguments: Any) -> int:
     if best is not None and arguments.best is not None:
         import yaml  # type: ignore[import-untyped]
 
-        from spherenet.runlog.atomic import write_text
+        from spherenet.files import write_text
 
         write_text(Path(arguments.best), yaml.safe_dump(best.config.as_dict(), sort_keys=False))
     failed = [result for result in results if result.failure is not None]

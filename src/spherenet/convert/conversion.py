@@ -8,22 +8,23 @@ from typing import TypeVar, cast
 
 from torch import Tensor, nn
 
-from spherenet.convert.notes import give_back, put_note, read_note
-from spherenet.convert.plan import Choices, make_plan
-from spherenet.convert.refusals import refuse_way_back
-from spherenet.convert.rules import Rules
-from spherenet.convert.surroundings import (
+from spherenet.angles import DEFAULT_LEARNED_K, AngleFunction, LearnableSigmoidAngle
+from spherenet.convert.plan import Choices, Rules, make_plan
+from spherenet.convert.summary import give_back, put_note, read_note
+from spherenet.convert.swap import (
+    SphereOptions,
+    become_plain,
+    become_sphere,
     drop_batch_norms,
     droppable_batch_norms,
     leave_fast_paths,
+    refuse_way_back,
     write_out_of_place,
 )
-from spherenet.convert.twins import SphereOptions, become_plain, become_sphere
 from spherenet.errors import ModelError
 from spherenet.layers import SphereLayer
-from spherenet.ops.angle_functions import DEFAULT_LEARNED_K, AngleFunction, LearnableSigmoidAngle
-from spherenet.ops.arguments import require_one_of
 from spherenet.ops.norms import DEFAULT_EPS
+from spherenet.validation import require_one_of
 
 __all__ = ["to_plain", "to_sphere"]
 

@@ -5,7 +5,9 @@ of pictures are decoded by workers. Files are read, never believed: every reader
 """
 
 from spherenet.data.augmentation import AUGMENTATIONS, Augmentation
-from spherenet.data.catalogue import (
+from spherenet.data.folder import FolderSplit, check_images
+from spherenet.data.images import Preprocessing, read_image
+from spherenet.data.registry import (
     DATASETS,
     DatasetFacts,
     data_folder,
@@ -14,11 +16,7 @@ from spherenet.data.catalogue import (
     list_datasets,
     load_dataset,
 )
-from spherenet.data.folder_split import FolderSplit, check_images
-from spherenet.data.pictures import read_image
-from spherenet.data.preprocessing import Preprocessing
-from spherenet.data.split import Batch, Dataset, Split
-from spherenet.data.tensor_split import TensorSplit
+from spherenet.data.splits import Batch, Dataset, Split, TensorSplit
 
 __all__ = [
     "AUGMENTATIONS",

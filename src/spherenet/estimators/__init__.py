@@ -7,8 +7,7 @@ except ImportError:
         "spherenet.estimators needs the package scikit-learn: pip install 'spherenet[sklearn]'."
     ) from None
 
-from spherenet.estimators.classifier import SphereClassifier
-from spherenet.estimators.logistic_regression import SphereLogisticRegression
-from spherenet.estimators.svc import SphereSVC
+from spherenet.estimators.base import SphereClassifier
+from spherenet.estimators.classifiers import SphereLogisticRegression, SphereSVC
 
 __all__ = ["SphereClassifier", "SphereLogisticRegression", "SphereSVC"]

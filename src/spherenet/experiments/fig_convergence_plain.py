@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from spherenet.experiments.cells import Cell, Claim, Experiment
-from spherenet.experiments.presets import cifar, operator_options
+from spherenet.experiments.experiment import Cell, Claim, Experiment, cifar, operator_options
 
 ROWS = ("cosine", "linear", "sigmoid-0.3")
 AGAINST_PLAIN = tuple((f"{row}_orth", "none") for row in ROWS)

@@ -10,8 +10,7 @@ One seed of the cpu preset took 6 minutes of one core (AMD EPYC).
 
 from __future__ import annotations
 
-from spherenet.experiments.cells import Cell, Claim, Experiment
-from spherenet.experiments.presets import cifar, operator_options
+from spherenet.experiments.experiment import Cell, Claim, Experiment, cifar, operator_options
 
 ROWS = ("cosine", "linear", "sigmoid-0.3", "none")
 DATA = {"CIFAR-10": "flip", "CIFAR-10+": "flips-crop"}

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from spherenet.experiments.cells import Cell, Claim, Experiment
-from spherenet.experiments.presets import cifar
+from spherenet.experiments.experiment import Cell, Claim, Experiment, cifar
 
 NETWORKS: dict[str, dict[str, Any]] = {
     "cosine_w-cosine": {"operator": "cosine", "loss": "w-cosine"},

@@ -10,8 +10,7 @@ One seed of the cpu preset took 9 minutes of one core (AMD EPYC).
 
 from __future__ import annotations
 
-from spherenet.experiments.cells import Cell, Claim, Experiment
-from spherenet.experiments.presets import cifar, operator_options
+from spherenet.experiments.experiment import Cell, Claim, Experiment, cifar, operator_options
 
 WIDTHS = ((16, 32, 48), (32, 64, 96), (64, 96, 128), (128, 192, 256))
 MANY = (("cosine_64", "none_64"), ("cosine_128", "none_128"))

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from spherenet.experiments.cells import Cell, Claim, Experiment
-from spherenet.experiments.config import TrainConfig
-from spherenet.experiments.presets import cifar
+from spherenet.experiments.experiment import Cell, Claim, Experiment, cifar
+from spherenet.training.config import TrainConfig
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "none": {"operator": None},

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from spherenet.experiments.cells import Cell, Claim, Experiment
-from spherenet.experiments.presets import cifar
+from spherenet.experiments.experiment import Cell, Claim, Experiment, cifar
 
 
 def cells(preset: str) -> list[Cell]:

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from spherenet.experiments.cells import Cell, Claim, Experiment
-from spherenet.experiments.presets import OPERATORS, cifar, operator_options
+from spherenet.experiments.experiment import OPERATORS, Cell, Claim, Experiment, cifar, operator_options
 
 LOSSES: dict[str, dict[str, Any]] = {
     "softmax": {"loss": "softmax"},

@@ -10,8 +10,7 @@ One seed of the cpu preset took 10 minutes of one core (AMD EPYC).
 
 from __future__ import annotations
 
-from spherenet.experiments.cells import Cell, Claim, Experiment
-from spherenet.experiments.presets import OPERATORS, cifar, operator_options
+from spherenet.experiments.experiment import OPERATORS, Cell, Claim, Experiment, cifar, operator_options
 
 NETWORKS = ("cnn-3", "cnn-9", "cnn-18", "cnn-45", "cnn-60", "resnet-32")
 PAPER = {

@@ -10,8 +10,7 @@ One seed of the cpu preset took 7 minutes of one core (AMD EPYC).
 
 from __future__ import annotations
 
-from spherenet.experiments.cells import Cell, Claim, Experiment
-from spherenet.experiments.presets import cifar, operator_options
+from spherenet.experiments.experiment import Cell, Claim, Experiment, cifar, operator_options
 
 PAPER = {
     "sigmoid-0.1": 86.29,

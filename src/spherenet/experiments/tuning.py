@@ -11,10 +11,10 @@ from statistics import fmean, stdev
 from typing import Any
 
 from spherenet.errors import RunError
-from spherenet.experiments.config import TrainConfig
-from spherenet.experiments.grid import Job
-from spherenet.runlog import RunDirectory
+from spherenet.experiments.experiment import Job
+from spherenet.runs import RunDirectory
 from spherenet.text import as_number
+from spherenet.training.config import TrainConfig
 
 __all__ = ["Score", "best_score", "jobs_of_tuning", "score", "settings_of"]
 

@@ -9,8 +9,7 @@ One seed of the cpu preset took 2 minutes of one core (Intel Xeon at 2.80 GHz).
 
 from __future__ import annotations
 
-from spherenet.experiments.cells import Cell, Claim, Experiment
-from spherenet.experiments.presets import cifar, operator_options
+from spherenet.experiments.experiment import Cell, Claim, Experiment, cifar, operator_options
 
 
 def cells(preset: str) -> list[Cell]:

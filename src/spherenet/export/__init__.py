@@ -1,12 +1,10 @@
 """Saved folders, and models frozen for inference: torch.export, TorchScript, ONNX."""
 
 from spherenet.export.card import ModelCard, library_versions
-from spherenet.export.folder import load_metadata, load_model, save_model
-from spherenet.export.formats import FORMATS, export_model, format_of
+from spherenet.export.folder import load_metadata, load_model, save_model, shipped_model
 from spherenet.export.freeze import freeze
-from spherenet.export.onnx_file import export_onnx
+from spherenet.export.onnx import FORMATS, export_model, export_onnx, format_of
 from spherenet.export.programs import export_program, export_torchscript
-from spherenet.export.shipped import shipped_model
 from spherenet.export.weights import Match, load_matching, load_weights, save_weights
 
 __all__ = [

@@ -11,8 +11,8 @@ from datetime import date as Date
 import torch
 
 from spherenet import __version__
-from spherenet.ops.arguments import require_number
 from spherenet.text import markdown
+from spherenet.validation import require_number
 
 __all__ = ["ModelCard", "library_versions"]
 

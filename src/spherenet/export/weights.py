@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from spherenet.errors import ModelError
-from spherenet.export.atomic import write_file
-from spherenet.export.messages import first_line, first_names
+from spherenet.files import write_file
+from spherenet.losses import obsolete_state
+from spherenet.text import first_line, first_names
 
 __all__ = ["WEIGHTS_FILE", "Match", "StoredWeights", "load_matching", "load_weights", "save_weights", "write_weights"]
 
@@ -139,7 +140,8 @@ class StoredWeights:
         # Other programs write tied tensors once too, under whichever of their names.
         stored_as = {tied.get(name, name): name for name in self.shapes if name in state}
         missing = [name for name in state if name not in self.shapes and tied.get(name, name) not in stored_as]
-        extra = [name for name in self.shapes if name not in state]
+        obsolete = obsolete_state(model)
+        extra = [name for name in self.shapes if name not in state and name not in obsolete]
         unfit = [
             f"{name} (file {_describe(self.shapes[name], self.dtypes[name])}, "
             f"model {_describe(tuple(tensor.shape), tensor.dtype)})"

@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from spherenet.kernels.interface import ANGLES, Affine, Angle
-from spherenet.kernels.layout import dense_like, is_rows
+from spherenet.kernels.interface import ANGLES, Affine, Angle, dense_like, is_rows
 from spherenet.ops.geometry import Geometry
 from spherenet.ops.norms import working_dtype
 

@@ -15,8 +15,7 @@ from torch.utils.flop_counter import conv_flop_count, register_flop_formula
 
 from spherenet.kernels import sphere_conv
 from spherenet.kernels.dispatch import below_autograd
-from spherenet.kernels.interface import Affine, Angle
-from spherenet.kernels.layout import is_rows
+from spherenet.kernels.interface import Affine, Angle, is_rows
 from spherenet.kernels.sphere_conv import Call, Kept, SphereConvFunction
 from spherenet.ops.geometry import Geometry
 from spherenet.ops.norms import working_dtype

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from spherenet.kernels import native
-from spherenet.kernels.interface import Affine, Angle
-from spherenet.kernels.second_derivatives import gradients_of
+from spherenet.kernels.interface import Affine, Angle, gradients_of
 from spherenet.kernels.sphere_conv import parameter_gradients
-from spherenet.ops import composite
+from spherenet.ops import sphere_conv as composite
 from spherenet.ops.geometry import Geometry
 from spherenet.ops.norms import direction
 

@@ -1,5 +1,6 @@
 """Thin modules over `spherenet.functional`."""
 
+from spherenet.layers.base import SphereLayer
 from spherenet.layers.conv import (
     LazySphereConv1d,
     LazySphereConv2d,
@@ -11,7 +12,6 @@ from spherenet.layers.conv import (
 from spherenet.layers.head import AngularHead
 from spherenet.layers.linear import LazySphereLinear, SphereLinear
 from spherenet.layers.recurrent import SphereGRU, SphereGRUCell, SphereLSTM, SphereLSTMCell
-from spherenet.layers.sphere import SphereLayer
 
 __all__ = [
     "AngularHead",

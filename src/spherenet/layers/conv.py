@@ -8,9 +8,9 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from spherenet.angles import AngleFunction
 from spherenet.functional import sphere_conv1d, sphere_conv2d, sphere_conv3d
-from spherenet.layers.sphere import SphereLayer, forget_inputs
-from spherenet.ops.angle_functions import AngleFunction
+from spherenet.layers.base import SphereLayer, forget_inputs
 from spherenet.ops.norms import DEFAULT_EPS
 
 __all__ = ["LazySphereConv1d", "LazySphereConv2d", "LazySphereConv3d", "SphereConv1d", "SphereConv2d", "SphereConv3d"]

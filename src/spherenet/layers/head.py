@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spherenet.kernels.angular_cosine import angular_cosine, plain_angular_cosine
+from spherenet.kernels.blockwise import angular_cosine, plain_angular_cosine
 from spherenet.kernels.dispatch import blockwise
-from spherenet.ops.angular_output import AngularOutput
-from spherenet.ops.arguments import require_floating, require_positive
+from spherenet.ops.margins import AngularOutput
 from spherenet.ops.norms import DEFAULT_EPS, norm, without_autocast, working_dtype
+from spherenet.validation import require_floating, require_positive
 
 __all__ = ["AngularHead"]
 

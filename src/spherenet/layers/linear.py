@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from spherenet.angles import AngleFunction
 from spherenet.functional import sphere_linear
-from spherenet.layers.sphere import SphereLayer, forget_inputs
-from spherenet.ops.angle_functions import AngleFunction
+from spherenet.layers.base import SphereLayer, forget_inputs
 from spherenet.ops.norms import DEFAULT_EPS
 
 __all__ = ["LazySphereLinear", "SphereLinear"]

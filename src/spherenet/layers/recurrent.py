@@ -23,11 +23,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from spherenet.angles import AngleFunction
 from spherenet.functional import fused_recurrence
 from spherenet.layers.linear import SphereLinear
-from spherenet.ops.angle_functions import AngleFunction
-from spherenet.ops.arguments import require_floating, require_number
 from spherenet.ops.norms import DEFAULT_EPS
+from spherenet.validation import require_floating, require_number
 
 __all__ = ["SphereGRU", "SphereGRUCell", "SphereLSTM", "SphereLSTMCell"]
 

@@ -1,14 +1,10 @@
-"""Losses on an `AngularOutput`; they hold no class weights, those live in the head."""
+"""Losses on an `AngularOutput`. They own no class weights, which belong to the head."""
 
-from spherenet.losses.annealing import Annealing
-from spherenet.losses.arcface import ArcFaceLoss
+from spherenet.losses.additive_margins import ArcFaceLoss, CosFaceLoss
 from spherenet.losses.base import AngularLoss
-from spherenet.losses.cosface import CosFaceLoss
-from spherenet.losses.ga_softmax import ASoftmaxLoss, GASoftmaxLoss
-from spherenet.losses.names import list_losses, make_loss
-from spherenet.losses.s_softmax import SSoftmaxLoss, default_scale
-from spherenet.losses.softmax import SoftmaxLoss
-from spherenet.losses.w_softmax import WSoftmaxLoss
+from spherenet.losses.ga_softmax import Annealing, ASoftmaxLoss, GASoftmaxLoss, obsolete_state
+from spherenet.losses.registry import list_losses, make_loss
+from spherenet.losses.softmax import SoftmaxLoss, SSoftmaxLoss, WSoftmaxLoss, default_scale
 
 __all__ = [
     "ASoftmaxLoss",
@@ -23,4 +19,5 @@ __all__ = [
     "default_scale",
     "list_losses",
     "make_loss",
+    "obsolete_state",
 ]

@@ -1,6 +1,5 @@
-"""The paper's networks; each is a SphereNet or its CNN twin by its operator alone."""
+"""Networks of the paper. The operator alone makes each of them a SphereNet or its CNN twin."""
 
-from spherenet.models.classifier import Classifier
-from spherenet.models.create import create_model, list_models
+from spherenet.models.create import Classifier, create_model, list_models
 
 __all__ = ["Classifier", "create_model", "list_models"]

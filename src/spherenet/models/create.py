@@ -1,53 +1,98 @@
-"""The paper's networks by name."""
+"""The networks of the paper by name, and `Classifier`, which joins features, head and loss."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast, overload
 
-from torch import nn
+from torch import Tensor, nn
 
+from spherenet.angles import AngleFunction
 from spherenet.layers import AngularHead
 from spherenet.losses import AngularLoss, make_loss
-from spherenet.models.classifier import Classifier
-from spherenet.models.convolutions import Convolutions
-from spherenet.models.plain import PlainFeatures
-from spherenet.models.resnet import ResidualFeatures
-from spherenet.ops.angle_functions import AngleFunction
-from spherenet.ops.arguments import require_one_of
+from spherenet.models.layer_factory import LayerFactory
+from spherenet.models.networks import PlainFeatures, ResidualFeatures
 from spherenet.ops.norms import DEFAULT_EPS
+from spherenet.validation import require_one_of
 
-__all__ = ["create_model", "list_models"]
+__all__ = ["Classifier", "create_model", "list_models"]
+
+
+class Classifier(nn.Module):
+    """Classifier of features, a head that owns the class weights, and a loss that owns none.
+
+    With labels, one call computes everything for a training step, so that DDP and torch.compile see the whole model.
+
+    Args:
+        features: Module images → features [N, F].
+        head: Module features → `AngularOutput`.
+        criterion: Loss of an `AngularOutput` and labels.
+        config: Arguments of `create_model` that create this model again.
+    """
+
+    def __init__(self, features: nn.Module, head: AngularHead, criterion: AngularLoss, config: dict[str, Any]) -> None:
+        super().__init__()
+        self.features = features
+        self.head = head
+        self.criterion = criterion
+        self.config = config
+        # If the loss ignores ‖w‖, weight decay of the class weights regularizes nothing.
+        head.scale_invariant = not criterion.uses_weight_norm
+
+    @overload
+    def forward(self, images: Tensor) -> Tensor: ...
+    @overload
+    def forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]: ...
+    @overload
+    def forward(self, images: Tensor, labels: Tensor, *, return_scores: Literal[False]) -> Tensor: ...
+    def forward(
+        self, images: Tensor, labels: Tensor | None = None, *, return_scores: bool = True
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Return scores, or the loss and scores if labels are given.
+
+        Args:
+            images: Batch of images [N, C, H, W].
+            labels: Class indices [N], or probabilities [N, classes].
+            return_scores: With labels, whether to return the scores too. They are a by-product of the loss; only heads
+                with very many classes, whose loss never stores all logits, save time and memory without them.
+
+        Returns:
+            Scores [N, classes] without labels, (loss, scores) with labels, or the loss alone.
+        """
+        output = self.head(self.features(images))
+        if labels is None:
+            return self.criterion.logits(output)
+        result: Tensor | tuple[Tensor, Tensor] = self.criterion(output, labels, return_scores=return_scores)
+        return result
 
 
 @dataclass(frozen=True)
 class _Network:
-    """What tells one network of the paper from another."""
+    """Registry entry of a network: its feature class with its arguments, and the defaults of `create_model`."""
 
+    features: Callable[..., nn.Module]
     widths: tuple[int, ...]
     input_size: int
-    depth: int = 0  # of plain networks
-    units_a_stage: int = 0  # of residual networks
-    large_images: bool = False
+    arguments: dict[str, Any] = field(default_factory=dict)
 
 
-_NETWORKS = {f"cnn-{depth}": _Network((64, 96, 128), 32, depth=depth) for depth in (3, 9, 18, 45, 60, 69)} | {
-    "resnet-32": _Network((64, 96, 128), 32, units_a_stage=5),
-    "resnet-32-wide": _Network((96, 192, 384), 32, units_a_stage=5),
-    "resnet-18": _Network((256, 512, 768, 1024), 224, units_a_stage=2, large_images=True),
+_NETWORKS = {f"cnn-{n}": _Network(PlainFeatures, (64, 96, 128), 32, {"depth": n}) for n in (3, 9, 18, 45, 60, 69)} | {
+    "resnet-32": _Network(ResidualFeatures, (64, 96, 128), 32, {"units_per_stage": 5}),
+    "resnet-32-wide": _Network(ResidualFeatures, (96, 192, 384), 32, {"units_per_stage": 5}),
+    "resnet-18": _Network(ResidualFeatures, (256, 512, 768, 1024), 224, {"units_per_stage": 2, "large_images": True}),
 }
 
 
 def list_models() -> list[str]:
-    """The names that `create_model` takes."""
+    """Return the names that `create_model` takes."""
     return list(_NETWORKS)
 
 
 def create_model(
     name: str,
     num_classes: int = 10,
-    operator: str | AngleFunction | None = None,
+    operator: str | AngleFunction | None = "cosine",
     k: float | None = None,
     loss: str | AngularLoss = "softmax",
     *,
@@ -63,44 +108,59 @@ def create_model(
     shortcut: str = "plain",
     head_bias: bool = False,
 ) -> Classifier:
-    """Return a network of the paper, as a SphereNet or, with operator None, as its CNN twin (SPEC 3).
+    """Return a network of the paper, as a SphereNet or as its CNN twin.
 
-    operator, k, k_sharing, rescale, eps: as in `SphereConv2d`; k_sharing may also be "network".
-    loss: a name ("softmax", "w-cosine", "ga-linear", "a", "s-cosine", …) with `loss_options`, or a loss object.
-    batch_norm, relu: False leaves them out everywhere. widths: filters of each stage.
-    in_channels, input_size: of the images; networks with a global mean take any size, cnn-N this one.
-    shortcut: of residual networks, 1×1 convolutions "plain" (v2) or of the "operator" (v1).
-    head_bias: a bias for each class, for imbalanced data.
+    Args:
+        name: Name of the network, e.g. "cnn-9" or "resnet-32"; see `list_models`.
+        num_classes: Number of classes.
+        operator: Operator as in `SphereConv2d`; None or "none" for the CNN twin.
+        k: Parameter of the sigmoid, as in `SphereConv2d`.
+        loss: Name of a loss, e.g. "softmax", "w-cosine", "ga-linear", "a" or "s-cosine", or a loss object.
+        loss_options: Keyword arguments of the loss, if it is given by name.
+        k_sharing: "filter" or "layer" as in `SphereConv2d`, or "network" for one learned k in all layers.
+        rescale: As in `SphereConv2d`.
+        eps: As in `SphereConv2d`.
+        batch_norm: Whether convolutions are followed by BatchNorm.
+        relu: Whether convolutions are followed by ReLU.
+        widths: Number of filters of each stage; None for those of the paper.
+        in_channels: Channels of the images.
+        input_size: Size of the images. cnn-N takes images of this size only, residual networks of any size.
+        shortcut: 1×1 shortcut convolutions of residual networks: "plain" (v2), or with the "operator" (v1).
+        head_bias: Whether the head has a bias for each class, for imbalanced data.
 
-        sn.create_model("cnn-9", operator="sigmoid", k=0.3, loss="w-cosine")
+    Raises:
+        TypeError: If the loss has no such option.
+        ValueError: If a name is unknown, the number of widths is wrong, or the image is too small for the poolings.
 
-    Raises ValueError or TypeError for an unknown name (with the near ones), a wrong number of widths, or an image
-    too small for the network's poolings (with the smallest that works).
+    Example:
+        >>> model = sn.create_model("cnn-9", operator="sigmoid", k=0.3, loss="w-cosine")
     """
-    require_one_of("name", name, _NETWORKS)
-    require_one_of("shortcut", shortcut, ("plain", "operator"))
-    config = {key: value for key, value in locals().items() if key != "loss_options"}
-    network = _NETWORKS[name]
+    network = _NETWORKS[require_one_of("name", name, _NETWORKS)]
+    layers = LayerFactory(operator, k, k_sharing, rescale, eps, batch_norm, relu, shortcut)
     criterion = make_loss(loss, **(loss_options or {}))
-    chosen = network.widths if widths is None else tuple(widths)
-    if len(chosen) != len(network.widths) or min(chosen) < 1:
-        raise ValueError(f"widths must be {len(network.widths)} positive numbers for {name}, got {chosen}.")
+    stage_widths = network.widths if widths is None else tuple(widths)
+    if len(stage_widths) != len(network.widths) or min(stage_widths) < 1:
+        raise ValueError(f"widths must be {len(network.widths)} positive numbers for {name}, got {stage_widths}.")
     size = network.input_size if input_size is None else input_size
     height_width = (size, size) if isinstance(size, int) else (size[0], size[1])
-    convolutions = Convolutions(operator, k, k_sharing, rescale, eps, batch_norm, relu)
-    features: nn.Module
-    if network.depth:
-        features = PlainFeatures(convolutions, network.depth, chosen, in_channels, height_width)
-    else:
-        plain = replace(convolutions, operator=None, k=None, rescale=None)
-        features = ResidualFeatures(
-            convolutions,
-            convolutions if shortcut == "operator" else plain,
-            network.units_a_stage,
-            chosen,
-            in_channels,
-            network.large_images,
-        )
-    head = AngularHead(features.out_features, num_classes, head_bias, eps=eps)
-    config |= {"widths": list(chosen), "input_size": list(height_width), "loss_options": dict(loss_options or {})}
+    features = network.features(layers, stage_widths, in_channels, height_width, **network.arguments)
+    head = AngularHead(cast(int, features.out_features), num_classes, head_bias, eps=eps)
+    config = {
+        "name": name,
+        "num_classes": num_classes,
+        "operator": None if operator == "none" else operator,
+        "k": k,
+        "loss": loss,
+        "loss_options": dict(loss_options or {}),
+        "k_sharing": k_sharing,
+        "rescale": rescale,
+        "eps": eps,
+        "batch_norm": batch_norm,
+        "relu": relu,
+        "widths": list(stage_widths),
+        "in_channels": in_channels,
+        "input_size": list(height_width),
+        "shortcut": shortcut,
+        "head_bias": head_bias,
+    }
     return Classifier(features, head, criterion, config)

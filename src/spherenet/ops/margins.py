@@ -8,25 +8,28 @@ for every π,
 
 which is continuous and decreasing for every decreasing g. Since the pieces meet, a j that rounding puts one
 too high or too low changes the value by rounding error, not by a jump.
+
+What an angular head says about a batch: all that any loss of the family needs to make its logits.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from torch import Tensor
 
-from spherenet.ops.angle_functions import (
+from spherenet.angles import (
     AngleFunction,
     CosineAngle,
     CustomAngle,
     LearnableSigmoidAngle,
     LinearAngle,
     SigmoidAngle,
+    angle_from_cosine,
 )
-from spherenet.ops.angles import angle_from_cosine
 
-__all__ = ["additive_angle", "additive_cosine", "continued", "psi", "same_for_all_classes"]
+__all__ = ["AngularOutput", "additive_angle", "additive_cosine", "continued", "psi", "same_for_all_classes"]
 
 _COSINE = CosineAngle()
 
@@ -101,3 +104,18 @@ def _drop(angle: AngleFunction, phi: Tensor) -> Tensor | float:
     at_zero = phi.new_ones(phi.shape[-1:])
     drop: Tensor = angle(at_zero) - angle(-at_zero)
     return drop
+
+
+class AngularOutput(NamedTuple):
+    """Angles and lengths between features and class weights: cos θ_ij, ‖x_i‖, ‖w_j‖, b_j (SPEC 6).
+
+    The inner product of plain softmax is weight_norm_j · feature_norm_i · cosine_ij + bias_j; angular losses
+    leave out one norm or both. All are float32 where features and weights are half precision.
+
+    Shapes: cosine [*, C], feature_norm [*], weight_norm [C], bias [C] or None.
+    """
+
+    cosine: Tensor
+    feature_norm: Tensor
+    weight_norm: Tensor
+    bias: Tensor | None = None

@@ -1,10 +1,8 @@
-"""Terms and numbers over the kernels of a model's sphere layers: orthogonality, energy, diagnostics."""
+"""Penalties on the kernels of sphere layers (orthogonality, hyperspherical energy) and their diagnostics."""
 
-from spherenet.regularizers.diagnostics import k_values, kernel_angles, layer_diagnostics
-from spherenet.regularizers.energy import hyperspherical_energy
-from spherenet.regularizers.kernel_norms import KernelNorms
-from spherenet.regularizers.orthogonality import orthogonality, orthogonality_minimum
-from spherenet.regularizers.sphere_layers import sphere_layers
+from spherenet.regularizers.diagnostics import KernelNorms, k_values, kernel_angles, layer_diagnostics
+from spherenet.regularizers.kernels import sphere_layers
+from spherenet.regularizers.penalties import hyperspherical_energy, orthogonality, orthogonality_minimum
 
 __all__ = [
     "KernelNorms",

@@ -1,26 +1,33 @@
-"""Numbers about the kernels of a model's sphere layers, ready for logging.
+"""Diagnostics of the kernels of sphere layers: angles, k, norms and penalties as numbers for logging.
 
-Every function returns plain dicts of Python numbers by layer name, that `json.dumps` takes as they are: None
-stands for a quantity that does not exist or is not finite. Nothing is differentiated. Angles are in radians.
+Every function returns dictionaries of Python numbers by layer name that `json.dumps` accepts. None stands for a
+quantity that does not exist or is not finite. No gradients are recorded. Angles are in radians.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TypedDict
 
 import torch
 from torch import Tensor
 
 from spherenet.layers import SphereLayer
-from spherenet.regularizers.energy import hyperspherical_energy
-from spherenet.regularizers.kernel_norms import KernelNorms, norms_of
-from spherenet.regularizers.orthogonality import orthogonality, orthogonality_minimum
-from spherenet.regularizers.sphere_layers import Modules, kernel_matrix, sphere_layers
+from spherenet.regularizers.kernels import Modules, kernel_matrix, sphere_layers
+from spherenet.regularizers.penalties import hyperspherical_energy, orthogonality, orthogonality_minimum
 
-__all__ = ["Histogram", "KValues", "KernelAngles", "k_values", "kernel_angles", "layer_diagnostics"]
+__all__ = [
+    "Histogram",
+    "KValues",
+    "KernelAngles",
+    "KernelNorms",
+    "k_values",
+    "kernel_angles",
+    "layer_diagnostics",
+]
 
-_ROWS_AT_A_TIME = 1024  # a layer of 10⁵ kernels has 10¹⁰ angles: they are counted, never all kept
+_ROWS_AT_A_TIME = 1024  # a layer of 10⁵ kernels has 10¹⁰ angles, which are never all stored
 
 
 class Histogram(TypedDict):
@@ -31,9 +38,9 @@ class Histogram(TypedDict):
 
 
 class KernelAngles(TypedDict):
-    """Angles between the pairs of kernels of one layer, in [0, π]; None without a pair.
+    """Angles in [0, π] between the pairs of kernels of one layer, None if there are no pairs.
 
-    kernels_without_direction: those that are zero or not finite; they have no angles.
+    Kernels without direction are zero or not finite; they have no angles.
     """
 
     min: float | None
@@ -45,7 +52,7 @@ class KernelAngles(TypedDict):
 
 
 class KValues(TypedDict):
-    """The sigmoid's k of one layer: each one, and how they are spread."""
+    """Values and distribution of the sigmoid's k in one layer."""
 
     values: list[float | None]
     min: float | None
@@ -55,10 +62,17 @@ class KValues(TypedDict):
 
 
 def kernel_angles(model: Modules, bins: int = 18) -> dict[str, KernelAngles]:
-    """Return the angles between the kernels of each sphere layer: min, mean, max and a histogram over [0, π].
+    """Return the angles between the kernels of each sphere layer: minimum, mean, maximum and a histogram over [0, π].
 
-    Of a grouped convolution only pairs within a group count. Computed in float64, for acos turns float32's
-    rounding of a cosine near 1 into 3e-4 radians. Raises ValueError for bins < 1.
+    Kernels are paired within their group. Angles are computed in float64, because acos turns the rounding error of a
+    float32 cosine near 1 into 3e-4 radians.
+
+    Args:
+        model: A model, a layer, or several of them.
+        bins: Number of bins of the histogram.
+
+    Raises:
+        ValueError: If bins is less than 1.
     """
     _require_bins(bins)
     with torch.no_grad():
@@ -66,38 +80,49 @@ def kernel_angles(model: Modules, bins: int = 18) -> dict[str, KernelAngles]:
 
 
 def k_values(model: Modules, bins: int = 20) -> dict[str, KValues]:
-    """Return the k of each sphere layer whose operator has one: its values and a histogram from 0.
+    """Return k of each sphere layer whose operator has one: its values and a histogram.
 
-    The histogram reaches to 1, as in the paper's figure, or to the largest k where that is more. A layer with
-    a single k (shared or fixed) lists one value; a k shared by several layers stands under each of them.
-    Raises ValueError for bins < 1.
+    The histogram is over [0, 1], as in the figure of the paper, or up to the largest k if that is greater. A layer
+    with a single k (shared or fixed) lists one value. A k that several layers share is listed for each of them.
+
+    Args:
+        model: A model, a layer, or several of them.
+        bins: Number of bins of the histogram.
+
+    Raises:
+        ValueError: If bins is less than 1.
     """
     _require_bins(bins)
-    found: dict[str, KValues] = {}
+    by_layer: dict[str, KValues] = {}
     for name, layer in sphere_layers(model).items():
         values = _k_of(layer)
         if values is not None:
             finite = values[values.isfinite()]
             top = max([1.0, *finite.tolist()])
-            found[name] = {
+            by_layer[name] = {
                 "values": [_number(value) for value in values],
                 "min": _number(values.min()),
                 "mean": _number(values.mean()),
                 "max": _number(values.max()),
                 "histogram": _histogram(torch.histc(finite, bins, 0, top), top),
             }
-    return found
+    return by_layer
 
 
 def layer_diagnostics(
     model: Modules, initial_norms: KernelNorms | None = None, *, form: str = "raw", s: float = 2.0
 ) -> dict[str, dict[str, float | None]]:
-    """Return one flat dict of numbers for each sphere layer, for a line of a log.
+    """Return a flat dictionary of numbers for each sphere layer, for a row of a log.
 
-    kernels, fan_in, groups · angle_min, angle_mean, angle_max · energy, half_space_energy (of order s) ·
-    orthogonality (in `form`), orthogonality_minimum, orthogonality_excess (what training could still remove) ·
-    norm_min, norm_mean, norm_max · norm_growth (mean ratio to `initial_norms`, None without them) ·
-    k_min, k_mean, k_max (None where the operator has no k).
+    The keys are kernels, fan_in, groups; angle_min, angle_mean, angle_max; energy, half_space_energy; orthogonality,
+    orthogonality_minimum, orthogonality_excess (what training can still remove); norm_min, norm_mean, norm_max;
+    norm_growth (mean ratio to `initial_norms`); k_min, k_mean, k_max (None if the operator has no k).
+
+    Args:
+        model: A model, a layer, or several of them.
+        initial_norms: Norms to compare with; without them norm_growth is None.
+        form: Form of `orthogonality`.
+        s: Order of `hyperspherical_energy`.
     """
     layers = sphere_layers(model)
     growth = {} if initial_norms is None else initial_norms.growth(layers)
@@ -109,7 +134,7 @@ def _numbers_of(
     layer: SphereLayer, growth: dict[str, float | None] | None, form: str, s: float
 ) -> dict[str, float | None]:
     groups, kernels, fan_in = kernel_matrix(layer).shape
-    angles, norms, k = _angles_of(layer, bins=1), norms_of(layer), _k_of(layer)
+    angles, norms, k = _angles_of(layer, bins=1), _norms_of(layer), _k_of(layer)
     has_pairs, value, minimum = kernels > 1, orthogonality(layer, form), orthogonality_minimum(layer, form)
     return {
         "kernels": groups * kernels,
@@ -176,11 +201,79 @@ def _histogram(counts: Tensor, top: float) -> Histogram:
 
 
 def _number(value: Tensor) -> float | None:
-    """The number, or None where JSON has no word for it."""
+    """Return the number, or None if JSON cannot represent it."""
     number: float = value.item()
     return number if math.isfinite(number) else None
 
 
 def _require_bins(bins: int) -> None:
     if isinstance(bins, bool) or not isinstance(bins, int) or bins < 1:
-        raise ValueError(f"bins must be a whole number of at least 1, got {bins!r}.")
+        raise ValueError(f"bins must be an integer of at least 1, got {bins!r}.")
+
+
+def _norms_of(layer: SphereLayer) -> Tensor:
+    """Return ‖w‖ of each kernel of a layer, [kernels], in float64 on the CPU and without eps."""
+    with torch.no_grad():
+        matrix = kernel_matrix(layer).to("cpu", torch.float64)
+        norms: Tensor = torch.linalg.vector_norm(matrix, dim=-1)
+        return norms.flatten()
+
+
+class KernelNorms:
+    """Snapshot of the kernel norms of a model's sphere layers, for comparison with later norms.
+
+    The gradient of a scale-invariant kernel is orthogonal to it, so that every step of SGD lengthens the kernel. Its
+    direction then changes less: under plain SGD by 1/growth², because the kernel is longer and its gradient is smaller.
+    The snapshot holds norms by layer name and no modules.
+
+    Args:
+        model: A model, a layer, or several of them.
+    """
+
+    def __init__(self, model: Modules) -> None:
+        self._norms = {name: _norms_of(layer) for name, layer in sphere_layers(model).items()}
+
+    def growth(self, model: Modules) -> dict[str, dict[str, float | None]]:
+        """Return the minimum, mean and maximum over the kernels of each layer of ‖w now‖ / ‖w of the snapshot‖.
+
+        Kernels that were zero or are not finite are left out. Layers without other kernels have None.
+
+        Raises:
+            ValueError: If the model's layers are not those of the snapshot.
+        """
+        now = {name: _norms_of(layer) for name, layer in sphere_layers(model).items()}
+        _require_same("model", self._norms, now)
+        return {name: _spread(now[name] / before) for name, before in self._norms.items()}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the norms by layer name, for saving."""
+        return {name: norms.clone() for name, norms in self._norms.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Load the norms of an earlier snapshot.
+
+        Raises:
+            ValueError: If they belong to other layers.
+        """
+        _require_same("state", self._norms, state)
+        self._norms = {name: state[name].detach().to("cpu", torch.float64).clone() for name in self._norms}
+
+
+def _spread(ratio: Tensor) -> dict[str, float | None]:
+    ratio = ratio[ratio.isfinite()]
+    if not len(ratio):
+        return {"min": None, "mean": None, "max": None}
+    return {"min": ratio.min().item(), "mean": ratio.mean().item(), "max": ratio.max().item()}
+
+
+def _require_same(argument: str, snapshot: Mapping[str, Tensor], current: Mapping[str, Tensor]) -> None:
+    """Raise ValueError if layers have other names or sizes than those of the snapshot."""
+    expected = {name: len(norms) for name, norms in snapshot.items()}
+    actual = {name: len(norms) for name, norms in current.items()}
+    different = [name for name in {**expected, **actual} if expected.get(name) != actual.get(name)]
+    if different:
+        name = different[0]
+        raise ValueError(
+            f"{argument} must have the sphere layers of the snapshot, but {len(different)} differ: {name!r} has "
+            f"{expected.get(name, 'no')} kernels in the snapshot and {actual.get(name, 'no')} in {argument}."
+        )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from spherenet.errors import RunError
-from spherenet.runlog import RunDirectory
+from spherenet.runs import RunDirectory
 from spherenet.text import as_number, plain
 
 __all__ = ["Curve", "ReportedRun", "distinct_names", "how_made", "read_run"]

@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from spherenet.theory import drawing
-from spherenet.theory.conditioning import Curve
-from spherenet.theory.depth import ALTERNATING, LAST, RENORMALISED
-from spherenet.theory.tables import signed
+from spherenet.theory.conditioning import ALTERNATING, LAST, RENORMALISED, Curve
+from spherenet.theory.labs import signed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from spherenet.theory.twins import TwinReport
+    from spherenet.theory.spectra import TwinReport
 
 __all__ = ["draw"]
 

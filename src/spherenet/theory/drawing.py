@@ -70,7 +70,7 @@ def write(figure: Figure, path: Path) -> None:
     """Write a figure as its suffix says: complete or not at all, and the same bytes for the same figure."""
     import matplotlib
 
-    from spherenet.runlog.atomic import replacing
+    from spherenet.files import replacing
 
     kind = path.suffix.lower().removeprefix(".")
     date = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)

@@ -1,4 +1,6 @@
-"""2-D features of digits: what a softmax, a SphereNet and a margin make of ten classes in a plane (SPEC 5).
+"""Embedded digits as the labs take them: batches by a seed, and the plainest training loop there is.
+
+2-D features of digits: what a softmax, a SphereNet and a margin make of ten classes in a plane (SPEC 5).
 
 Three small networks end in two numbers an image, so their features can be drawn as they are: a CNN with softmax, its
 SphereNet twin with softmax, the SphereNet with GA-Softmax under annealing. The layer that makes the two numbers is a
@@ -8,27 +10,86 @@ plain one in all three: two cosines would bound ‖x‖ by √2, and with it how
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from spherenet.data.split import Progress
+from spherenet.data import Batch, Split, load_dataset
+from spherenet.data.splits import Progress
+from spherenet.errors import TrainingError
 from spherenet.layers import AngularHead
 from spherenet.losses import AngularLoss, Annealing, GASoftmaxLoss, SoftmaxLoss
 from spherenet.models import Classifier
-from spherenet.models.convolutions import Convolutions
-from spherenet.models.plain import PlainFeatures
+from spherenet.models.layer_factory import LayerFactory
+from spherenet.models.networks import PlainFeatures
 from spherenet.theory import drawing
-from spherenet.theory.digits import BATCH_SIZE, Digits, train
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["Embedding", "class_angles", "draw", "embed_digits", "plane_network"]
+__all__ = ["BATCH_SIZE", "Digits", "Embedding", "class_angles", "draw", "embed_digits", "plane_network", "train"]
+
+DIGITS_LEARNING_RATE = 1e-2
+BATCH_SIZE = 64
+
+
+class Digits:
+    """The splits of mnist5k as images in float of any dtype and labels.
+
+    shrink: 2 halves both sides by the mean of 2 × 2 pixels, which makes second derivatives affordable.
+    """
+
+    def __init__(self, dtype: torch.dtype = torch.float32, shrink: int = 1) -> None:
+        dataset = load_dataset("mnist5k")
+        self._train, self._test = dataset.train, dataset.test
+        self._dtype, self._shrink = dtype, shrink
+        self.classes = len(dataset.classes)
+        self.side = dataset.preprocessing.size[0] // shrink
+
+    def test(self, count: int | None = None) -> tuple[Tensor, Tensor]:
+        """Return `count` test digits, evenly from all classes, or all of them: [N, 1, side, side] and [N]."""
+        whole = len(self._test)
+        indices = torch.arange(whole) if count is None else torch.linspace(0, whole - 1, count).long()
+        return self._taken(self._test, indices)
+
+    def batches(self, iterations: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield training batches, drawn with replacement by the seed."""
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(iterations):
+            yield self._taken(self._train, torch.randint(len(self._train), (BATCH_SIZE,), generator=generator))
+
+    def _taken(self, split: Split, indices: Tensor) -> tuple[Tensor, Tensor]:
+        batch: Batch = next(iter(split.batches([(0, indices)], device=torch.device("cpu"), augmentation=None)))
+        images = batch.images.to(self._dtype)
+        return (images if self._shrink == 1 else F.avg_pool2d(images, self._shrink)), batch.labels
+
+
+def train(
+    model: Classifier, digits: Digits, iterations: int, seed: int, learning_rate: float = DIGITS_LEARNING_RATE
+) -> Iterator[float]:
+    """Train by Adam; yield the loss of every iteration, once it has been taken.
+
+    TrainingError where the loss is no longer a number.
+    """
+    optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
+    model.train()
+    for step, (images, labels) in enumerate(digits.batches(iterations, seed), start=1):
+        optimizer.zero_grad()
+        if isinstance(model.criterion, GASoftmaxLoss):
+            model.criterion.set_step(step - 1)
+        loss, _ = model(images, labels)
+        loss.backward()
+        optimizer.step()
+        value = loss.item()
+        if not math.isfinite(value):
+            raise TrainingError(f"the loss is {value} at iteration {step}; try another seed.")
+        yield value
+
 
 WIDTHS, FEATURES = (16, 24, 32), 64
 LEARNING_RATE = 3e-3
@@ -64,7 +125,8 @@ class Embedding:
 def plane_network(operator: str | None, loss: AngularLoss, digits: Digits, seed: int) -> Classifier:
     """A cnn-3 that ends in two features; operator None for plain convolutions."""
     torch.manual_seed(seed)
-    convolutions = PlainFeatures(Convolutions(operator=operator), 3, WIDTHS, 1, (digits.side, digits.side), FEATURES)
+    size = (digits.side, digits.side)
+    convolutions = PlainFeatures(LayerFactory(operator=operator), WIDTHS, 1, size, depth=3, out_features=FEATURES)
     features = nn.Sequential(convolutions, nn.Linear(FEATURES, 2, bias=False))
     return Classifier(features, AngularHead(2, digits.classes), loss, {})
 

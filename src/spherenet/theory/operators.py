@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from spherenet.ops.angle_functions import AngleFunction, CosineAngle, LinearAngle, SigmoidAngle
+from spherenet.angles import AngleFunction, CosineAngle, LinearAngle, SigmoidAngle
 from spherenet.ops.margins import continued
 from spherenet.theory import drawing
 

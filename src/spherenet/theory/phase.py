@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from spherenet.data.pictures import FORMATS, ORIENTATION, decode
+from spherenet.data.images import FORMATS, ORIENTATION, decode
 from spherenet.theory import drawing
 
 if TYPE_CHECKING:

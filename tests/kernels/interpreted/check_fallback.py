@@ -7,7 +7,8 @@ import torch
 from driver import triton_sphere_conv
 
 import spherenet as sn
-from spherenet.kernels.triton import gradients, guard, launch, patches, weights
+from spherenet.kernels.triton import fallback as guard
+from spherenet.kernels.triton import gradients, launch, patches, weights
 from spherenet.ops.geometry import Geometry
 
 GEOMETRY = Geometry((2, 1), (1, 1), (1, 1), 2)

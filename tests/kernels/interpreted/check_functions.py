@@ -14,10 +14,10 @@ from torch.nn import functional as F
 
 import spherenet as sn
 from cases import GEOMETRIES, OPERATORS, Geometry, oracle_conv, oracle_linear
+from spherenet import angles
 from spherenet.kernels import triton as kernels
 from spherenet.kernels.interface import Affine, Angle
 from spherenet.kernels.triton import launch, patches
-from spherenet.ops import angles
 from spherenet.ops import geometry as conv
 from spherenet.ops.norms import direction
 

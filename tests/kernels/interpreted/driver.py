@@ -4,7 +4,7 @@ import torch
 
 from spherenet.kernels import triton as kernels
 from spherenet.kernels.interface import Affine, Angle
-from spherenet.ops import composite
+from spherenet.ops import sphere_conv as composite
 
 
 class TritonSphereConv(torch.autograd.Function):

@@ -11,9 +11,10 @@ weights, and the three convolutions. A gradient of k, or of the affine map, adds
 | plain, guard | what happens when a kernel cannot be compiled or launched |
 """
 
-from spherenet.kernels.triton import gradients, patches, plain, weights
+from spherenet.kernels.triton import fallback as plain
+from spherenet.kernels.triton import gradients, patches, weights
+from spherenet.kernels.triton.fallback import guarded
 from spherenet.kernels.triton.gradients import Spread
-from spherenet.kernels.triton.guard import guarded
 
 __all__ = ["Spread", "backward", "correct", "forward", "unit_weight", "unit_weight_backward"]
 

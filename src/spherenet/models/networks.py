@@ -1,0 +1,144 @@
+"""Feature extractors of the paper's networks: plain (cnn-N) and residual (resnet-N).
+
+Every class takes a `LayerFactory`, widths, input channels and input size, and has the attribute `out_features`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from spherenet.models.layer_factory import LayerFactory
+
+__all__ = ["PlainFeatures", "ResidualFeatures"]
+
+
+class PlainFeatures(nn.Module):
+    """Plain network: one stage of 3×3 convolutions per width, then a fully connected layer.
+
+    Each stage ends with 2×2 max pooling. The fully connected layer uses the operator too and has neither BatchNorm nor
+    ReLU.
+
+    Args:
+        layers: Factory of the layers.
+        widths: Number of filters of each stage.
+        in_channels: Channels of the images.
+        input_size: Height and width of the images.
+        depth: Number of convolutions of all stages together.
+        out_features: Number of features.
+
+    Shape:
+        images [N, C, H, W] → features [N, out_features].
+
+    Raises:
+        ValueError: If the image is too small for the poolings.
+    """
+
+    def __init__(
+        self,
+        layers: LayerFactory,
+        widths: Sequence[int],
+        in_channels: int,
+        input_size: tuple[int, int],
+        *,
+        depth: int,
+        out_features: int = 256,
+    ) -> None:
+        super().__init__()
+        shrinkage = 2 ** len(widths)
+        if min(input_size) < shrinkage:
+            raise ValueError(
+                f"input_size must be at least {shrinkage}×{shrinkage} for {len(widths)} poolings, "
+                f"got {input_size[0]}×{input_size[1]}."
+            )
+        self.out_features = out_features
+        self.stages = nn.ModuleList()
+        channels = in_channels
+        for width in widths:
+            units = []
+            for _ in range(depth // len(widths)):
+                units.append(layers.unit(channels, width, 3))
+                channels = width
+            self.stages.append(nn.Sequential(*units, nn.MaxPool2d(2, 2)))
+        height, width = (side // shrinkage for side in input_size)
+        self.fully_connected = layers.linear(channels * height * width, out_features)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the features of a batch of images."""
+        for stage in self.stages:
+            images = stage(images)
+        features: Tensor = self.fully_connected(images.flatten(1))
+        return features
+
+
+class ResidualUnit(nn.Module):
+    """Two 3×3 convolutions and a shortcut: out = ReLU(conv(conv(x)) + shortcut(x)).
+
+    If the shape changes, the shortcut is a 1×1 convolution with BatchNorm, otherwise the identity.
+    """
+
+    def __init__(self, layers: LayerFactory, channels_in: int, channels_out: int, stride: int) -> None:
+        super().__init__()
+        self.first = layers.unit(channels_in, channels_out, 3, stride)
+        self.second = layers.unit(channels_out, channels_out, 3, relu=False)
+        if stride != 1 or channels_in != channels_out:
+            self.shortcut: nn.Module = layers.for_shortcuts.unit(channels_in, channels_out, 1, stride, relu=False)
+        else:
+            self.shortcut = nn.Identity()
+        self.relu = layers.relu
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output of the unit."""
+        out: Tensor = self.second(self.first(x)) + self.shortcut(x)
+        return F.relu(out, inplace=True) if self.relu else out
+
+
+class ResidualFeatures(nn.Module):
+    """Residual network: a convolution, one stage of residual units per width, global average pooling.
+
+    The first unit of each stage except the first one halves the image size.
+
+    Args:
+        layers: Factory of the layers.
+        widths: Number of filters of each stage.
+        in_channels: Channels of the images.
+        input_size: Ignored; the network takes images of any size.
+        units_per_stage: Number of residual units of each stage.
+        large_images: Start with a 7×7 convolution of stride 2 and 3×3 max pooling instead of a 3×3 convolution.
+
+    Shape:
+        images [N, C, H, W] → features [N, widths[-1]].
+    """
+
+    def __init__(
+        self,
+        layers: LayerFactory,
+        widths: Sequence[int],
+        in_channels: int,
+        input_size: tuple[int, int],
+        *,
+        units_per_stage: int,
+        large_images: bool = False,
+    ) -> None:
+        super().__init__()
+        self.out_features = widths[-1]
+        self.begin = layers.unit(in_channels, widths[0], 7 if large_images else 3, 2 if large_images else 1)
+        self.pool = nn.MaxPool2d(3, 2, 1) if large_images else nn.Identity()
+        channels = widths[0]
+        self.stages = nn.ModuleList()
+        for stage, width in enumerate(widths):
+            units = []
+            for index in range(units_per_stage):
+                stride = 2 if stage > 0 and index == 0 else 1
+                units.append(ResidualUnit(layers, channels, width, stride))
+                channels = width
+            self.stages.append(nn.Sequential(*units))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the features of a batch of images."""
+        x: Tensor = self.pool(self.begin(images))
+        for stage in self.stages:
+            x = stage(x)
+        return x.mean((2, 3))

@@ -1,0 +1,176 @@
+"""Penalties on the kernels of sphere layers: orthogonality (Eq. 3) and hyperspherical energy.
+
+Orthogonality has a lower bound. n kernels of fan-in d cannot be orthogonal if n > d, because WᵀW has a rank of at most
+d. The smallest values then are
+
+    raw           n − d          d eigenvalues of WᵀW are 1, the others 0
+    normalized    n·(n − d)/d    the trace n is spread evenly over d eigenvalues: a tight frame of unit vectors
+
+`orthogonality_minimum` returns their sum over a model. The bound is a constant: it does not change the gradient, which
+pulls such a layer toward the tight frame.
+
+Hyperspherical energy treats kernels as points on the unit sphere that repel each other like charges. It is smallest
+when they are spread evenly. Unlike orthogonality, this is possible for layers with more kernels than fan-in too. (Liu
+et al., *Learning towards Minimum Hyperspherical Energy*, NeurIPS 2018.)
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from spherenet.angles import angle_from_cosine
+from spherenet.regularizers.kernels import (
+    KernelStack,
+    Modules,
+    cosines,
+    gram,
+    kernel_matrix,
+    kernel_stacks,
+    sphere_layers,
+    zero_of,
+)
+from spherenet.validation import require_number, require_one_of
+
+__all__ = [
+    "DISTANCES",
+    "FORMS",
+    "LARGEST_S",
+    "SOFTENING",
+    "hyperspherical_energy",
+    "orthogonality",
+    "orthogonality_minimum",
+]
+
+FORMS = ("raw", "normalized")
+DISTANCES = ("chord", "angle")
+
+SOFTENING = 1e-4
+"""Added to each squared distance, so that two equal kernels have a finite energy and gradient.
+
+A distance of 0.01 is an angle of 0.6°: closer kernels are copies of each other. It is also about 500 times the rounding
+error of 2 − 2·cos θ in float32, so that the energy of near copies is not noise. At √2, the usual distance of two
+kernels, it changes the energy by a fraction of 5e-5·s/2.
+"""
+
+LARGEST_S = 8.0
+"""Two equal kernels have the gradient s·SOFTENING^(−s/2−1), which is far below the largest float32 up to this s."""
+
+
+def orthogonality(model: Modules, form: str = "raw") -> Tensor:
+    """Return the orthogonality penalty of the sphere layers (Eq. 3).
+
+    The penalty is Σ over layers of ‖WᵀW − I‖_F², where the columns of W are the flattened kernels. Kernels of different
+    groups of a convolution are not compared, because they see different channels. Half-precision weights are computed
+    in float32, also under autocast. If layers are on several devices, the result is on the device of the first one. In
+    float32 the raw penalty is infinite if a kernel is longer than about 1e9.
+
+    Args:
+        model: A model, a layer, or several of them. A weight that several layers share counts once.
+        form: "raw" for the weights themselves, as in the code released with the paper, which also pulls their norms
+            to 1; "normalized" for unit kernels w/‖w‖, whose norms have no influence. Kernels shorter than the square
+            root of the layer's eps (0.01 by default) are divided by that root.
+
+    Returns:
+        A scalar; the constant 0 for a model without sphere layers.
+
+    Raises:
+        TypeError: If `model` is not a module.
+        ValueError: If the form is unknown, or a lazy layer has no weight yet.
+    """
+    require_one_of("form", form, FORMS)
+    total: Tensor | None = None
+    for stack in kernel_stacks(model):
+        excess = stack.kernels - stack.fan_in
+        if excess > 0:
+            # ‖WᵀW − I_n‖² = ‖WWᵀ − I_d‖² + n − d: the smaller Gram matrix, and a sum without cancellation.
+            matrices = stack.matrices
+            if form == "normalized":
+                matrices = [m / m.square().sum(-1, keepdim=True).clamp_min(stack.eps).sqrt() for m in matrices]
+            products = gram([matrix.mT for matrix in matrices])
+        else:
+            products = gram(stack.matrices) if form == "raw" else cosines(stack)
+        identity = torch.eye(products.shape[-1], dtype=products.dtype, device=products.device)
+        value = (products - identity).square().sum()
+        if excess > 0:
+            value = value + excess * sum(len(matrix) for matrix in stack.matrices)
+        total = value if total is None else total + value.to(total.device)
+    return zero_of(model) if total is None else total
+
+
+def orthogonality_minimum(model: Modules, form: str = "raw") -> float:
+    """Return the smallest value of `orthogonality`: 0 unless a layer has more kernels than fan-in.
+
+    The value is Σ over layers and groups with n > d of n − d (raw) or n·(n − d)/d (normalized).
+
+    Args:
+        model: As in `orthogonality`.
+        form: As in `orthogonality`.
+    """
+    require_one_of("form", form, FORMS)
+    total = 0.0
+    for layer in sphere_layers(model).values():
+        groups, kernels, fan_in = kernel_matrix(layer).shape
+        excess = max(kernels - fan_in, 0)
+        total += groups * excess * (1 if form == "raw" or fan_in == 0 else kernels / fan_in)
+    return total
+
+
+def hyperspherical_energy(
+    model: Modules, s: float = 2.0, half_space: bool = False, *, distance: str = "chord"
+) -> Tensor:
+    """Return the mean Riesz s-energy of pairs of unit kernels, over the pairs of a layer and then over layers.
+
+        E_s = mean over i ≠ j of f_s(d_ij),    f_s(d) = d^−s for s > 0,   −log d for s = 0
+
+    d is softened: d² + 1e-4 replaces d². Kernels are paired within their group. Layers without pairs (one kernel per
+    group) are left out of the mean. Weights that several layers share count once. Half precision is computed in
+    float32, also under autocast. Memory grows with the square of the number of kernels of a layer.
+
+    Args:
+        model: A model, a layer, or several of them.
+        s: Order of the energy, from 0 to 8.
+        half_space: Add the negative of each kernel, E = mean of ½·(f_s(‖ŵ_i − ŵ_j‖) + f_s(‖ŵ_i + ŵ_j‖)), so that
+            opposite kernels count as copies. This is the mean over the pairs of all ±ŵ except (ŵ_i, −ŵ_i), which
+            are constant.
+        distance: "chord" for ‖ŵ_i − ŵ_j‖, or "angle" for the angle between the kernels.
+
+    Returns:
+        A scalar; the constant 0 for a model without pairs.
+
+    Raises:
+        TypeError: If `model` is not a module.
+        ValueError: If s or distance are out of range, or a lazy layer has no weight yet.
+    """
+    s = require_number("s", s)
+    if not 0 <= s <= LARGEST_S:
+        raise ValueError(f"s must be from 0 to {LARGEST_S:g}, got {s!r}.")
+    require_one_of("distance", distance, DISTANCES)
+    stacks = [stack for stack in kernel_stacks(model) if stack.kernels > 1]
+    num_layers = sum(len(stack.matrices) for stack in stacks)
+    total: Tensor | None = None
+    for stack in stacks:
+        energies = _energy_of_groups(stack, s, half_space, distance)
+        groups = [len(matrix) for matrix in stack.matrices]
+        if max(groups) > 1:
+            energies = torch.stack([of_layer.mean() for of_layer in torch.split(energies, groups)])
+        energy = energies.sum() / num_layers
+        total = energy if total is None else total + energy.to(total.device)
+    return zero_of(model) if total is None else total
+
+
+def _energy_of_groups(stack: KernelStack, s: float, half_space: bool, distance: str) -> Tensor:
+    """Return the mean energy of the pairs of each group, [Σ groups]."""
+    cosine = cosines(stack)
+    energy = _pair_energy(cosine, s, distance)
+    if half_space:
+        energy = (energy + _pair_energy(-cosine, s, distance)) / 2
+    diagonal = torch.eye(stack.kernels, dtype=torch.bool, device=cosine.device)
+    return energy.masked_fill(diagonal, 0).sum((-2, -1)) / (stack.kernels * (stack.kernels - 1))
+
+
+def _pair_energy(cosine: Tensor, s: float, distance: str) -> Tensor:
+    """Return f_s of the softened distance of each pair."""
+    squared = 2 - 2 * cosine if distance == "chord" else angle_from_cosine(cosine).square()
+    softened = squared + SOFTENING
+    return softened.log() / -2 if s == 0 else softened.pow(-s / 2)

@@ -1,0 +1,241 @@
+"""Networks of the paper: shapes, parameter counts, CNN twins, options."""
+
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import spherenet as sn
+from spherenet.losses import base
+from spherenet.models import create
+from spherenet.models.layer_factory import LayerFactory
+
+OPERATORS = [None, "none", "linear", "cosine", "sigmoid", "learnable"]
+SMALL = {name: {"widths": (4, 6, 8)} for name in sn.list_models()} | {
+    "resnet-18": {"widths": (4, 6, 8, 10), "input_size": 64}
+}
+
+
+def convolutions(depth, widths, kernel=9, channels=3):
+    """Return the number of weights in the convolutions of a plain network."""
+    total = 0
+    for width in widths:
+        for _ in range(depth // 3):
+            total += kernel * channels * width
+            channels = width
+    return total
+
+
+@pytest.mark.parametrize("name", sn.list_models())
+def test_parameter_counts_of_the_paper(name):
+    """Count convolutions, BatchNorm (2 per channel), the fully connected layer and the head without bias."""
+    with torch.device("meta"):
+        count = sum(p.numel() for p in sn.create_model(name, operator="cosine").parameters())
+    if name.startswith("cnn-"):
+        depth = int(name.removeprefix("cnn-"))
+        batch_norm = 2 * depth // 3 * (64 + 96 + 128)
+        expected = convolutions(depth, (64, 96, 128)) + batch_norm + 128 * 4 * 4 * 256 + 256 * 10
+    elif name == "resnet-18":
+        expected = 49 * 3 * 256 + 2 * 256 + 1024 * 10
+        previous = 256
+        for width in (256, 512, 768, 1024):
+            expected += 9 * (previous * width + 3 * width * width) + 2 * 4 * width
+            expected += previous * width + 2 * width if previous != width else 0
+            previous = width
+    else:
+        widths = (64, 96, 128) if name == "resnet-32" else (96, 192, 384)
+        expected = 27 * widths[0] + 2 * widths[0] + widths[-1] * 10
+        previous = widths[0]
+        for width in widths:
+            expected += 9 * (previous * width + 9 * width * width) + 2 * 10 * width
+            expected += previous * width + 2 * width if previous != width else 0
+            previous = width
+    assert count == expected
+
+
+@pytest.mark.parametrize(("name", "layers"), [("cnn-9", 9), ("cnn-69", 69), ("resnet-32", 31), ("resnet-18", 17)])
+def test_number_of_operator_convolutions(name, layers):
+    with torch.device("meta"):
+        model = sn.create_model(name, operator="cosine")
+        everywhere = sn.create_model(name, operator="cosine", shortcut="operator")
+    spherical = [m for m in model.modules() if isinstance(m, sn.SphereConv2d)]
+    assert len(spherical) == layers
+    shortcuts = [m for m in model.modules() if type(m) is nn.Conv2d]
+    assert all(m.kernel_size == (1, 1) for m in shortcuts)
+    assert not [m for m in everywhere.modules() if type(m) is nn.Conv2d]
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("name", sn.list_models())
+def test_forward_and_backward(name, operator):
+    model = sn.create_model(name, num_classes=7, operator=operator, **SMALL[name])
+    size = model.config["input_size"]
+    images, labels = torch.randn(3, 3, *size), torch.tensor([0, 6, 2])
+    loss, scores = model(images, labels)
+    assert scores.shape == (3, 7)
+    loss.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    features = model.features(images)
+    assert features.shape == (3, model.head.in_features)
+    model.eval()
+    torch.testing.assert_close(model(images), model.criterion.logits(model.head(model.features(images))))
+
+
+@pytest.mark.parametrize("name", sn.list_models())
+def test_cnn_twin_differs_in_the_operator_only(name):
+    torch.manual_seed(3)
+    sphere = sn.create_model(name, operator="cosine", **SMALL[name])
+    torch.manual_seed(3)
+    plain = sn.create_model(name, operator=None, **SMALL[name])
+    assert [n for n, _ in sphere.named_parameters()] == [n for n, _ in plain.named_parameters()]
+    for a, b in zip(sphere.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+    pairs = zip(_leaves(sphere), _leaves(plain), strict=True)
+    different = {(type(a), type(b)) for a, b in pairs if type(a) is not type(b)}
+    assert different
+    assert different <= {(sn.SphereConv2d, nn.Conv2d), (sn.SphereLinear, nn.Linear)}
+
+
+def _leaves(model):
+    return [m for m in model.modules() if not isinstance(m, sn.AngleFunction)]
+
+
+def test_initialization_of_the_released_code():
+    weight = sn.create_model("cnn-9", operator="cosine").features.stages[2][1][0].weight
+    assert weight.std().item() == pytest.approx((2 / (9 * 128)) ** 0.5, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_norm": False},
+        {"relu": False},
+        {"batch_norm": False, "rescale": "learned"},
+        {"in_channels": 1, "input_size": 28},
+        {"input_size": 64},
+        {"input_size": (24, 40)},
+        {"head_bias": True},
+        {"loss": "ga-linear", "loss_options": {"m": 2}},
+        {"loss": sn.WSoftmaxLoss("sigmoid", k=0.1)},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", ["cnn-9", "resnet-32"])
+def test_options(name, options):
+    model = sn.create_model(name, operator="sigmoid", **SMALL[name], **options)
+    images = torch.randn(2, model.config["in_channels"], *model.config["input_size"])
+    loss, _ = model(images, torch.tensor([1, 2]))
+    loss.backward()
+    has = {type(m) for m in model.modules()}
+    assert (nn.BatchNorm2d in has) == options.get("batch_norm", True)
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_one_k_for_the_network():
+    model = sn.create_model("cnn-9", operator="learnable", k=0.4, k_sharing="network", **SMALL["cnn-9"])
+    raw = [p for name, p in model.named_parameters() if name.endswith("raw_k")]
+    assert len(raw) == 1
+    assert [layer.k.item() for layer in sn.sphere_layers(model).values()] == [pytest.approx(0.4)] * 10
+
+
+@pytest.mark.parametrize("loss", sn.list_losses())
+def test_every_loss_by_name(loss):
+    model = sn.create_model("cnn-3", operator="cosine", loss=loss, **SMALL["cnn-3"])
+    value, scores = model(torch.randn(4, 3, 32, 32), torch.arange(4))
+    value.backward()
+    assert scores.shape == (4, 10)
+    assert model.head.scale_invariant == (loss != "softmax")
+
+
+def test_class_weights_decay_with_plain_softmax_only():
+    for loss, group in (("softmax", "decay"), ("w-cosine", "no_decay")):
+        model = sn.create_model("cnn-3", operator="cosine", loss=loss, **SMALL["cnn-3"])
+        groups = {g["name"]: {id(p) for p in g["params"]} for g in sn.param_groups(model, 5e-4)}
+        assert id(model.head.weight) in groups[group]
+
+
+@pytest.mark.parametrize("name", ["cnn-9", "resnet-18"])
+def test_networks_are_created_in_less_than_a_second(name):
+    """Use the meta device, so that drawing 100 million random numbers is not timed."""
+    start = time.perf_counter()
+    with torch.device("meta"):
+        sn.create_model(name, operator="learnable")
+    assert time.perf_counter() - start < 1
+
+
+INVALID = {
+    "name": (lambda: sn.create_model("cnn9"), "'cnn9'.*did you mean 'cnn-9'|Did you mean 'cnn-9'"),
+    "size": (lambda: sn.create_model("cnn-9", input_size=7), "at least 8×8 for 3 poolings, got 7×7"),
+    "widths": (lambda: sn.create_model("cnn-9", widths=(4, 6)), "widths must be 3 positive numbers for cnn-9"),
+    "loss": (lambda: sn.create_model("cnn-9", loss="w-cos"), "loss must be one of.*Did you mean 'w-cosine'"),
+    "operator": (lambda: sn.create_model("cnn-9", operator="cos"), "operator must be one of"),
+    "shortcut": (lambda: sn.create_model("resnet-32", shortcut="v1"), "'plain', 'operator', got 'v1'"),
+    "k of a CNN": (lambda: sn.create_model("cnn-9", operator=None, k=0.3), "k must be None if operator is None"),
+    "rescale of a CNN": (lambda: sn.create_model("cnn-9", operator="none", rescale="learned"), "rescale must be None"),
+    "k_sharing": (lambda: sn.create_model("cnn-9", operator="cosine", k_sharing="network"), "unless operator is"),
+    "options with an object": (
+        lambda: sn.create_model("cnn-9", loss=sn.SoftmaxLoss(), loss_options={"m": 2}), "must be left out",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", INVALID)
+def test_invalid_arguments(case):
+    call, message = INVALID[case]
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_unknown_loss_option():
+    with pytest.raises(TypeError, match=r"Loss 'arcface' has no option 'margin'; did you mean 'm'\?"):
+        sn.create_model("cnn-3", loss="arcface", loss_options={"margin": 0.5})
+
+
+def test_default_operator_is_cosine():
+    model = sn.create_model("cnn-3", **SMALL["cnn-3"])
+    assert {layer.operator for layer in sn.sphere_layers(model).values()} == {"cosine"}
+    assert model.config["operator"] == "cosine"
+
+
+@pytest.mark.parametrize("operator", [None, "none"])
+@pytest.mark.parametrize("name", ["cnn-3", "resnet-32"])
+def test_none_means_plain_convolutions(name, operator):
+    model = sn.create_model(name, operator=operator, **SMALL[name])
+    assert not sn.sphere_layers(model)
+    assert model.config["operator"] is None
+    assert not sn.sphere_layers(LayerFactory(operator).unit(3, 4, 3))
+
+
+@pytest.mark.parametrize("loss", ["softmax", "ga-linear", "arcface"])
+def test_loss_without_scores_equals_loss_with_scores(loss):
+    model = sn.create_model("cnn-3", loss=loss, **SMALL["cnn-3"]).eval()
+    images, labels = torch.randn(4, 3, 32, 32), torch.arange(4)
+    value, scores = model(images, labels)
+    assert torch.equal(model(images, labels, return_scores=False), value)
+    assert torch.equal(model(images), scores)
+
+
+@pytest.mark.parametrize("loss", ["softmax", "ga-linear", "arcface"])
+def test_training_computes_logits_once(loss, monkeypatch):
+    calls = []
+    plain_logits = base.plain_logits
+    monkeypatch.setattr(base, "plain_logits", lambda *a: calls.append(1) or plain_logits(*a))
+    sn.create_model("cnn-3", loss=loss, **SMALL["cnn-3"])(torch.randn(4, 3, 32, 32), torch.arange(4))
+    assert len(calls) == 1
+
+
+def test_another_architecture_is_one_registry_entry(monkeypatch):
+    class Pooled(nn.Module):
+        def __init__(self, layers, widths, in_channels, input_size, *, kernel):
+            super().__init__()
+            self.out_features = widths[0]
+            self.unit = layers.unit(in_channels, widths[0], kernel)
+
+        def forward(self, images):
+            return self.unit(images).mean((2, 3))
+
+    monkeypatch.setitem(create._NETWORKS, "pooled", create._Network(Pooled, (6,), 16, {"kernel": 5}))
+    model = sn.create_model("pooled", num_classes=3, operator="sigmoid", loss="w-cosine")
+    assert model(torch.randn(2, 3, 16, 16)).shape == (2, 3)
+    assert model.features.unit[0].kernel_size == (5, 5)

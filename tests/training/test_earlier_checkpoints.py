@@ -1,0 +1,44 @@
+"""Checkpoints of earlier versions, which contain a counter of the margin loss, can still be loaded and resumed."""
+
+import pytest
+import torch
+
+import spherenet as sn
+from command_line import TINY, spherenet
+from spherenet.errors import CheckpointError
+from spherenet.runs import Checkpoint, RunDirectory
+from spherenet.training.saved_runs import load_run
+from spherenet.training.state import load_model_tensors
+
+
+@pytest.fixture
+def earlier_run(tmp_path):
+    """Return a run of GA-Softmax whose checkpoints have the counter."""
+    path = tmp_path / "run"
+    assert spherenet("train", *TINY, "--loss", "ga-linear", "--output", path) == 0
+    store = RunDirectory.open(path).checkpoints
+    for kind in ("step", "best"):
+        checkpoint, _ = store.newest(kind)
+        tensors = dict(checkpoint.tensors)
+        tensors["model"] = {**tensors["model"], "criterion.iteration": torch.tensor(checkpoint.step)}
+        store.save(Checkpoint(checkpoint.step, tensors, checkpoint.state), best=kind == "best")
+        assert "criterion.iteration" in store.newest(kind)[0].tensors["model"]
+    return path
+
+
+@pytest.mark.parametrize("checkpoint", ["best", "last"])
+def test_model_is_loaded(earlier_run, checkpoint):
+    model = load_run(earlier_run, checkpoint).model
+    assert "criterion.iteration" not in model.state_dict()
+    assert model.criterion.current_lambda == 5
+
+
+def test_run_is_resumed(earlier_run):
+    assert spherenet("train", "--resume", earlier_run, "--iterations", 8, "--allow-changes") == 0
+    assert RunDirectory.open(earlier_run).newest_checkpoint()[0].step == 8
+
+
+def test_counter_is_unexpected_in_a_model_without_margin():
+    model = sn.create_model("cnn-3", widths=(2, 2, 2))
+    with pytest.raises(CheckpointError, match=r"unexpected criterion\.iteration"):
+        load_model_tensors(model, model.state_dict() | {"criterion.iteration": torch.tensor(7)}, "the checkpoint")

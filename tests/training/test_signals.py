@@ -1,0 +1,90 @@
+"""Signals before and during training: at once, or after the step; ignored ones stay ignored."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from spherenet.training import StopRequested, StopSignals
+
+NUMBERS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1]
+
+
+def wait_for_it(number):
+    os.kill(os.getpid(), number)
+    time.sleep(60)
+
+
+def wait_and_catch_errors(number):
+    try:
+        wait_for_it(number)
+    except Exception as error:
+        raise AssertionError from error
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda number: number.name)
+def test_before_training_a_signal_ends_what_waits(number):
+    """As a download or a rendezvous: nothing has to be finished first."""
+    began = time.monotonic()
+    with StopSignals() as stop, pytest.raises(StopRequested) as request:
+        wait_for_it(number)
+    assert time.monotonic() - began < 30
+    assert request.value.number == stop.received == number
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda number: number.name)
+def test_during_training_it_is_noted(number):
+    with StopSignals() as stop, stop.deferred():
+        stop.check()
+        os.kill(os.getpid(), number)
+        time.sleep(0.01)
+        assert stop.received == number
+        with pytest.raises(StopRequested):
+            stop.check()
+
+
+def test_no_handler_of_errors_swallows_it():
+    with StopSignals(), pytest.raises(StopRequested):
+        wait_and_catch_errors(signal.SIGTERM)
+
+
+def test_an_ignored_signal_stays_ignored():
+    """nohup ignores SIGHUP for its command."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignals() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            time.sleep(0.01)
+            assert stop.received is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_download_is_interrupted(tmp_path):
+    """The part that was fetched stays and is continued by the next call."""
+    import socket
+    import threading
+
+    from spherenet.data.archives import download
+
+    server = socket.create_server(("127.0.0.1", 0))
+    port = server.getsockname()[1]
+
+    def send_half():
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(4096)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 600000\r\n\r\n" + b"x" * 300_000)
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5)
+
+    thread = threading.Thread(target=send_half, daemon=True)
+    thread.start()
+    target = tmp_path / "file"
+    began = time.monotonic()
+    with server, StopSignals(), pytest.raises(StopRequested):
+        download(f"http://127.0.0.1:{port}/file", target, size=600_000, sha256="0" * 64)
+    assert time.monotonic() - began < 20
+    assert not target.exists()
+    thread.join()
