@@ -1,7 +1,7 @@
 """Build the native CPU kernels: one shared library without torch or Python headers, loaded through ctypes.
 
-The same source is compiled once per instruction set; the library picks one when it is loaded. Everything else about
-the package stands in pyproject.toml. The library is optional: when it cannot be built, the package installs without it.
+The same source is compiled once per instruction set; the library selects one when it is loaded. The library is
+optional: if it cannot be built, the package is installed without it. All other settings are in pyproject.toml.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 SOURCES = Path("src/spherenet/kernels/csrc")
-# No -ffast-math: NaN and inf must propagate as documented. GCC 12 calls AVX-512's own headers uninitialized.
+# No -ffast-math: NaN and inf must propagate as documented. GCC 12 warns of uninitialized values in AVX-512 headers.
 COMPILE = ["-std=c++17", "-O2", "-g0", "-fopenmp", "-fPIC", "-fvisibility=hidden", "-fno-math-errno",
            "-fno-trapping-math", "-ffp-contract=fast", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-uninitialized",
            "-Wno-maybe-uninitialized"]  # fmt: skip
@@ -38,31 +38,33 @@ class BuildKernels(build_ext):
 
     def build_extension(self, ext: Extension) -> None:
         """Build the shared library."""
-        extra = os.environ.get("SPHERENET_NATIVE_FLAGS", "").split()  # such as -fsanitize=address
+        extra = os.environ.get("SPHERENET_NATIVE_FLAGS", "").split()  # e.g. -fsanitize=address
         sets = instruction_sets()
         macros = [("SN_HAS_AVX", None)] if len(sets) > 1 else []
         compile_ = self.compiler.compile
 
-        def objects_of(source: str, macros: list[tuple[str, str | None]], folder: str, flags: list[str]) -> list[str]:
+        def compile_objects(
+            source: str, macros: list[tuple[str, str | None]], folder: str, flags: list[str]
+        ) -> list[str]:
             output = str(Path(self.build_temp, folder))
             return compile_([str(SOURCES / source)], output, macros, extra_postargs=[*COMPILE, *flags, *extra])
 
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-            jobs = [pool.submit(objects_of, "library.cpp", macros, "library", [])]
-            jobs += [pool.submit(objects_of, "kernels.cpp", [("SN_ISA", name)], name, sets[name]) for name in sets]
+            jobs = [pool.submit(compile_objects, "library.cpp", macros, "library", [])]
+            jobs += [pool.submit(compile_objects, "kernels.cpp", [("SN_ISA", name)], name, sets[name]) for name in sets]
             objects = [file for job in jobs for file in job.result()]
         target = self.get_ext_fullpath(ext.name)
         Path(target).parent.mkdir(parents=True, exist_ok=True)
         self.compiler.link_shared_object(objects, target, extra_postargs=["-fopenmp", *extra], target_lang="c++")
 
     def get_ext_filename(self, fullname: str) -> str:
-        """Name the file without Python's version: it does not depend on it."""
+        """Return a file name without the Python version, on which the library does not depend."""
         suffix = ".dll" if sys.platform == "win32" else ".so"
         return str(Path(*fullname.split("."))) + suffix
 
 
 class PlatformWheel(bdist_wheel):
-    """Tag a wheel with its platform only: any Python 3 can load the library."""
+    """Tag a wheel with its platform only, because any Python 3 can load the library."""
 
     def get_tag(self) -> tuple[str, str, str]:
         """Return the wheel's tag."""

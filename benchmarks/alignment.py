@@ -1,7 +1,7 @@
-"""How alike the maps of different pictures are at initialisation, stage by stage: the mean cosine over all pairs.
+"""Similarity of the feature maps of different images at initialization: mean cosine over all pairs, per stage.
 
-Where every picture gives nearly the same direction, a layer that sees only directions has little to learn from.
-Needs CIFAR-10 (SPHERENET_DATA). Seconds on one core.
+If all images give nearly the same direction, a layer that depends only on directions has little to learn from.
+Requires CIFAR-10 (SPHERENET_DATA). Takes seconds on one core.
 
     python benchmarks/alignment.py
 """
@@ -27,34 +27,34 @@ NETWORKS = {
 
 
 def mean_cosine(maps: Tensor) -> float:
-    """The mean cosine between the maps [N, …] of two different pictures."""
+    """Return the mean cosine between the maps [N, …] of two different images."""
     directions = torch.nn.functional.normalize(maps.flatten(1))
     pairs = len(maps) * (len(maps) - 1)
     return ((directions @ directions.t()).sum().item() - len(maps)) / pairs
 
 
 def alignment(images: Tensor, seed: int, **options: object) -> list[float]:
-    """The mean cosine after each stage of cnn-9 and of the features, the network being in training mode."""
+    """Return the mean cosine after each stage of cnn-9 and of its features, in training mode."""
     torch.manual_seed(seed)
     model = sn.create_model("cnn-9", widths=(16, 24, 32), input_size=16, **options)  # type: ignore[arg-type]
-    found: list[float] = []
+    cosines: list[float] = []
     for stage in model.features.stages:  # type: ignore[union-attr]
-        stage.register_forward_hook(lambda module, inputs, output: found.append(mean_cosine(output)))
+        stage.register_forward_hook(lambda module, inputs, output: cosines.append(mean_cosine(output)))
     with torch.no_grad():
         features = model.features(images)
-    return [*found, mean_cosine(features)]
+    return [*cosines, mean_cosine(features)]
 
 
 def main() -> None:
-    """Print a row a network, mean ± standard deviation over seeds."""
+    """Print one row per network: mean ± standard deviation over seeds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pictures", type=int, default=128)
+    parser.add_argument("--images", type=int, default=128)
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()
     test = load_dataset("cifar10", image_size=16).test
-    order = [(0, torch.arange(arguments.pictures))]
+    order = [(0, torch.arange(arguments.images))]
     images = next(test.batches(order, device=torch.device("cpu"), augmentation=None)).images
-    print(f"the pictures themselves: {mean_cosine(images):.3f}")
+    print(f"input images: {mean_cosine(images):.3f}")
     for name, options in NETWORKS.items():
         rows = [alignment(images, seed, **options) for seed in range(arguments.seeds)]
         cells = [f"{mean(column):.3f} ± {stdev(column):.3f}" for column in zip(*rows, strict=True)]

@@ -1,9 +1,10 @@
-"""How much of a picture's features at initialisation is the picture, and how much the batch it came in, by depth.
+"""Dependence of features on the rest of the batch at initialization, by depth.
 
-BatchNorm makes every picture's answer depend a little on the rest of its batch, and a deep network of random weights
-magnifies small differences. Eight pictures go through a network in training mode in two batches that share nothing
-else; printed is the mean cosine between the two answers, the mean over the eight being taken off. 1: the picture alone
-decides; 0: the batch does. Needs CIFAR-10 (SPHERENET_DATA). A minute on one core.
+With BatchNorm, the output for an image depends slightly on the other images of its batch, and a deep network with
+random weights amplifies small differences. Eight images pass through a network in training mode in two batches that
+have no other image in common. The script prints the mean cosine between both outputs, after subtraction of the mean
+over the eight images: 1 if the output depends on the image only, 0 if it depends on the batch only. Requires CIFAR-10
+(SPHERENET_DATA). Takes a minute on one core.
 
     python benchmarks/batch_dependence.py
 """
@@ -25,10 +26,12 @@ DEPTHS = (9, 18, 45, 69)
 
 
 def two_batches(size: int, batch: int) -> tuple[Tensor, Tensor]:
-    """Two batches of test pictures that begin with the same eight."""
+    """Return two batches of test images that start with the same eight."""
     test = load_dataset("cifar10", image_size=size).test
     order = [(0, torch.arange(batch)), (0, torch.arange(batch, 2 * batch))]
-    first, second = (made.images for made in test.batches(order, device=torch.device("cpu"), augmentation=None))
+    first, second = (
+        batch_of_images.images for batch_of_images in test.batches(order, device=torch.device("cpu"), augmentation=None)
+    )
     second[:SHARED] = first[:SHARED]
     return first, second
 
@@ -37,7 +40,7 @@ def two_batches(size: int, batch: int) -> tuple[Tensor, Tensor]:
 def dependence(
     batches: tuple[Tensor, Tensor], depth: int, seed: int, operator: str | None, width: int, *, relu: bool
 ) -> float:
-    """The mean cosine between the features of the same pictures in both batches."""
+    """Return the mean cosine between the features of the same images in both batches."""
     torch.manual_seed(seed)
     widths = (width, 3 * width // 2, 2 * width)
     size = batches[0].shape[-1]
@@ -47,12 +50,12 @@ def dependence(
 
 
 def main() -> None:
-    """Print a row a network, mean ± standard deviation over seeds."""
+    """Print one row per network: mean ± standard deviation over seeds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", type=int, default=16, help="side of the pictures")
+    parser.add_argument("--size", type=int, default=16, help="side length of the images")
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--width", type=int, default=16, help="of the first stage; the paper's is 64")
-    parser.add_argument("--no-relu", action="store_true", help="leave ReLU out")
+    parser.add_argument("--width", type=int, default=16, help="filters of the first stage (64 in the paper)")
+    parser.add_argument("--no-relu", action="store_true", help="networks without ReLU")
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()
     batches = two_batches(arguments.size, arguments.batch)
@@ -60,11 +63,11 @@ def main() -> None:
     for operator in (None, "cosine", "sigmoid"):
         cells = []
         for depth in DEPTHS:
-            found = [
+            cosines = [
                 dependence(batches, depth, seed, operator, arguments.width, relu=not arguments.no_relu)
                 for seed in range(arguments.seeds)
             ]
-            cells.append(f"{mean(found):.3f} ± {stdev(found) if len(found) > 1 else 0:.3f}")
+            cells.append(f"{mean(cosines):.3f} ± {stdev(cosines) if len(cosines) > 1 else 0:.3f}")
         print((operator or "convolution").ljust(14), *(cell.rjust(14) for cell in cells))
 
 

@@ -1,4 +1,4 @@
-"""What the data path costs of a training step: making a batch against a whole step, taking turns in one process.
+"""Fraction of a training step that is spent on data loading.
 
 python benchmarks/data_path.py --data cifar10 --augmentation flips-crop
 """
@@ -11,6 +11,7 @@ import torch
 
 import spherenet as sn
 from spherenet.data import AUGMENTATIONS, list_datasets, load_dataset
+from spherenet.training import Processes, TrainConfig
 from spherenet.training.evaluation import training_order
 
 
@@ -26,42 +27,43 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--threads", type=int)
-    chosen = parser.parse_args()
-    if chosen.threads:
-        torch.set_num_threads(chosen.threads)
-    dataset = load_dataset(chosen.data, chosen.data_dir)
+    arguments = parser.parse_args()
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    dataset = load_dataset(arguments.data, arguments.data_dir)
     model = sn.create_model(
-        chosen.model,
+        arguments.model,
         len(dataset.classes),
-        operator=chosen.operator,
-        widths=chosen.widths,
+        operator=arguments.operator,
+        widths=arguments.widths,
         in_channels=dataset.preprocessing.channels,
         input_size=dataset.preprocessing.size,
     ).to(memory_format=torch.channels_last)
     optimizer = torch.optim.Adam(sn.param_groups(model, 5e-4), lr=1e-3, fused=True)
-    order = training_order(len(dataset.train), chosen.batch_size, 0, 0, lambda indices: indices, 1)
+    config = TrainConfig(batch_size=arguments.batch_size)
+    order = training_order(len(dataset.train), config, Processes(0, 1, torch.device("cpu")))
     batches = dataset.train.batches(
-        order, device=torch.device("cpu"), augmentation=AUGMENTATIONS[chosen.augmentation], seed=0
+        order, device=torch.device("cpu"), augmentation=AUGMENTATIONS[arguments.augmentation], seed=0
     )
-    shares, data_times, step_times = [], [], []
-    for step in range(chosen.steps + 3):
-        began = time.perf_counter()
+    fractions, data_times, step_times = [], [], []
+    for step in range(arguments.steps + 3):
+        start = time.perf_counter()
         batch = next(batches)
         ready = time.perf_counter()
         loss, _ = model(batch.images, batch.labels)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        ended = time.perf_counter()
-        if step >= 3:  # the first steps compile
-            data_times.append(1e3 * (ready - began))
-            step_times.append(1e3 * (ended - began))
-            shares.append((ready - began) / (ended - began))
-    low, median, high = statistics.quantiles(shares, n=4)
+        end = time.perf_counter()
+        if step >= 3:  # warm-up
+            data_times.append(1e3 * (ready - start))
+            step_times.append(1e3 * (end - start))
+            fractions.append((ready - start) / (end - start))
+    low, median, high = statistics.quantiles(fractions, n=4)
     print(
-        f"{chosen.model} {chosen.operator}, batch {chosen.batch_size}, {chosen.augmentation}: "
-        f"data {statistics.median(data_times):.2f} ms of a step of {statistics.median(step_times):.1f} ms, "
-        f"share {median:.2%} (quartiles {low:.2%} … {high:.2%}), n = {chosen.steps}, "
+        f"{arguments.model} {arguments.operator}, batch {arguments.batch_size}, {arguments.augmentation}: "
+        f"data loading {statistics.median(data_times):.2f} ms of a step of {statistics.median(step_times):.1f} ms, "
+        f"fraction {median:.2%} (quartiles {low:.2%} … {high:.2%}), n = {arguments.steps}, "
         f"{torch.get_num_threads()} threads, torch {torch.__version__}"
     )
 

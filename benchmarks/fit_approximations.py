@@ -1,10 +1,10 @@
-"""Find the coefficients of the approximations in `spherenet/kernels/csrc/functions.h`.
+"""Compute the coefficients of the approximations in `spherenet/kernels/csrc/functions.h`.
 
     python benchmarks/fit_approximations.py
 
-Each function is fitted on Chebyshev nodes in float64 by Lawson's iteration: least squares whose weights grow where
-the relative error is large, which tends to the minimax fit. The printed errors are those of the fit itself; rounding
-in float32 adds to them, and `tests/kernels/test_sphere_conv.py` bounds what reaches a layer's output and gradients.
+Each function is fitted on Chebyshev nodes in float64 with Lawson's iteration: least squares with weights that grow
+with the relative error, which converges to the minimax fit. The printed errors are those of the fit in float64;
+`tests/kernels/test_sphere_conv.py` bounds the errors of outputs and gradients in float32.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ NODES = 4000
 
 
 def chebyshev_nodes(low: float, high: float) -> np.ndarray:
-    """Return points in (low, high) that crowd towards the ends."""
+    """Return points in (low, high) that are denser towards the ends."""
     angle = (np.arange(NODES) + 0.5) * np.pi / NODES
     return (low + high) / 2 - (high - low) / 2 * np.cos(angle)
 
 
 def lawson(matrix: np.ndarray, target: np.ndarray, scale: np.ndarray) -> tuple[np.ndarray, float]:
-    """Minimise max |matrix @ c − target| · scale over c."""
+    """Minimize max |matrix @ c − target| · scale over c."""
     weight = np.ones(len(target))
     best = (np.zeros(matrix.shape[1]), np.inf)
     for _ in range(300):

@@ -3,8 +3,8 @@
     python benchmarks/gpu.py --output gpu.json
 
 Prints a table and writes it as JSON with the environment. Every combination of precision, way of running and operator
-is timed in turns with the CNN twin that runs the same way, so that a ratio compares neighbors in time. It runs on a CPU
-too, without graphs; `--smoke` takes tiny networks and two rounds, to see that it works.
+alternates with the CNN twin that runs the same way, and ratios compare the same round. The script also runs on a CPU,
+without graphs. `--smoke` uses tiny networks and two rounds as a test.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def training_step(
     labels = torch.randint(classes, (arguments.batch_size,), device=device)
     capturable = {"capturable": True} if way == "graphs" else {}
     optimizer = torch.optim.Adam(param_groups(model, 5e-4), lr=1e-3, fused=True, **capturable)
-    # Code generation takes minutes and is not what a smoke test looks at.
+    # Code generation takes minutes and is not needed in a smoke test.
     forward = torch.compile(model, backend="eager" if arguments.smoke else "inductor") if way == "compiled" else model
 
     def step() -> Tensor:
@@ -77,7 +77,7 @@ def captured(step: Callable[[], Tensor]) -> Callable[[], Tensor]:
 
 
 def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Time every combination; one that fails is a row with its error."""
+    """Time every combination; a combination that fails becomes a row with its error."""
     rows = []
     for precision in arguments.precisions:
         for way in arguments.ways:
@@ -87,7 +87,7 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                 try:
                     runs[name] = training_step(operator, way, precision, arguments)
                     runs[name]()
-                except Exception as error:  # no compiler, no memory, no graphs: the table goes on without this row
+                except Exception as error:  # no compiler, memory or graphs: continue with the next row
                     runs.pop(name, None)
                     errors[name] = f"{type(error).__name__}: {error}".splitlines()[0]
             rounds = list(take_turns(runs, arguments.rounds, arguments.warmup, arguments.device)) if runs else []
@@ -104,16 +104,16 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def environment(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What the numbers depend on."""
+    """Return what the measurements depend on."""
     try:
         import triton
 
         triton_version = triton.__version__
     except ImportError:
         triton_version = None
-    found = hardware(arguments.device)
+    environment = hardware(arguments.device)
     on_gpu = torch.device(arguments.device).type == "cuda"
-    return found | {
+    return environment | {
         "triton": triton_version,
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,
@@ -127,7 +127,7 @@ def environment(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def shown(row: dict[str, Any]) -> str:
-    """A row of the table."""
+    """Return a row of the table as text."""
     what = f"{row['precision']:>9}  {row['way']:>8}  {row['network']:>10}"
     if "error" in row:
         return f"{what}  {row['error'][:80]}"
@@ -148,7 +148,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--precisions", nargs="+", default=list(PRECISIONS), choices=PRECISIONS, help="precisions")
     parser.add_argument("--ways", nargs="+", default=None, choices=WAYS, help="ways of running; graphs need CUDA")
     parser.add_argument("--output", type=Path, help="JSON file to write")
-    parser.add_argument("--smoke", action="store_true", help="tiny networks and two rounds, to see that it works")
+    parser.add_argument("--smoke", action="store_true", help="tiny networks and two rounds, as a test")
     arguments = parser.parse_args(argv)
     if arguments.ways is None:
         arguments.ways = [way for way in WAYS if way != "graphs" or torch.device(arguments.device).type == "cuda"]

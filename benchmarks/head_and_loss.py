@@ -1,11 +1,11 @@
-"""Time and memory of AngularHead and a loss over very many classes, against plain softmax as torch writes it.
+"""Time and memory of AngularHead and a loss with many classes, relative to plain softmax in torch.
 
     python benchmarks/head_and_loss.py [--features 256] [--classes 100000] [--batch 512] [--repeats 9] [--threads 2]
 
-One step is forward and backward of head and loss, gradients of features and class weights included; the plain
-step is `F.cross_entropy(F.linear(features, weight), labels)`. All run in turns within one process; medians in
-milliseconds with quartiles, and the median over the turns of the ratio to the plain step of the same turn.
-Memory is the peak above what weights and features take, measured for each in a process of its own (Linux).
+One step is forward and backward of head and loss, including gradients of features and class weights. The plain step is
+`F.cross_entropy(F.linear(features, weight), labels)`. All alternate in one process. The script prints medians in
+milliseconds with quartiles, and the median ratio to the plain step of the same round. Memory is the peak above weights
+and features, measured in a separate process per loss (Linux).
 
 Bounds: ratio of time 1.25 for the cosine forms and 1.6 for linear and sigmoid, ratio of memory 1.5.
 """
@@ -52,22 +52,22 @@ MEMORY_BOUND = 1.5
 
 
 class Problem:
-    """A head, a batch and one training step for each loss."""
+    """A head, a batch and one training step per loss."""
 
     def __init__(self, features: int, classes: int, batch: int) -> None:
         torch.manual_seed(0)
         self.head = AngularHead(features, classes)
-        # Of unit variance, as a normalised layer gives them: logits of plain softmax then have a spread of 1.4.
+        # Unit variance as after a normalized layer; logits of plain softmax then have a standard deviation of 1.4.
         self.features = torch.randn(batch, features, requires_grad=True)
         self.labels = torch.randint(classes, (batch,))
         self.losses = {name: make() for name, (make, _) in LOSSES.items()}
 
     def step(self, name: str) -> None:
-        """Forward and backward; the gradients are dropped afterwards, outside of what is timed."""
+        """Run forward and backward; `forget` removes the gradients, outside the timed section."""
         self._loss(name).backward()
 
     def forget(self) -> None:
-        """Drop the gradients."""
+        """Remove the gradients."""
         self.features.grad = self.head.weight.grad = None
 
     def _loss(self, name: str) -> Tensor:
@@ -78,39 +78,39 @@ class Problem:
 
 
 def resident(field: str) -> float:
-    """A memory field of this process in MB: VmRSS now, VmHWM at its peak."""
+    """Return a memory field of this process in MB: VmRSS (now) or VmHWM (peak)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field))
 
 
 def peak_memory(name: str, sizes: tuple[int, int, int], threads: int) -> float:
-    """MB that the second step of a process needs at its peak, beyond weights and features."""
+    """Return the peak memory in MB of the second step of a process, above weights and features."""
     torch.set_num_threads(threads)
     problem = Problem(*sizes)
-    problem.step(name)  # what libraries allocate once
+    problem.step(name)  # one-time allocations of libraries
     problem.forget()
     before = resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # set the peak back
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     problem.step(name)
     return resident("VmHWM") - before
 
 
 def times(problem: Problem, names: list[str], repeats: int) -> dict[str, list[float]]:
-    """Seconds of each step, all names in turn."""
+    """Return the seconds of steps, alternating between losses."""
     seconds: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(repeats + 1):
+    for round_index in range(repeats + 1):
         for name in names:
             start = time.perf_counter()
             problem.step(name)
-            taken = time.perf_counter() - start
+            elapsed = time.perf_counter() - start
             problem.forget()
-            if turn > 0:  # the first turn warms up
-                seconds[name].append(taken)
+            if round_index > 0:  # the first round is warm-up
+                seconds[name].append(elapsed)
     return seconds
 
 
 def main() -> None:
-    """Print one line for each loss."""
+    """Print one line per loss."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--features", type=int, default=256)
     parser.add_argument("--classes", type=int, default=100_000)
@@ -134,10 +134,10 @@ def main() -> None:
         low, middle, high = (1e3 * value for value in statistics.quantiles(seconds[name], n=4))
         ratio = statistics.median(a / b for a, b in zip(seconds[name], seconds[PLAIN], strict=True))
         bound = 1.0 if name == PLAIN else LOSSES[name][1]
-        share = memory[name] / memory[PLAIN]
-        verdict = "" if ratio <= bound and share <= MEMORY_BOUND else "  over"
+        memory_ratio = memory[name] / memory[PLAIN]
+        verdict = "" if ratio <= bound and memory_ratio <= MEMORY_BOUND else "  over"
         print(f"{name:16s} {middle:7.0f} {low:7.0f} to {high:5.0f} {ratio:6.2f} {bound:6.2f} {memory[name]:7.0f} "
-              f"{share:6.2f}{verdict}")  # fmt: skip
+              f"{memory_ratio:6.2f}{verdict}")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Forward and backward of one SphereConv2d beside the plain convolution of the same shape.
+"""Time of forward and backward of one SphereConv2d relative to a plain convolution of the same shape.
 
     python benchmarks/layers.py [--channels 64] [--filters 64] [--size 32] [--batch-size 128] [--rounds 15]
 
-Layers take turns in one process; medians in milliseconds with quartiles, and the ratio to the convolution in the same
-round. This is the harshest comparison: no BatchNorm, ReLU or optimiser shares the cost.
+Layers alternate in one process. The script prints medians in milliseconds with quartiles, and the ratio to the
+convolution in the same round. The ratio of a network is smaller, because BatchNorm, ReLU and optimizer add the same
+time to both.
 """
 
 from __future__ import annotations

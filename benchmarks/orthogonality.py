@@ -1,10 +1,10 @@
-"""Time of the orthogonality term of a deep network: all layers at once against a loop over layers.
+"""Time of the orthogonality penalty (Eq. 4) of a deep network: batched over layers or in a loop.
 
     python benchmarks/orthogonality.py [--widths 64 96 128] [--depth 23] [--threads 2] [--channels-last]
 
-A stack of 3 × depth SphereConv2d (3×3, as in cnn-69). The loop is what one would write: flatten, `w @ w.T`,
-subtract the identity, square, sum, add. Both run in turns within one process; medians of forward, and of
-forward and backward, in milliseconds, with the quartiles.
+The network is a stack of 3 × depth SphereConv2d layers (3×3, as in cnn-69). The loop is the straightforward
+implementation: flatten, `w @ w.T`, subtract the identity, square, sum. Both alternate in one process. The script prints
+medians with quartiles in milliseconds, for forward and for forward with backward.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def conv_stack(widths: list[int], depth: int) -> nn.Sequential:
 
 
 def loop(model: nn.Sequential, form: str) -> Tensor:
-    """The same sum, one layer after the other."""
+    """Return the same sum, computed layer by layer."""
     total = torch.zeros(())
     for layer in model:
         kernels = layer.weight.flatten(1)
@@ -39,7 +39,7 @@ def loop(model: nn.Sequential, form: str) -> Tensor:
 
 
 def time_once(term: Callable[[], Tensor], model: nn.Module) -> tuple[float, float]:
-    """Seconds of forward, and of forward and backward."""
+    """Return the seconds of forward, and of forward and backward."""
     model.zero_grad()
     start = time.perf_counter()
     value = term()
@@ -49,13 +49,13 @@ def time_once(term: Callable[[], Tensor], model: nn.Module) -> tuple[float, floa
 
 
 def describe(seconds: list[float]) -> str:
-    """Median and quartiles in milliseconds."""
+    """Return median and quartiles in milliseconds as text."""
     low, middle, high = (1e3 * value for value in statistics.quantiles(seconds, n=4))
     return f"{middle:7.2f} ({low:.2f} to {high:.2f})"
 
 
 def main() -> None:
-    """Print one line for each way to compute the term."""
+    """Print one line per implementation."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--widths", type=int, nargs=3, default=[64, 96, 128])
     parser.add_argument("--depth", type=int, default=23, help="layers of each width")
@@ -76,14 +76,14 @@ def main() -> None:
         "hyperspherical_energy()": lambda: hyperspherical_energy(model),
     }
     timings: dict[str, list[tuple[float, float]]] = {name: [] for name in terms}
-    walks = []
+    search_times = []
     for repeat in range(options.repeats + 2):
         start = time.perf_counter()
         sphere_layers(model)
-        walks.append(time.perf_counter() - start)
+        search_times.append(time.perf_counter() - start)
         for name, term in terms.items():
             seconds = time_once(term, model)
-            if repeat >= 2:  # the first two warm up
+            if repeat >= 2:  # the first two are warm-up
                 timings[name].append(seconds)
     print(
         f"{3 * options.depth} layers of widths {options.widths}, {options.threads} threads, torch {torch.__version__}"
@@ -92,7 +92,7 @@ def main() -> None:
     for name, pairs in timings.items():
         forward, both = zip(*pairs, strict=True)
         print(f"{name:28} {describe(list(forward)):26} {describe(list(both))}")
-    print(f"finding the layers alone     {describe(walks[2:])}")
+    print(f"search for sphere layers     {describe(search_times[2:])}")
 
 
 if __name__ == "__main__":

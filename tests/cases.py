@@ -1,4 +1,4 @@
-"""Tables that several tests run over: operators with their oracle, and the geometries of convolutions."""
+"""Tables that several tests use: operators with their reference formulas, and geometries of convolutions."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from torch import Tensor, nn
 
 import spherenet as sn
 from oracle import sphere_conv as reference
+from spherenet.ops.geometry import Geometry as ConvolutionGeometry
 from spherenet.ops.geometry import pad_input
 
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator as a user names it, and g by the slow formula."""
+    """An operator by name, and g by the reference formula."""
 
     name: str
     k: float | None = None
@@ -33,7 +34,7 @@ class Operator:
         return reference.g_sigmoid(theta, self.k if k is None else k)
 
     def steepest(self) -> float:
-        """max |dg/dθ| over [0, π]."""
+        """Return max |dg/dθ| over [0, π]."""
         theta = torch.linspace(0, math.pi, 100_001, dtype=torch.float64)
         slopes = {"linear": reference.slope_linear, "cosine": reference.slope_cosine}
         slope = slopes[self.name](theta) if self.name in slopes else reference.slope_sigmoid(theta, self.k)
@@ -55,7 +56,7 @@ OPERATORS = [
 
 @dataclass(frozen=True)
 class Geometry:
-    """One way to call a convolution: its dimension, its arguments and the size of its input."""
+    """Arguments of a convolution and the size of its input."""
 
     dims: int
     size: tuple[int, ...]
@@ -76,8 +77,8 @@ class Geometry:
         return torch.randn(batch, self.channels, *self.size, dtype=dtype)
 
     def __str__(self) -> str:
-        words = [f"{self.dims}d", "x".join(map(str, self.size)), f"kernel={self.kernel}"]
-        return "-".join(words + [f"{name}={value}" for name, value in self.arguments.items()])
+        sizes = [f"{self.dims}d", "x".join(map(str, self.size)), f"kernel={self.kernel}"]
+        return "-".join(sizes + [f"{name}={value}" for name, value in self.arguments.items()])
 
 
 GEOMETRIES = [
@@ -110,9 +111,16 @@ GEOMETRIES = [
 ]
 
 
+def geometry_of(layer: Any) -> ConvolutionGeometry:
+    """Return the geometry of a convolution layer."""
+    return ConvolutionGeometry(
+        layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.groups, layer.padding_mode
+    )
+
+
 def oracle_conv(layer: Any, images: Tensor, operator: Operator) -> Tensor:
-    """The layer's output by the slow reference, rescaling and bias included."""
-    padded = pad_input(images, layer.kernel_size, layer.padding, layer.dilation, layer.padding_mode)
+    """Return the layer's output by the reference formula, including rescaling and bias."""
+    padded = pad_input(images, geometry_of(layer))
 
     def g(theta: Tensor, index: int) -> Tensor:
         return operator.g(theta, layer.k[index] if isinstance(layer.k, Tensor) else layer.k)
@@ -122,7 +130,7 @@ def oracle_conv(layer: Any, images: Tensor, operator: Operator) -> Tensor:
 
 
 def oracle_linear(layer: Any, rows: Tensor, operator: Operator) -> Tensor:
-    """The layer's output by the slow reference, rescaling and bias included."""
+    """Return the layer's output by the reference formula, including rescaling and bias."""
 
     def g(theta: Tensor, index: int) -> Tensor:
         return operator.g(theta, layer.k[index] if isinstance(layer.k, Tensor) else layer.k)
@@ -131,6 +139,8 @@ def oracle_linear(layer: Any, rows: Tensor, operator: Operator) -> Tensor:
 
 
 def finish(layer: Any, out: Tensor, spatial_dims: int) -> Tensor:
+    """Return out with bias and rescaling of the layer."""
+
     def by_filter(value: Any) -> Any:
         return value.reshape(-1, *(1,) * spatial_dims) if isinstance(value, Tensor) else value
 

@@ -1,4 +1,4 @@
-"""Driving the command line as a user would: in this process, in another, or in several under torchrun."""
+"""Run the command line in this process, in another one, or in several under torchrun."""
 
 import os
 import subprocess
@@ -12,15 +12,15 @@ TINY = ["--widths", "4", "4", "4", "--batch-size", "32", "--iterations", "6", "-
 
 
 def spherenet(*arguments):
-    """Call the command line here and return its exit code."""
+    """Run the command line in this process and return its exit code."""
     try:
         return main([str(argument) for argument in arguments])
-    except SystemExit as left:
-        return left.code
+    except SystemExit as error:
+        return error.code
 
 
 def command(*arguments, processes=1):
-    """The command of a run in other processes."""
+    """Return the command line for other processes."""
     launcher = (
         [] if processes == 1 else ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     )
@@ -28,7 +28,7 @@ def command(*arguments, processes=1):
 
 
 def in_other_processes(*arguments, processes=1, timeout=120):
-    """Call the command line elsewhere and return what came of it."""
+    """Run the command line in other processes and return the completed process."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         command(*arguments, processes=processes), capture_output=True, text=True, timeout=timeout, env=environment
@@ -36,5 +36,5 @@ def in_other_processes(*arguments, processes=1, timeout=120):
 
 
 def one_sentence(text):
-    """Whether a message is one line without a traceback."""
+    """Return whether a message is one line without a traceback."""
     return len(text.strip().splitlines()) == 1 and "Traceback" not in text

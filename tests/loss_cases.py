@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from spherenet.losses import (
     ASoftmaxLoss,
     CosFaceLoss,
     GASoftmaxLoss,
+    MarginLoss,
     SoftmaxLoss,
     SSoftmaxLoss,
     WSoftmaxLoss,
@@ -57,23 +59,40 @@ MARGINS = (1, 1.5, 2, 3, 4, 4.7)
 
 @dataclass(frozen=True)
 class LossCase:
-    """A loss as a user creates it, and its formula."""
+    """A loss as a user creates it, and its formula.
+
+    Attributes:
+        name: Name of the case.
+        make: Function that creates the loss with options of the cross entropy.
+        formula: Scores of other classes and of the target class, with their margins.
+        score: Score of a class without labels; None for that of other classes.
+        detached: Whether the gradient is not the derivative of the value.
+    """
 
     name: str
     make: Callable[..., AngularLoss]
     formula: reference_losses.Loss
+    score: reference_losses.Score | None = None
+    detached: bool = False
 
     def __str__(self) -> str:
         return self.name
 
 
 def _annealed(make_angle: Callable[[], AngleFunction], **options: object) -> AngularLoss:
-    loss = GASoftmaxLoss(make_angle(), 4, annealing=Annealing(20, 0.5, 2), **options)
+    loss = GASoftmaxLoss.paper(angle=make_angle(), annealing=Annealing(20, 0.5, 2), **options)
     loss.set_step(3)
     return loss
 
 
-def _cases() -> list[LossCase]:
+def _with_lambda(value: float, make: Callable[..., MarginLoss], **options: object) -> MarginLoss:
+    loss = make(**options)
+    loss.lambda_ = value
+    return loss
+
+
+def _paper_cases() -> list[LossCase]:
+    """The losses as the paper prints them: scale ‖x‖, full gradient of the margin."""
     cases = [LossCase("softmax", SoftmaxLoss, reference_losses.softmax())]
     for name, (make, g) in ANGLES.items():
         cases += [
@@ -86,13 +105,13 @@ def _cases() -> list[LossCase]:
             cases.append(
                 LossCase(
                     f"ga-{name}-{m}",
-                    lambda make=make, m=m, **kw: GASoftmaxLoss(make(), m, annealing=None, **kw),
+                    lambda make=make, m=m, **kw: GASoftmaxLoss.paper(angle=make(), m=m, annealing=None, **kw),
                     reference_losses.ga_softmax(g, m),
                 )
             )
     for m in (1, 2, 3, 4):
         formula = reference_losses.ga_softmax(reference.g_cosine, m)
-        cases.append(LossCase(f"a-{m}", partial(ASoftmaxLoss, m, annealing=None), formula))
+        cases.append(LossCase(f"a-{m}", partial(ASoftmaxLoss.paper, m=m, annealing=None), formula))
     for name in ("linear", "cosine", "sigmoid-0.3"):
         angle, g = ANGLES[name]
         formula = reference_losses.ga_softmax(g, 4, reference_losses.annealed(3, 20, 0.5, 2))
@@ -106,12 +125,63 @@ def _cases() -> list[LossCase]:
     return cases
 
 
-LOSSES = _cases()
+def _option_cases() -> list[LossCase]:
+    """The options of multiplicative margins, combined: scale, gradient, form and λ."""
+    cases = []
+    forms = ("psi", "r1", "r2")
+    combinations = [("linear", *rest) for rest in itertools.product(forms, ("norm", 7), ("full", "detached"))]
+    combinations += [
+        (name, form, scale, gradient)
+        for name in ("cosine", "sigmoid-0.3", "learnable-0.5", "parabola")
+        for form in forms
+        for scale, gradient in ((7, "full"), ("norm", "detached"))
+    ]
+    for name, form, scale, gradient in combinations:
+        angle, g = ANGLES[name]
+        s, detached = (None, 7)[scale == 7], gradient == "detached"
+        options = {"scale": scale, "margin_gradient": gradient, "form": form}
+        cases.append(
+            LossCase(
+                f"{name}-{form}-{scale}-{gradient}",
+                lambda angle=angle, options=options, **kw: GASoftmaxLoss(angle(), 1.7, **options, **kw),
+                reference_losses.margin_softmax(g, 1.7, s, form, detached),
+                reference_losses.margin_softmax(g, 1, s)[0],
+                detached,
+            )
+        )
+    for form in ("psi", "r1", "r2"):
+        cases.append(
+            LossCase(
+                f"s-linear-{form}-lambda-2",
+                partial(_with_lambda, 2.0, partial(SSoftmaxLoss, "linear", 5, m=3, margin_gradient="full", form=form)),
+                reference_losses.margin_softmax(reference.g_linear, 3, 5, form, lambda_=2.0),
+                reference_losses.s_softmax(reference.g_linear, 5)[0],
+            )
+        )
+    score, target = reference_losses.arcface(0.5, 9)
+    plain = reference_losses.s_softmax(reference.g_cosine, 9)[0]
+
+    def detached_arcface(*arguments: Tensor) -> Tensor:
+        return plain(*arguments) + (target(*arguments) - plain(*arguments)).detach()
+
+    cases.append(
+        LossCase(
+            "arcface-detached",
+            partial(ArcFaceLoss, 0.5, 9, margin_gradient="detached"),
+            (score, detached_arcface),
+            detached=True,
+        )
+    )
+    return cases
+
+
+LOSSES = _paper_cases() + _option_cases()
 COMMON = [case for case in LOSSES if case.name in {
     "softmax", "w-cosine", "w-linear", "w-sigmoid-0.3", "ga-linear-4", "ga-sigmoid-0.3-4", "a-4", "annealed-linear",
-    "s-cosine", "cosface", "arcface",
+    "s-cosine", "cosface", "arcface", "linear-psi-7-detached", "linear-psi-norm-detached", "cosine-r1-7-full",
+    "cosine-r2-7-full", "sigmoid-0.3-r2-norm-detached",
 }]  # fmt: skip
-"""One case per public loss, for tests that do not need every g and m."""
+"""One case per public loss and margin form, for tests that do not need every g and m."""
 
 
 def problem(

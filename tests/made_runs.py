@@ -20,7 +20,7 @@ def make_run(path, accuracies, *, operator="cosine", finished=True, k=None):
         run.metrics.append({"step": step, "split": "train", "loss": 2 / index, "accuracy": accuracy, "seconds": index})
         run.metrics.append({"step": step, "split": "test", "loss": 2 / index, "accuracy": accuracy, "seconds": index})
         if k is not None:
-            run.metrics.append({"step": step, "split": "observed", "k": k, "seconds": index})
+            run.metrics.append({"step": step, "split": "probes", "k": k, "seconds": index})
     if finished:
         run.write_summary(
             {"iterations": 10 * len(accuracies), "parameters": 1234, "seconds": 5.0, "peak_megabytes": 321}
@@ -29,7 +29,7 @@ def make_run(path, accuracies, *, operator="cosine", finished=True, k=None):
 
 
 def make_grid(folder, cells, claims=(), *, id="table1", preset="cpu"):
-    """cells: name → (row, column, paper, {seed: accuracies})."""
+    """Write the folder of an experiment. cells: name → (row, column, paper, {seed: accuracies})."""
     folder.mkdir(parents=True)
     described = [
         {"name": name, "row": row, "column": column, "paper": paper, "starts_from": None}

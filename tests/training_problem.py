@@ -3,14 +3,15 @@
 import torch
 
 import spherenet as sn
-from spherenet.data import Augmentation, Preprocessing
+from spherenet.data import Augmentation, Dataset, Preprocessing
 from spherenet.data.splits import TensorSplit
 from spherenet.runs import RunDirectory
-from spherenet.training import Processes, Reporter, Settings, StopSignals, Trainer
+from spherenet.training import Processes, Reporter, StopSignals, TrainConfig, Trainer
 
 CLASSES = 3
-ALONE = Processes(0, 1, torch.device("cpu"))
+SINGLE = Processes(0, 1, torch.device("cpu"))
 FLIP = Augmentation(horizontal_flip=True)
+PREPROCESSING = Preprocessing((8, 8), 1, (127.5,), (128.0,), None)
 
 
 def split(count, seed):
@@ -22,7 +23,7 @@ def split(count, seed):
             images[index, ::2] += 130
         if label == 2:
             images[index, :, ::2] += 130
-    return TensorSplit(images.to(torch.uint8), labels, Preprocessing((8, 8), 1, (127.5,), (128.0,), None))
+    return TensorSplit(images.to(torch.uint8), labels, PREPROCESSING)
 
 
 def model(**options):
@@ -31,31 +32,18 @@ def model(**options):
     return sn.create_model("cnn-3", CLASSES, in_channels=1, input_size=8, **options)
 
 
-def orthogonality(network):
-    return 1e-4 * sn.orthogonality(network)
-
-
-def settings(**changes):
+def config(**changes):
     small = {"iterations": 12, "batch_size": 16, "log_every": 2, "eval_every": 6, "checkpoint_every": 4,
-             "eval_batch_size": 17, "seed": 3, "milestones": (8,)}  # fmt: skip
-    return Settings(**{**small, **changes})
+             "eval_batch_size": 17, "seed": 3, "milestones": (8,), "augmentation": "flip", "probes": False}  # fmt: skip
+    return TrainConfig(**{**small, **changes})
 
 
-def trainer(path, network=None, *, processes=ALONE, reporter=None, train=None, keep=False, penalty=None, **changes):
+def trainer(path, network=None, *, processes=SINGLE, reporter=None, train=None, **changes):
     path.mkdir(exist_ok=True, parents=True)
-    return Trainer(
-        model() if network is None else network,
-        split(70, 0) if train is None else train,
-        split(40, 1),
-        CLASSES,
-        settings(**changes),
-        processes,
-        RunDirectory(path),
-        augmentation=FLIP,
-        penalty=orthogonality if penalty is None else penalty,
-        keep_weight_norms=keep,
-        reporter=reporter,
-    )
+    classes = tuple(map(str, range(CLASSES)))
+    dataset = Dataset("stripes", classes, PREPROCESSING, split(70, 0) if train is None else train, split(40, 1))
+    network = model() if network is None else network
+    return Trainer(network, dataset, config(**changes), processes, RunDirectory(path), reporter=reporter)
 
 
 def run(path, network=None, stop=None, **options):

@@ -1,20 +1,20 @@
-"""Docstrings as they are meant: the star of a shape such as [*, C] is a star, not the beginning of emphasis."""
+"""Griffe extension: escape the star of shapes such as [*, C], which Markdown would read as emphasis."""
 
 import re
 
 import griffe
 
-__all__ = ["AsMeant"]
+__all__ = ["EscapeStars"]
 
 IN_BRACKETS = re.compile(r"\[[^\[\]`]*\]")
-TORCH_HOOKS = ("extra_repr",)  # what torch asks of a module is of no use to a reader
+TORCH_HOOKS = ("extra_repr",)  # called by torch only
 
 
-class AsMeant(griffe.Extension):
-    """Escapes stars in brackets, and leaves out what torch alone calls."""
+class EscapeStars(griffe.Extension):
+    """Escapes stars in brackets and removes methods that only torch calls."""
 
     def on_object(self, *, obj: griffe.Object, **_: object) -> None:
-        """Called once for every object that is loaded."""
+        """Process one loaded object."""
         if obj.docstring is not None:
             obj.docstring.value = with_literal_stars(obj.docstring.value)
         if obj.is_class:
@@ -23,7 +23,7 @@ class AsMeant(griffe.Extension):
 
 
 def with_literal_stars(text: str) -> str:
-    """Return Markdown in which stars between brackets are stars; indented lines are code and stay."""
+    """Return Markdown with escaped stars between brackets; indented lines are code and stay unchanged."""
     return "\n".join(
         line if line.startswith("    ") else IN_BRACKETS.sub(lambda match: match[0].replace("*", r"\*"), line)
         for line in text.split("\n")

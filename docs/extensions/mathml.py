@@ -1,7 +1,7 @@
-"""Formulas as MathML, made when the site is built: `$…$` in a line, `$$…$$` as a paragraph of its own.
+"""Markdown extension: convert formulas to MathML when the site is built, `$…$` inline and `$$…$$` as a block.
 
-Browsers draw MathML themselves, so a page needs no script and no font for it. What is in backticks or a code block is
-left alone; a formula that cannot be read stops the build.
+Browsers render MathML natively, without scripts or fonts. Code is not changed. A formula that cannot be parsed
+stops the build.
 """
 
 import re
@@ -14,21 +14,21 @@ from markdown.inlinepatterns import InlineProcessor
 __all__ = ["MathMLExtension", "makeExtension"]
 
 FORMULA = r"\$\$(?P<block>.+?)\$\$|(?<![\\$\w])\$(?P<inline>[^\s$](?:[^$\n]*[^\s$])?)\$(?![$\w])"
-AFTER_BACKTICKS = 185  # they have 190, escapes 180: code wins over a formula, a formula's backslashes over escapes
+AFTER_BACKTICKS = 185  # backticks have 190 and escapes 180: code has priority over formulas, formulas over escapes
 
 
 class _Formula(InlineProcessor):
     def handleMatch(self, match: re.Match[str], data: str) -> tuple[str, int, int]:  # type: ignore[override]  # noqa: N802
         latex = match["block"] or match["inline"]
-        if latex.count("{") != latex.count("}"):  # which the converter would mend by guessing
+        if latex.count("{") != latex.count("}"):  # the converter would guess the missing one
             raise ValueError(f"the braces of the formula {latex!r} do not match.")
         mathml = convert(latex.strip(), display="block" if match["block"] else "inline")
-        ElementTree.fromstring(mathml)  # noqa: S314 - our own formulas; an error here is a broken page
+        ElementTree.fromstring(mathml)  # noqa: S314 - trusted input; fails if the output is not well-formed
         return self.md.htmlStash.store(mathml), match.start(0), match.end(0)
 
 
 class MathMLExtension(Extension):
-    """Registers the formulas of a page."""
+    """Registers the formula pattern."""
 
     def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802
         """Add the inline pattern."""
@@ -38,5 +38,5 @@ class MathMLExtension(Extension):
 
 
 def makeExtension(**options: object) -> MathMLExtension:  # noqa: N802
-    """What Markdown calls."""
+    """Return the extension; Markdown calls this function."""
     return MathMLExtension(**options)

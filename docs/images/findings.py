@@ -14,20 +14,20 @@ from matplotlib.axes import Axes
 from spherenet.report.grids import Grid, GridCell, read_grid
 
 RESULTS = Path(__file__).parents[2] / "results" / "cpu"
-COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44")
+COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44")
 
 
 def draw_curves(axes: Axes, grid: Grid, cells: dict[str, str], title: str) -> None:
-    """Mean test accuracy over the iterations, with a band of a standard deviation to both sides."""
-    for (name, label), colour in zip(cells.items(), COLOURS, strict=False):
+    """Draw mean test accuracy over iterations with a band of ± one standard deviation."""
+    for (name, label), color in zip(cells.items(), COLORS, strict=False):
         cell = grid.cell(name)
         assert cell is not None, name
         curve = cell.mean_curve()
         spread = [stdev(values) for values in zip(*_accuracies(cell), strict=True)]
         mean = [100 * value for value in curve.values]
-        axes.plot(curve.steps, mean, label=label, color=colour)
+        axes.plot(curve.steps, mean, label=label, color=color)
         low, high = ([m + sign * 100 * s for m, s in zip(mean, spread, strict=True)] for sign in (-1, 1))
-        axes.fill_between(curve.steps, low, high, color=colour, alpha=0.15, linewidth=0)
+        axes.fill_between(curve.steps, low, high, color=color, alpha=0.15, linewidth=0)
     axes.set_title(title, fontsize=10)
     axes.set_xlabel("iterations")
     axes.set_ylabel("test accuracy %")
@@ -39,19 +39,19 @@ def _accuracies(cell: GridCell) -> list[list[float]]:
 
 
 def draw_k(axes: Axes, cell: GridCell) -> None:
-    """The mean k of every layer at the end, a dot a seed."""
-    for run, colour in zip(cell.runs.values(), COLOURS, strict=False):
+    """Draw the final mean k of every layer, one dot per seed."""
+    for run, color in zip(cell.runs.values(), COLORS, strict=False):
         means = [fmean(values) for values in run.learned_k().values()]
-        axes.plot(range(1, len(means) + 1), means, "o", color=colour, markersize=4)
-    axes.axhline(0.5, color="grey", linewidth=0.8)
-    axes.set_title("Learned k by layer: only the last two have moved", fontsize=10)
+        axes.plot(range(1, len(means) + 1), means, "o", color=color, markersize=4)
+    axes.axhline(0.5, color="gray", linewidth=0.8)
+    axes.set_title("Learned k by layer: only the last two have changed", fontsize=10)
     axes.set_xlabel("layer, the tenth fully connected (dots: seeds)")
     axes.set_ylabel("mean k, from 0.5")
 
 
 def main(path: Path) -> None:
-    """Draw the four pictures."""
-    mpl.rcParams["svg.hashsalt"] = "findings"  # the same bytes for the same curves
+    """Draw the four panels."""
+    mpl.rcParams["svg.hashsalt"] = "findings"  # reproducible output
     figure, axes = plt.subplots(2, 2, figsize=(9, 6.4), layout="constrained")
     plain = {"none": "plain", "cosine_orth": "cosine", "linear_orth": "linear", "sigmoid-0.3_orth": "sigmoid 0.3"}
     draw_curves(axes[0, 0], read_grid(RESULTS / "fig-convergence-plain"), plain, "cnn-9, softmax")

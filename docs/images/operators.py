@@ -1,4 +1,4 @@
-"""Draw `operators.svg`, the README's picture of g(θ), from the library's own functions.
+"""Draw `operators.svg`, the figure of g(θ) in README.md, with the functions of the library.
 
 python docs/images/operators.py [FILE]
 """
@@ -23,16 +23,16 @@ CURVES = [
 
 
 def main(path: Path) -> None:
-    """Draw every operator's value and slope over the angle."""
-    mpl.rcParams["svg.hashsalt"] = "operators"  # the same bytes for the same curves
-    # Just inside the ends: at 0 and π themselves the library sets the slope of θ(x), which has none there, to 0.
+    """Draw value and slope of every operator over the angle."""
+    mpl.rcParams["svg.hashsalt"] = "operators"  # reproducible output
+    # Just inside the interval: at 0 and π the library sets the derivative to 0 (Eq. 2 of docs/concepts.md).
     theta = torch.linspace(1e-4, math.pi - 1e-4, 721, dtype=torch.float64)
     figure, (value, slope) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
-    for name, angle, colour in CURVES:
-        value.plot(theta, angle.at(theta), label=name, color=colour)
-        slope.plot(theta, -theta.sin() * angle.derivative(theta.cos()), color=colour)
-    value.set_title("g(θ): what a layer answers")
-    slope.set_title("dg/dθ: where it learns")
+    for name, angle, color in CURVES:
+        value.plot(theta, angle.at(theta), label=name, color=color)
+        slope.plot(theta, -theta.sin() * angle.derivative(theta.cos()), color=color)
+    value.set_title("g(θ): output of a layer")
+    slope.set_title("dg/dθ: slope")
     for axes in (value, slope):
         axes.set_xticks([0, math.pi / 2, math.pi], ["0", "π/2", "π"])
         axes.set_xlabel("angle θ between kernel and patch")

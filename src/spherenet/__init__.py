@@ -1,7 +1,7 @@
-"""Learning on hyperspheres with PyTorch: layers that answer with angles, angular losses, SphereNets.
+"""Deep hyperspherical learning with PyTorch: layers that compute functions of angles, angular losses and SphereNets.
 
-The names live in `__init__.pyi`; each is imported when it is first used, so that `import spherenet` and
-`spherenet --help` do not wait for torch.
+Public names are listed in `__init__.pyi` and imported on first use, so that `import spherenet` and `spherenet --help`
+do not import torch.
 """
 
 from importlib.metadata import version as _version

@@ -1,5 +1,21 @@
+from . import angles as angles
+from . import convert as convert
+from . import data as data
+from . import errors as errors
+from . import estimators as estimators
+from . import export as export
 from . import functional as functional
+from . import kernels as kernels
+from . import layers as layers
+from . import losses as losses
+from . import models as models
 from . import ops as ops
+from . import optim as optim
+from . import regularizers as regularizers
+from . import report as report
+from . import runs as runs
+from . import theory as theory
+from . import training as training
 from .angles import AngleFunction as AngleFunction
 from .angles import CosineAngle as CosineAngle
 from .angles import CustomAngle as CustomAngle
@@ -16,6 +32,7 @@ from .export import load_model as load_model
 from .export import load_weights as load_weights
 from .export import save_model as save_model
 from .export import save_weights as save_weights
+from .kernels.dispatch import backend as backend
 from .layers import AngularHead as AngularHead
 from .layers import LazySphereConv1d as LazySphereConv1d
 from .layers import LazySphereConv2d as LazySphereConv2d
@@ -37,6 +54,7 @@ from .losses import ASoftmaxLoss as ASoftmaxLoss
 from .losses import CosFaceLoss as CosFaceLoss
 from .losses import GASoftmaxLoss as GASoftmaxLoss
 from .losses import SoftmaxLoss as SoftmaxLoss
+from .losses import SphereFace2Loss as SphereFace2Loss
 from .losses import SSoftmaxLoss as SSoftmaxLoss
 from .losses import WSoftmaxLoss as WSoftmaxLoss
 from .losses import default_scale as default_scale
@@ -45,7 +63,7 @@ from .losses import make_loss as make_loss
 from .models import Classifier as Classifier
 from .models import create_model as create_model
 from .models import list_models as list_models
-from .ops.margins import AngularOutput as AngularOutput
+from .ops.angular import AngularOutput as AngularOutput
 from .optim import KeptNorms as KeptNorms
 from .optim import keep_norms as keep_norms
 from .optim import param_groups as param_groups

@@ -1,4 +1,4 @@
-"""`python -m spherenet` is the command line."""
+"""Run the command line with `python -m spherenet`."""
 
 import logging
 import os
@@ -8,8 +8,8 @@ from spherenet.cli import main
 
 code = main()
 if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-    # Under torchrun. While the interpreter goes down, threads of torch's process groups are destroyed while they run,
-    # which now and then aborts a process whose work is done and whose files are closed.
+    # Under torchrun. At interpreter shutdown, running threads of torch's process groups are destroyed, which sometimes
+    # aborts a process that has finished its work and closed its files.
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

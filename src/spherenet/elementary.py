@@ -1,30 +1,52 @@
-"""The base of functions whose derivatives are written out: autograd's own chain takes two or three times as many steps.
+"""Elementary functions of angles with derivatives written out by hand.
 
-Backward of such a function uses only its inputs, its outputs and differentiable operations, so that it can be
-differentiated any number of times, mapped and, through `jvp`, differentiated in forward mode.
+Autograd's own chain for these functions takes two or three times as many operations. Each backward uses only inputs,
+outputs and differentiable operations, so that it can be differentiated any number of times, vectorized with vmap and,
+through `jvp`, differentiated in forward mode.
+
+All functions take c = cos θ, which is what a convolution yields. asin c has no cancellation at θ = π/2, where
+1 − 2θ/π loses digits. The derivative dθ/dc grows like 1/sin θ near θ = 0 and π, while the gradient of a patch contains
+the factor sin θ. Both are computed from the same rounded c. Therefore sin θ is kept above a floor (`sine`), which makes
+the product bounded and its limit at θ = 0 and θ = π zero.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["ShortDerivative", "keep", "short"]
+__all__ = [
+    "ElementaryFunction",
+    "angle_from_cosine",
+    "asin",
+    "clamp_rounding",
+    "elementary",
+    "gradients_of",
+    "multiply_by_inverse_sine_",
+    "save_tensors",
+    "sine",
+    "tanh",
+    "tanh_ratio",
+]
 
 
-class ShortDerivative(torch.autograd.Function):
-    """A function of tensors whose subclass defines `forward`, `setup_context`, `backward` and `jvp`."""
+class ElementaryFunction(torch.autograd.Function):
+    """Base class of functions that define `forward`, `setup_context`, `backward` and `jvp`."""
 
     generate_vmap_rule = True
 
 
-def short(function: type[ShortDerivative]) -> Callable[..., Any]:
-    """Return what evaluates a function, also while torch.compile traces it, which admits no forward-mode derivative."""
+def elementary(function: type[ElementaryFunction]) -> Callable[..., Any]:
+    """Return the callable of a function that also works while torch.compile traces it.
+
+    torch.compile does not accept functions with a forward-mode derivative, so it gets a subclass without one.
+    """
     without_jvp = {"jvp": staticmethod(torch.autograd.Function.jvp)}
-    traceable: type[ShortDerivative] = type(function.__name__, (function,), without_jvp)
+    traceable: type[ElementaryFunction] = type(function.__name__, (function,), without_jvp)
 
     def evaluate(*inputs: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -34,9 +56,225 @@ def short(function: type[ShortDerivative]) -> Callable[..., Any]:
     return evaluate
 
 
-def keep(ctx: Any, *tensors: Tensor | None) -> None:
-    """Save inputs or outputs for backward and for forward mode; gradients of unused outputs arrive as None."""
+def save_tensors(ctx: Any, *tensors: Tensor | None) -> None:
+    """Save inputs or outputs for backward and forward mode; gradients of unused outputs will be None."""
     ctx.save_for_backward(*tensors)
     ctx.set_materialize_grads(False)
     if not torch.compiler.is_compiling():
         ctx.save_for_forward(*tensors)
+
+
+def gradients_of(
+    formula: Callable[..., Sequence[Tensor]], inputs: Sequence[Any], grad_outputs: Sequence[Tensor | None]
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of formula(*inputs) as tensors that can be differentiated again.
+
+    Backward functions of fused kernels call it when they run with create_graph=True.
+
+    Args:
+        formula: Differentiable function that returns a sequence of tensors.
+        inputs: Arguments of the formula, tensors or not.
+        grad_outputs: Gradients of its outputs; None for an output that was not used.
+
+    Returns:
+        One entry per input; None for inputs that are not tensors or do not require gradients.
+    """
+    # New aliases stop the gradient here; otherwise it would continue into the graph of the inputs.
+    aliases = [value.view_as(value) if isinstance(value, Tensor) else value for value in inputs]
+    outputs = [pair for pair in zip(formula(*aliases), grad_outputs, strict=True) if pair[1] is not None]
+    indices = [index for index, value in enumerate(aliases) if isinstance(value, Tensor) and value.requires_grad]
+    gradients = torch.autograd.grad(
+        [output for output, _ in outputs],
+        [aliases[index] for index in indices],
+        [grad for _, grad in outputs],
+        create_graph=True,
+        allow_unused=True,
+    )
+    by_index = dict(zip(indices, gradients, strict=True))
+    return tuple(by_index.get(index) for index in range(len(aliases)))
+
+
+# --- angles ------------------------------------------------------------------------------------------------------
+
+
+def sine(cosine: Tensor) -> Tensor:
+    """Return sin θ from c = cos θ, at least 4·sqrt(ε) of the dtype.
+
+    A float cosine of a few hundred products has an error of about ε, so 1 − c² is noise below a few ε. The floor of
+    16·ε is far enough above the noise for the gradient bound max|dg/dθ|/‖x‖ to hold near θ = 0.
+    """
+    floor = 16 * torch.finfo(cosine.dtype).eps
+    return ((1 - cosine) * (1 + cosine)).clamp_min(floor).sqrt()
+
+
+def multiply_by_inverse_sine_(grad: Tensor, cosine: Tensor, scratch: Tensor) -> None:
+    """Multiply grad in place by 1/sin θ with the floor of `sine`; `scratch` is overwritten."""
+    square = torch.addcmul(cosine.new_ones(()), cosine, cosine, value=-1, out=scratch)
+    grad.mul_(square.clamp_min_(16 * torch.finfo(cosine.dtype).eps).rsqrt_())
+
+
+class _BoundedAsin(ElementaryFunction):
+    """asin of a clamped cosine with the derivative 1/sin θ, where sin θ is the floored cosine of the result."""
+
+    @staticmethod
+    def forward(cosine: Tensor) -> Tensor:
+        return cosine.clamp(-1, 1).asin()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        save_tensors(ctx, output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> Tensor | None:
+        return None if grad is None else grad / _floored_cosine(ctx.saved_tensors[0])
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        return tangent / _floored_cosine(ctx.saved_tensors[0])
+
+
+def _floored_cosine(latitude: Tensor) -> Tensor:
+    """Return sin θ from π/2 − θ with the floor of `sine`."""
+    return latitude.cos().clamp_min(4 * torch.finfo(latitude.dtype).eps ** 0.5)
+
+
+_bounded_asin = elementary(_BoundedAsin)
+
+
+def asin(cosine: Tensor) -> Tensor:
+    """Return π/2 − θ from c = cos θ. c is clamped to [−1, 1] and the derivative is bounded."""
+    result: Tensor = _bounded_asin(cosine)
+    return result
+
+
+def angle_from_cosine(cosine: Tensor) -> Tensor:
+    """Return θ ∈ [0, π] from c = cos θ, with the bounded derivative of `asin`."""
+    return math.pi / 2 - asin(cosine)
+
+
+# --- the sigmoid -------------------------------------------------------------------------------------------------
+
+
+def tanh(value: Tensor | float) -> Any:
+    """Return tanh of a tensor or a number."""
+    return value.tanh() if isinstance(value, Tensor) else math.tanh(value)
+
+
+class _FixedTanhRatio(ElementaryFunction):
+    """y = q·tanh(a·h) of the latitude a, with h = 1/(2k) and q = 1/tanh(π/(4k)):  dy = h·(q − y²/q)·da."""
+
+    @staticmethod
+    def forward(latitude: Tensor, k: float) -> Tensor:
+        return (latitude / (2 * k)).tanh() / math.tanh(math.pi / (4 * k))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.k = inputs[1]
+        save_tensors(ctx, output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None]:
+        return None if grad is None else grad * _FixedTanhRatio.slope(ctx), None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        return tangent * _FixedTanhRatio.slope(ctx)
+
+    @staticmethod
+    def slope(ctx: Any) -> Tensor:
+        """Return dy/da = h·q − y²·h/q."""
+        (value,) = ctx.saved_tensors
+        h, tau = 0.5 / ctx.k, math.tanh(math.pi / (4 * ctx.k))
+        return torch.rsub(value * value, h / tau, alpha=h * tau)
+
+
+class _LearnedTanhRatio(ElementaryFunction):
+    """y = tanh(a·h)/τ with a tensor k that broadcasts; also returns h and τ, which the derivatives use.
+
+    With B = 1/τ − y²τ and W = 1/τ − τ:  dy = B·(h·da + a·dh) + y·W·πh²·dk,  dh = −2h²·dk,  dτ = −τ·W·πh²·dk.
+    """
+
+    @staticmethod
+    def forward(latitude: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        h = 0.5 / k
+        tau = (h * (math.pi / 2)).tanh()
+        return (latitude * h).tanh() / tau, h, tau
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        save_tensors(ctx, inputs[0], *output)
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad: Tensor | None, grad_h: Tensor | None, grad_tau: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        latitude, value, h, tau = ctx.saved_tensors
+        inverse = tau.reciprocal()
+        grad_latitude = None
+        by_h, by_tau = grad_h, None if grad_tau is None else -tau * grad_tau
+        if grad is not None:
+            by_argument = grad * (inverse - value * value * tau)
+            grad_latitude = by_argument * h if ctx.needs_input_grad[0] else None
+            if ctx.needs_input_grad[1]:
+                by_h = _sum((by_argument * latitude).sum_to_size(h.shape), by_h)
+                by_tau = _sum((grad * value).sum_to_size(h.shape), by_tau)
+        if not ctx.needs_input_grad[1] or (by_h is None and by_tau is None):
+            return grad_latitude, None
+        by_h = torch.zeros_like(h) if by_h is None else by_h
+        by_tau = torch.zeros_like(h) if by_tau is None else by_tau
+        return grad_latitude, torch.addcmul(by_h, by_tau, inverse - tau, value=-math.pi / 2) * h * h * -2
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor | None, k_tangent: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        latitude, value, h, tau = ctx.saved_tensors
+        inverse = tau.reciprocal()
+        by_argument = inverse - value * value * tau
+        change = torch.zeros_like(value) if tangent is None else by_argument * h * tangent
+        if k_tangent is None:
+            return change, torch.zeros_like(h), torch.zeros_like(tau)
+        h_tangent = -2 * h * h * k_tangent
+        relative = math.pi * h * h * (inverse - tau) * k_tangent
+        return change + by_argument * latitude * h_tangent + value * relative, h_tangent, -tau * relative
+
+
+def _sum(first: Tensor, second: Tensor | None) -> Tensor:
+    return first if second is None else first + second
+
+
+class _ClampRounding(ElementaryFunction):
+    """Clamp values that only rounding moves beyond ±1; the derivative is 1.
+
+    No derivative needs the result, so the next layer may change it in place.
+    """
+
+    @staticmethod
+    def forward(value: Tensor) -> Tensor:
+        return value.clamp(-1, 1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        return tangent.clone()
+
+
+_fixed_tanh_ratio, _learned_tanh_ratio = elementary(_FixedTanhRatio), elementary(_LearnedTanhRatio)
+_clamp_rounding = elementary(_ClampRounding)
+
+
+def tanh_ratio(latitude: Tensor, k: Tensor | float) -> Tensor:
+    """Return tanh(a/(2k)) / tanh(π/(4k)) of the latitude a; k is a number or a tensor that broadcasts."""
+    value: Tensor = _learned_tanh_ratio(latitude, k)[0] if isinstance(k, Tensor) else _fixed_tanh_ratio(latitude, k)
+    return value
+
+
+def clamp_rounding(value: Tensor) -> Tensor:
+    """Return values clamped to [−1, 1] with derivative 1, for functions that only rounding moves beyond ±1."""
+    result: Tensor = _clamp_rounding(value)
+    return result

@@ -1,25 +1,30 @@
-"""The few exception types of the library; wrong arguments raise ValueError and TypeError as torch's do."""
+"""Exception types of the library. Wrong arguments raise ValueError and TypeError, as in torch."""
 
 from __future__ import annotations
+
+import importlib
+from types import ModuleType
 
 __all__ = [
     "CheckpointError",
     "DataError",
     "LostProcessError",
+    "MissingExtraError",
     "ModelError",
     "RunError",
     "RunTakenError",
     "SphereNetError",
     "TrainingError",
+    "require_extra",
 ]
 
 
 class SphereNetError(Exception):
-    """Something outside the program is not as it must be: one sentence that names it and what is allowed."""
+    """Base class of errors caused by files, data or the system. The message is one sentence."""
 
 
 class DataError(SphereNetError):
-    """A data set, archive or picture cannot be found or read."""
+    """A data set, archive or image cannot be found or read."""
 
 
 class ModelError(SphereNetError):
@@ -27,20 +32,38 @@ class ModelError(SphereNetError):
 
 
 class CheckpointError(SphereNetError):
-    """A checkpoint is missing, damaged or not of this run."""
+    """A checkpoint is missing, corrupt, or does not fit the model."""
 
 
 class RunError(SphereNetError):
-    """A run folder is in use, not writable, or not a run."""
+    """The folder of a run is in use, not writable, or not a run."""
 
 
 class RunTakenError(RunError):
-    """A new run cannot have a folder because another run has it."""
+    """The folder of a run contains or is used by another run."""
 
 
 class TrainingError(SphereNetError):
-    """Training cannot go on: its loss or gradient is no longer a number."""
+    """Training cannot continue, e.g. because a loss or gradient is not finite."""
 
 
 class LostProcessError(TrainingError):
-    """Training cannot continue: another process of the run has ended or does not answer."""
+    """Training cannot continue: another process of the run has ended or does not respond."""
+
+
+class MissingExtraError(SphereNetError, ImportError):
+    """A package of an optional extra is not installed."""
+
+
+def require_extra(extra: str, package: str) -> ModuleType:
+    """Import and return a package of an optional extra.
+
+    Raises:
+        MissingExtraError: If the package is not installed. The message contains the install command.
+    """
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        if (error.name or package).partition(".")[0] != package.partition(".")[0]:
+            raise  # the package is installed, but one of its dependencies is not
+        raise MissingExtraError(f"{package} is not installed: pip install 'spherenet[{extra}]'.") from None

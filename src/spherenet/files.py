@@ -1,11 +1,8 @@
-"""Files as they are on the disk: read within bounds, never through links, and brought to the disk before a promise.
+"""Reading files within bounds and never through links, and writing files and folders atomically.
 
-Every file of a run or of a saved model is read here. A pipe would make a reader wait forever, a device would fill its
-memory, and a link would lead it out of the run.
-
-Files that are complete or absent at any moment: written beside their place, synced, then renamed.
-
-Files and folders that are complete or absent at any moment: written beside their place, flushed, then renamed.
+All files of runs and saved models are read and written by these functions. A pipe would block a reader forever, a
+device would fill its memory, and a link would lead out of the run. What is written is complete or absent at any time:
+it is written to a temporary folder beside its target, synced to the disk and renamed.
 """
 
 from __future__ import annotations
@@ -17,43 +14,45 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from spherenet.errors import ModelError
-
 __all__ = [
     "LARGEST_JSON",
+    "atomic_file",
+    "atomic_folder",
     "discard",
     "file_kind",
     "is_temporary",
     "make_folder",
-    "new_file",
-    "new_folder",
     "open_regular",
     "parse_json",
     "read_json",
     "read_regular",
     "remove",
-    "replacing",
-    "sync_file",
-    "sync_folder",
-    "write_file",
+    "sync",
+    "to_json",
     "write_json",
     "write_text",
 ]
+
+LARGEST_JSON = 64 * 2**20
+"""Largest size of a JSON file in bytes: enough for a million class names, not for a file made to fill the memory."""
+
+TEMPORARY = ".writing-"
+"""Prefix of the names of unfinished files and folders."""
 
 
 def open_regular(path: str | os.PathLike[str], *, follow_links: bool = False) -> IO[bytes]:
     """Open a regular file for reading.
 
     Raises:
-        OSError: The file is missing, not readable, a link (unless they are followed), a pipe, a device or a folder.
-            Its `strerror` completes the sentence "cannot be read (…)".
+        OSError: If the file is missing, not readable, a pipe, a device, a folder, or a link that is not followed. Its
+            `strerror` completes the sentence "cannot be read (…)".
     """
-    # Without O_NONBLOCK, opening a pipe waits for a writer. On regular files it has no effect.
+    # Without O_NONBLOCK, opening a pipe waits for a writer. It has no effect on regular files.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
     if not follow_links:
         flags |= getattr(os, "O_NOFOLLOW", 0)
@@ -75,7 +74,11 @@ def open_regular(path: str | os.PathLike[str], *, follow_links: bool = False) ->
 
 
 def read_regular(path: str | os.PathLike[str], largest: int, *, follow_links: bool = False) -> bytes:
-    """Return the content of a regular file of at most `largest` bytes; OSError otherwise, as `open_regular`."""
+    """Return the content of a regular file.
+
+    Raises:
+        OSError: If the file has more than `largest` bytes, and as in `open_regular`.
+    """
     with open_regular(path, follow_links=follow_links) as file:
         size = os.fstat(file.fileno()).st_size
         if size > largest:
@@ -84,7 +87,7 @@ def read_regular(path: str | os.PathLike[str], largest: int, *, follow_links: bo
 
 
 def file_kind(path: str | os.PathLike[str]) -> str:
-    """Return "a regular file", "a folder", "a link" and so on, without following links; "nothing" if it is missing."""
+    """Return "a regular file", "a folder", "a link" and so on without following links, "nothing" if it is missing."""
     try:
         return _kind(os.lstat(path).st_mode)
     except FileNotFoundError:
@@ -106,97 +109,135 @@ def _not_regular(path: str | os.PathLike[str], kind: str) -> OSError:
     return OSError(errno.EINVAL, f"must be a regular file, got {kind}", os.fspath(path))
 
 
-def make_folder(path: Path) -> None:
-    """Make a folder and those above it that are missing, and bring their names to the disk."""
-    missing = []
-    place = path
-    while not place.exists():
-        missing.append(place)
-        place = place.parent
-    path.mkdir(parents=True, exist_ok=True)
-    for made in missing:
-        sync_folder(made.parent)
-
-
-def sync_file(path: str | os.PathLike[str]) -> None:
-    """Bring a file's content to the disk."""
-    with open_regular(path) as file:
-        os.fsync(file.fileno())
-
-
-def sync_folder(path: str | os.PathLike[str]) -> None:
-    """Bring a folder's list of names to the disk; not every system can open a folder for that."""
-    try:
-        handle = os.open(path, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        with suppress(PermissionError):  # some network disks refuse
-            os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-LARGEST_JSON = 64 * 2**20
-"""Bytes of a JSON file that are read: room for a million class names, not for a file made to fill memory."""
-
-TEMPORARY = ".writing-"
-"""What the names of unfinished files and folders begin with."""
-
-
-def is_temporary(path: Path) -> bool:
-    """Whether a name is that of something unfinished, left by a process that was killed."""
-    return path.name.startswith(TEMPORARY)
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yield a path to write a file or make a folder at; it takes the place of `path` when the block ends well.
-
-    The temporary lies in the same folder, hence on the same disk, so that the rename is atomic. A folder can take
-    only a free place. When the block fails, the temporary is removed and `path` is as it was.
-    """
-    temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
-    remove(temporary)
-    try:
-        yield temporary
-        _sync(temporary)
-        os.replace(temporary, path)
-    except BaseException as error:
-        remove(temporary)
-        if isinstance(error, OSError) and error.filename is None:  # a full disk does not say which file did not fit
-            error.filename = str(path)
-        raise
-    sync_folder(path.parent)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file whole; NaN and infinities are refused, for no reader of JSON takes them."""
-    text = json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
-    write_text(path, text)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file whole."""
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-
-
 def read_json(path: Path) -> Any:
-    """Read a JSON file of bounded size; ValueError if it is not JSON, OSError if it cannot be read."""
+    """Return the value of a JSON file. Raises ValueError if it is not JSON, OSError if it cannot be read."""
     return parse_json(read_regular(path, LARGEST_JSON))
 
 
 def parse_json(content: bytes) -> Any:
-    """Return the value of a JSON text; ValueError if it is none."""
+    """Return the value of a JSON text. Raises ValueError if it is not JSON."""
     try:
         return json.loads(content.decode())
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
 
+def to_json(value: Any) -> str:
+    """Return a value as indented JSON. Raises ValueError for NaN and infinities, which JSON does not have."""
+    return json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file atomically. Raises ValueError as `to_json`."""
+    write_text(path, to_json(value))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically."""
+    with atomic_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Yield the path of a new file that replaces `path` when the block ends without an error.
+
+    After an error `path` is unchanged and nothing is left behind. Other files that the block writes to the same folder,
+    e.g. external data of an ONNX file, are moved beside `path` before it.
+
+    Raises:
+        OSError: If the file cannot be written, or if `path` is a folder.
+    """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "a folder has that name", str(path))
+    with _temporary_folder(path) as folder:
+        new = folder / path.name
+        # The mode of a new file follows the user's umask. Some writers create private files.
+        new.touch()
+        mode = new.stat().st_mode
+        yield new
+        for file in sorted(folder.iterdir(), key=lambda file: file == new):
+            file.chmod(mode)
+            sync(file)
+            os.replace(file, path.with_name(file.name))
+        sync(path.parent)
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Yield the path of a new folder that replaces `path` when the block ends without an error.
+
+    After an error `path` is unchanged and nothing is left behind. On Linux the two folders exchange their names in one
+    step, elsewhere by two renames.
+
+    Raises:
+        OSError: If the folder cannot be written.
+    """
+    with _temporary_folder(path) as new:
+        yield new
+        for entry in sorted(new.rglob("*"), reverse=True):
+            sync(entry)
+        sync(new)
+        if not os.path.lexists(path):
+            os.replace(new, path)
+        elif not _exchange(new, path):
+            _replace_folder(new, path)
+        sync(path.parent)
+
+
+@contextmanager
+def _temporary_folder(path: Path) -> Iterator[Path]:
+    """Create a folder beside `path`, hence on the same file system, and remove it at the end."""
+    folder = _temporary_name(path, "new")
+    try:
+        folder.mkdir()
+        yield folder
+    except OSError as error:
+        # A full disk does not name the file, and the temporary one means nothing to the user.
+        if error.filename is None or str(error.filename).startswith(str(folder)):
+            error.filename = str(path)
+        raise
+    finally:
+        with suppress(OSError):
+            remove(folder)
+
+
+def _temporary_name(path: Path, purpose: str) -> Path:
+    return path.with_name(f"{TEMPORARY}{secrets.token_hex(4)}-{purpose}")
+
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of Linux's fcntl.h and fs.h
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Exchange the names of two folders in one step. Return False if the system cannot do it."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError, TypeError):  # not Linux, or an old C library
+        return False
+    status: int = rename(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE)
+    return status == 0  # some file systems cannot
+
+
+def _replace_folder(new: Path, path: Path) -> None:
+    """Replace a folder by two renames, between which the old one has a temporary name."""
+    old = _temporary_name(path, "old")
+    os.replace(path, old)
+    try:
+        os.replace(new, path)
+    except BaseException:
+        os.replace(old, path)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def is_temporary(path: Path) -> bool:
+    """Return whether a file or folder is unfinished, left by a process that was killed."""
+    return path.name.startswith(TEMPORARY)
+
+
 def remove(path: Path) -> None:
-    """Remove a file or a folder if it is there."""
+    """Remove a file or folder, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -204,156 +245,41 @@ def remove(path: Path) -> None:
 
 
 def discard(path: Path) -> None:
-    """Remove a folder so that it is whole or gone at any moment: it loses its name first."""
+    """Remove a folder atomically: it is renamed to a temporary name first."""
     if os.path.lexists(path):
-        aside = path.with_name(f"{TEMPORARY}{os.getpid()}-gone-{path.name}")
-        remove(aside)
-        os.replace(path, aside)
-        remove(aside)
+        renamed = _temporary_name(path, "gone")
+        os.replace(path, renamed)
+        remove(renamed)
 
 
-def _sync(path: Path) -> None:
-    """Bring a file, or a folder and the files in it, to the disk."""
-    if file_kind(path) == "a folder":
-        for entry in path.iterdir():
-            _sync(entry)
-        sync_folder(path)
-    else:
-        sync_file(path)
+def make_folder(path: Path) -> None:
+    """Create a folder and its missing parents, and sync their names to the disk."""
+    missing = []
+    place = path
+    while not place.exists():
+        missing.append(place)
+        place = place.parent
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        sync(folder.parent)
 
 
-def write_file(target: str | os.PathLike[str], write: Callable[[Path], object]) -> Path:
-    """Let `write` fill a file and put it at `target`, in place of a file that may be there; return where it is.
+def sync(path: str | os.PathLike[str]) -> None:
+    """Sync the content of a regular file, or the names in a folder, to the disk.
 
-    Raises ModelError where the target is a folder or cannot be written; then nothing is left behind.
+    Folders that cannot be synced are ignored: some systems cannot open them, and some network disks refuse.
     """
-    with new_file(target) as path:
-        write(path)
-    return _resolve(target)
-
-
-@contextmanager
-def new_file(target: str | os.PathLike[str]) -> Iterator[Path]:
-    """Give the path of a new file that takes the place of `target` when the block ends without an error.
-
-    Other files that the block makes in the same folder, such as a large file's data, go to their places before it.
-    Raises ModelError where the target is a folder or cannot be written; then nothing is left behind.
-    """
-    place = _resolve(target)
-    if place.is_dir():
-        raise ModelError(f"cannot write the file {place}: a folder has that name.")
-    with _beside(place) as scratch:
-        scratch.mkdir()
-        path = scratch / place.name
-        # A file that is made here has the permissions that the user's settings give to new files; some writers make
-        # theirs private.
-        path.touch()
-        mode = path.stat().st_mode
-        yield path
-        for made in sorted(scratch.iterdir(), key=lambda made: made == path):
-            made.chmod(mode)
-            _flush(made)
-            made.replace(place.with_name(made.name))
-        _flush(place.parent)
-
-
-@contextmanager
-def new_folder(
-    target: str | os.PathLike[str], *, overwrite: bool = False, replaceable: Collection[str] = ()
-) -> Iterator[Path]:
-    """Give the path of a new folder that becomes `target` when the block ends without an error.
-
-    overwrite: whether a folder that is not empty may be replaced, and then only one that holds nothing but files of
-    the names `replaceable`. The old folder stays until the new one is complete; then the two change their names in one
-    step where the system can (Linux), elsewhere by two renames. Raises ModelError for a target that is not free or
-    cannot be written; then nothing is left behind.
-    """
-    place = _resolve(target)
-    _require_free(place, overwrite, replaceable)
-    with _beside(place) as scratch:
-        scratch.mkdir()
-        yield scratch
-        for path in (*scratch.iterdir(), scratch):
-            _flush(path)
-        if not (place.exists() and _exchange(scratch, place)):
-            _replace(scratch, place)
-        _flush(place.parent)
-
-
-def _exchange(first: Path, second: Path) -> bool:
-    """Let two folders change their names in one step, so that neither name is ever free; False if that cannot be."""
-    try:
-        rename = ctypes.CDLL(None, use_errno=True).renameat2
-    except (OSError, AttributeError, TypeError):  # not Linux, or an old C library
-        return False
-    done: int = rename(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE)
-    return done == 0  # some file systems cannot
-
-
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of Linux's fcntl.h and fs.h
-
-
-def _replace(scratch: Path, place: Path) -> None:
-    """Put a folder in the place of another by two renames; between them the old one has a hidden name."""
-    old = _hidden(place, "old")
-    if place.exists():
-        place.rename(old)
-    try:
-        scratch.rename(place)
-    except BaseException:
-        if old.exists():
-            old.rename(place)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
-
-
-@contextmanager
-def _beside(place: Path) -> Iterator[Path]:
-    """A hidden name beside `place`; at the end nothing is there. What the system refuses becomes a ModelError."""
-    scratch = _hidden(place, "new")
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        yield scratch
-    except (FileExistsError, NotADirectoryError) as error:
-        raise ModelError(f"cannot write {place}: {error.filename or place.parent} is not a folder.") from error
-    except OSError as error:
-        raise ModelError(f"cannot write {place}: {error.strerror or error}.") from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _resolve(target: str | os.PathLike[str]) -> Path:
-    # Through links: the place they point to is replaced, not the link.
-    return Path(target).expanduser().resolve()
-
-
-def _hidden(place: Path, purpose: str) -> Path:
-    """A name that nothing has, on the same file system as `place`, so that a rename is one step."""
-    return place.with_name(f".{place.name}.{secrets.token_hex(4)}.{purpose}")
-
-
-def _flush(path: Path) -> None:
-    """Ask the system to bring a file or folder to the disk; only POSIX systems can do that for folders."""
-    if path.is_dir() and os.name != "posix":
+    if not os.path.isdir(path):
+        # Windows syncs only files that are open for writing.
+        with open_regular(path) if os.name == "posix" else open(path, "r+b") as file:
+            os.fsync(file.fileno())
         return
-    descriptor = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _require_free(place: Path, overwrite: bool, replaceable: Collection[str]) -> None:
-    if not place.exists():
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:
         return
-    if not place.is_dir():
-        raise ModelError(f"cannot write the folder {place}: a file has that name.")
-    found = sorted(path.name for path in place.iterdir())
-    if found and not overwrite:
-        raise ModelError(f"the folder {place} is not empty; pass overwrite=True to replace it.")
-    foreign = [name for name in found if name not in replaceable]
-    if foreign:
-        raise ModelError(
-            f"the folder {place} holds {foreign[0]!r}, which no saved model has, and is not replaced; "
-            "remove it or choose another folder."
-        )
+    try:
+        with suppress(PermissionError):
+            os.fsync(handle)
+    finally:
+        os.close(handle)

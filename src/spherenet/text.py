@@ -1,9 +1,7 @@
-"""Other people's words where they are shown: in a terminal, in Markdown, in a table for a spreadsheet.
+"""Text for display: safe in terminals, Markdown and spreadsheets, and short enough for error messages.
 
-Names of classes and runs come from folders and files that anybody may have written. A terminal obeys escape sequences,
-Markdown makes links of brackets, and a spreadsheet computes what begins with an equals sign.
-
-Other people's words in our error messages: on one line, and never longer than a sentence should be.
+Names of classes and runs come from files that anyone may have written. Terminals interpret escape sequences, Markdown
+interprets brackets, and spreadsheets evaluate cells that start with an equals sign.
 """
 
 from __future__ import annotations
@@ -16,12 +14,12 @@ __all__ = ["as_number", "csv_cell", "finite", "first_line", "first_names", "mark
 
 
 def plain(text: object) -> str:
-    """Return a text on one line in which control characters, also those that turn the writing around, are spelled."""
+    """Return a text on one line, with control and bidirectional characters replaced by escape sequences."""
     return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in str(text))
 
 
 def markdown(text: object) -> str:
-    """Return a text that Markdown shows as it is: no cell ends, no link, no HTML, no code."""
+    """Return a text that Markdown displays literally, without cells, links, HTML or code."""
     shown = plain(text).replace("\\", "\\\\").replace("&", "&amp;").replace("<", "&lt;")
     for character in "|[]`":
         shown = shown.replace(character, f"\\{character}")
@@ -29,7 +27,7 @@ def markdown(text: object) -> str:
 
 
 def csv_cell(value: Any) -> Any:
-    """Return a cell that no spreadsheet takes for a formula; numbers stay numbers."""
+    """Return a cell that spreadsheets do not interpret as a formula. Numbers are unchanged."""
     if not isinstance(value, str):
         return value
     shown = plain(value)
@@ -37,14 +35,14 @@ def csv_cell(value: Any) -> Any:
 
 
 def as_number(value: Any) -> float | None:
-    """Return a finite number as a float, and None for anything else that a file may hold in its place."""
+    """Return a finite number as a float, None for any other value."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= 1e300:
         return None
     return float(value)
 
 
 def finite(value: Any) -> Any:
-    """Return a value in which None stands for what JSON has no number for: NaN and the infinities."""
+    """Return a JSON value with NaN and infinities, which JSON does not have, replaced by None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -55,17 +53,17 @@ def finite(value: Any) -> Any:
 
 
 def first_line(error: BaseException) -> str:
-    """The gist of another library's error, without its final stop."""
+    """Return the first line of an error message, without its final period."""
     lines = str(error).strip().split("\n")
     return short(lines[0].rstrip(" .:") or type(error).__name__, 300)
 
 
 def first_names(names: Iterable[str], count: int = 3) -> str:
-    """The first few names, and dots where there are more."""
-    found = [short(name, 160) for name in names]
-    return ", ".join(found[:count]) + (", …" if len(found) > count else "")
+    """Return the first few names, with an ellipsis if there are more."""
+    shortened = [short(name, 160) for name in names]
+    return ", ".join(shortened[:count]) + (", …" if len(shortened) > count else "")
 
 
 def short(text: str, length: int = 60) -> str:
-    """The beginning of a text of any length."""
+    """Return a text, truncated with an ellipsis if it is too long."""
     return text if len(text) <= length else f"{text[: length - 1]}…"

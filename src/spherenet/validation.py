@@ -1,22 +1,37 @@
-"""Checks of arguments that several rooms share; each raises one sentence with the value and what is allowed."""
+"""Checks of arguments; each error states the argument, what is allowed and the value."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
-__all__ = ["require_floating", "require_number", "require_one_of", "require_positive"]
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
+__all__ = [
+    "OptionCheck",
+    "reject_unknown_options",
+    "require_floating",
+    "require_integer",
+    "require_number",
+    "require_one_of",
+    "require_positive",
+    "suggest_options",
+]
+
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
 def require_number(name: str, value: object) -> float:
-    """Return `value` as a float; bools, strings, NaN and infinities are refused."""
+    """Return a finite number as a float; raise TypeError or ValueError for bools, strings, NaN and infinities."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number, got {value!r} of type {type(value).__name__}.")
     if not math.isfinite(value):
@@ -25,26 +40,84 @@ def require_number(name: str, value: object) -> float:
 
 
 def require_positive(name: str, value: object) -> float:
-    """Return `value` as a float > 0."""
+    """Return a finite number > 0 as a float."""
     number = require_number(name, value)
     if number <= 0:
         raise ValueError(f"{name} must be greater than 0, got {value!r}.")
     return number
 
 
+def require_integer(name: str, value: object, *, minimum: int) -> int:
+    """Return an integer of at least `minimum`."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an integer, got {value!r} of type {type(value).__name__}.")
+    if value < minimum:
+        raise ValueError(f"{name} must be at least {minimum}, got {value!r}.")
+    return value
+
+
 def require_one_of(name: str, value: T, allowed: Iterable[T]) -> T:
-    """Return `value` if it is allowed; otherwise name what is, the nearest spelling first."""
+    """Return a value that is allowed; otherwise raise ValueError with the allowed values and the most similar one."""
     choices = list(allowed)
     if value in choices:
         return value
-    near = get_close_matches(str(value), [str(choice) for choice in choices], n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    similar = get_close_matches(str(value), [str(choice) for choice in choices], n=1)
+    hint = f" Did you mean {similar[0]!r}?" if similar else ""
     raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}.{hint}")
 
 
 def require_floating(name: str, tensor: Tensor) -> None:
-    """Refuse integer, boolean and complex tensors."""
+    """Raise TypeError unless the argument is a floating point tensor."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}.")
     if not torch.is_floating_point(tensor):
         raise TypeError(f"{name} must be a floating point tensor, got {tensor.dtype}.")
+
+
+class OptionCheck:
+    """Mixin whose subclasses reject unknown constructor options by the name of the class that the caller used."""
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Self:
+        """Check the names of the options before the constructor runs."""
+        allowed = _constructor_options(cls) if options else None
+        if allowed is not None:
+            reject_unknown_options(cls.__name__, options, allowed)
+        return super().__new__(cls)
+
+
+def _constructor_options(cls: type) -> list[str] | None:
+    """Return the names of the constructor arguments, or None if a class outside of spherenet takes any options."""
+    names: list[str] = []
+    for base in cls.__mro__:
+        # Lazy layers skip the constructors of torch's lazy layers.
+        if "__init__" not in vars(base) or base.__module__.startswith("torch."):
+            continue
+        parameters = list(inspect.signature(vars(base)["__init__"]).parameters.values())[1:]
+        names += [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            break
+        if not base.__module__.startswith("spherenet."):
+            return None
+    return list(dict.fromkeys(names))
+
+
+def suggest_options(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a function so that the error for an unknown keyword argument suggests the most similar one."""
+    allowed = list(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+        reject_unknown_options(function.__name__, kwargs, allowed)
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def reject_unknown_options(owner: str, options: Iterable[str], allowed: Iterable[str]) -> None:
+    """Raise TypeError for an option of `owner` that is not allowed, with the most similar allowed name."""
+    choices = list(allowed)
+    for name in options:
+        if name not in choices:
+            similar = get_close_matches(name, choices, n=1)
+            hint = f"; did you mean {similar[0]!r}?" if similar else "."
+            raise TypeError(f"{owner} has no option {name!r}{hint} Allowed: {', '.join(choices)}.")

@@ -1,4 +1,4 @@
-"""The measuring itself: turns, ratios, memory, and the authors' formula as a fair opponent."""
+"""Benchmark functions: alternating rounds, paired ratios, peak memory and the authors' formula."""
 
 import json
 from dataclasses import replace
@@ -7,12 +7,19 @@ import pytest
 import torch
 
 import spherenet as sn
-from spherenet.bench.authors import as_authors_wrote_it
-from spherenet.bench.networks import Spread, compare, contestants, paired_ratios, peak_bytes, take_turns
+from spherenet.bench.networks import (
+    Spread,
+    compare,
+    contestants,
+    paired_ratios,
+    peak_bytes,
+    take_turns,
+    with_authors_formula,
+)
 from spherenet.bench.suite import WORKLOADS, run_suite
 
 
-def test_contestants_take_turns_and_nobody_always_goes_first():
+def test_take_turns_rotates_the_order():
     order = []
     runs = {name: (lambda name=name: order.append(name)) for name in "abc"}
     rounds = list(take_turns(runs, rounds=3, warmup=1))
@@ -20,12 +27,12 @@ def test_contestants_take_turns_and_nobody_always_goes_first():
     assert all(list(seconds) == ["a", "b", "c"] for seconds in rounds)
 
 
-def test_ratios_are_of_neighbours():
+def test_paired_ratios_compare_the_same_round():
     rounds = [{"a": 1.0, "b": 2.0}, {"a": 10.0, "b": 20.0}, {"a": 5.0, "b": 10.0}]
     assert paired_ratios(rounds, "b", "a") == Spread(2.0, 2.0, 2.0, 3)
 
 
-def test_peak_bytes_counts_what_is_held_at_once():
+def test_peak_bytes_counts_live_tensors_only():
     def run():
         first = torch.empty(1000, dtype=torch.float32)
         del first
@@ -36,23 +43,23 @@ def test_peak_bytes_counts_what_is_held_at_once():
 
 
 @pytest.mark.parametrize("operator", ["cosine", "linear", "sigmoid", "learnable"])
-def test_the_authors_formula_gives_the_same_network(operator):
+def test_authors_formula_gives_the_same_output(operator):
     model = sn.create_model("cnn-3", operator=operator, widths=(4, 6, 8)).eval()
     images = torch.randn(2, 3, 32, 32)
-    torch.testing.assert_close(as_authors_wrote_it(model)(images), model(images), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(with_authors_formula(model)(images), model(images), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("mode", ["train", "inference"])
-def test_compare_measures_every_contestant(mode):
-    field = contestants(["cosine"], sphere_norm=True, authors=True)
-    rows = compare("cnn-3", field, mode=mode, batch_size=2, rounds=2, warmup=1, widths=(4, 6, 8))
+def test_compare_measures_every_network(mode):
+    networks = contestants(["cosine"], sphere_norm=True, authors=True)
+    rows = compare("cnn-3", networks, mode=mode, batch_size=2, rounds=2, warmup=1, widths=(4, 6, 8))
     assert [row.name for row in rows] == ["cnn", "cosine", "cosine, no BatchNorm", "cosine, authors' formula"]
     assert rows[0].time_ratio.median == 1
     assert rows[0].memory_ratio == 1
     assert all(row.milliseconds.median > 0 and row.peak_megabytes > 0 for row in rows)
 
 
-def test_the_suite_measures_what_the_documentation_shows():
+def test_suite_contains_the_documented_workloads():
     small = [
         replace(workload, widths=(4, 4, 4), batch_size=2, size=8, repeats=1, precision="float32")
         for workload in (WORKLOADS[0], WORKLOADS[4])
@@ -68,14 +75,14 @@ def test_the_suite_measures_what_the_documentation_shows():
 
 
 def _in_order(targets):
-    """The order of the contestants: each operator, then the same without BatchNorm."""
+    """Return names in the order of the networks: each operator, then the same without BatchNorm."""
     return sorted(targets, key=lambda name: ["cosine", "linear", "sigmoid", "learnable"].index(name.split(",")[0]))
 
 
-def test_bfloat16_is_left_out_without_instructions_for_it(monkeypatch):
+def test_suite_skips_bfloat16_without_cpu_support(monkeypatch):
     monkeypatch.setattr("spherenet.bench.suite.has_bfloat16", lambda: False)
     monkeypatch.setattr("spherenet.bench.suite._recurrent", lambda *_: [])
     monkeypatch.setattr("spherenet.bench.suite._first_step", lambda _: {})
     (entry,) = run_suite(2, lambda rounds, total, name: rounds, [WORKLOADS[3]])["workloads"]
-    assert "no instructions for bfloat16" in entry["skipped"]
+    assert "does not support bfloat16" in entry["skipped"]
     assert "rows" not in entry

@@ -1,4 +1,4 @@
-"""benchmarks/gpu.py runs on a CPU and writes what it promises."""
+"""The script benchmarks/gpu.py on a CPU."""
 
 import json
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
 
 
-def test_smoke(tmp_path):
+def test_gpu_benchmark_runs_on_a_cpu(tmp_path):
     output = tmp_path / "gpu.json"
     command = [sys.executable, SCRIPT, "--smoke", "--device", "cpu", "--output", output, "--operators", "cosine",
                "learnable", "--ways", "eager", "compiled", "graphs"]  # fmt: skip

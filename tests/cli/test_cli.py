@@ -1,4 +1,4 @@
-"""The command line as a user meets it: help, verbs, wrong input, exit codes."""
+"""Command line: help, verbs, wrong input and exit codes."""
 
 import json
 import subprocess
@@ -14,11 +14,11 @@ def spherenet(*arguments):
     return subprocess.run([sys.executable, "-m", "spherenet", *arguments], capture_output=True, text=True)
 
 
-def test_help_lists_the_verbs_and_needs_no_torch():
+def test_help_lists_verbs_and_does_not_import_torch():
     code = "import sys; from spherenet.cli import main; main(['bench', '--help'])"
-    begin = time.perf_counter()
+    start = time.perf_counter()
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert time.perf_counter() - begin < 1
+    assert time.perf_counter() - start < 1
     assert "examples:\n  spherenet bench" in shown.stdout
     listed = spherenet("--help")
     assert listed.returncode == 0
@@ -27,18 +27,20 @@ def test_help_lists_the_verbs_and_needs_no_torch():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
 
-def test_version():
+def test_version_is_printed():
     assert spherenet("--version").stdout.startswith("spherenet ")
 
 
 WRONG = {
     "verb": (["bnech"], "unknown verb 'bnech', did you mean 'bench'?"),
-    "option": (["bench", "--round", "3"], "unrecognized arguments: --round 3"),
+    "option": (["bench", "--round", "3"], "unknown option --round, did you mean --rounds? see spherenet bench --help."),
     "network": (["bench", "--network", "cnn9"], "--network must be one of"),
     "operator": (["bench", "--operators", "cos"], "--operators must be one of"),
     "rounds": (["bench", "--rounds", "1"], "--rounds must be at least 2, got 1"),
+    "number": (["bench", "--rounds", "many"], "--rounds must be a whole number, got 'many'"),
+    "choice": (["bench", "--mode", "fast"], "--mode must be train or inference or both, got 'fast'"),
     "device": (["bench", "--device", "nothere"], "--device 'nothere' is not available here"),
-    "widths": (["bench", "--widths", "4", "--rounds", "2"], "widths must be 3 positive numbers"),
+    "widths": (["bench", "--widths", "4", "--rounds", "2"], "--widths must be 3 positive"),
 }
 
 
@@ -47,8 +49,8 @@ def test_wrong_input_is_one_sentence_and_code_2(case, capsys):
     arguments, message = WRONG[case]
     try:
         code = main(arguments)
-    except SystemExit as left:
-        code = left.code
+    except SystemExit as exit_error:
+        code = exit_error.code
     shown = capsys.readouterr()
     assert code == 2
     assert message in shown.err

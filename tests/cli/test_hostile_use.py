@@ -1,4 +1,4 @@
-"""Ordinary accidents and hostile files at the command line: one sentence and the right code, nothing half written."""
+"""Accidents and hostile files on the command line: one sentence, the right exit code, no partial files."""
 
 import json
 import os
@@ -52,7 +52,7 @@ def run(trained, tmp_path):
     ],
     ids=str,
 )
-def test_options_that_cannot_be(tmp_path, capsys, options):
+def test_impossible_options_are_rejected(tmp_path, capsys, options):
     code = spherenet("train", *TINY, *options, "--output", tmp_path / "run")
     said = capsys.readouterr().err
     assert code in (1, 2), said
@@ -61,9 +61,9 @@ def test_options_that_cannot_be(tmp_path, capsys, options):
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "message"),
     [
-        ({"data": "cifar10"}, "is not in"),
+        ({"data": "cifar10"}, "cifar10 was not found in"),
         ({"image_size": 4096}, "image_size must keep mnist5k below"),
         ({"workers": 10**6}, "workers must be at most 256"),
         ({"threads": 10**6}, "threads must be at most"),
@@ -72,25 +72,25 @@ def test_options_that_cannot_be(tmp_path, capsys, options):
     ],
     ids=str,
 )
-def test_a_strangers_run_decides_nothing_here(run, tmp_path, capsys, changes, words):
-    """Evaluating it fetches nothing, makes no folder, and takes no more than the limits allow."""
+def test_foreign_run_downloads_nothing_and_stays_within_limits(run, tmp_path, capsys, changes, message):
+    """Evaluating a run from somebody else downloads nothing, creates no folder and respects the limits."""
     config = json.loads((run / "config.json").read_text())
-    config["train"].update({**changes, "data_dir": str(tmp_path / "made"), "download": True})
+    config["train"].update({**changes, "data_dir": str(tmp_path / "created"), "download": True})
     (run / "config.json").write_text(json.dumps(config))
     assert spherenet("evaluate", run) == 2
     said = capsys.readouterr().err
     assert one_sentence(said), said
-    assert words in said
-    assert not (tmp_path / "made").exists()
+    assert message in said
+    assert not (tmp_path / "created").exists()
 
 
-def test_a_title_is_no_markup(run, capsys):
+def test_title_is_not_markup(run, capsys):
     assert spherenet("report", run, "--title", "[/x] [bold]") == 0
     assert "[/x] [bold]" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("summary", ["{}", '{"accuracy": "x", "seconds": null, "iterations": []}', ""])
-def test_an_odd_summary(run, capsys, summary):
+def test_invalid_summary_is_handled(run, capsys, summary):
     (run / "summary.json").write_text(summary)
     code = spherenet("train", "--resume", run)
     said = capsys.readouterr().err
@@ -100,14 +100,14 @@ def test_an_odd_summary(run, capsys, summary):
     assert spherenet("report", run) == (2 if summary == "" else 0)
 
 
-@pytest.mark.parametrize("kind", [torch.int64, torch.complex64, torch.bool])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.complex64, torch.bool])
 @pytest.mark.parametrize("verb", ["evaluate", "resume"])
-def test_weights_that_are_no_floating_point_numbers(run, capsys, kind, verb):
+def test_weights_must_be_floating_point(run, capsys, dtype, verb):
     (run / "summary.json").unlink()
     for each in ("step", "best"):
         for checkpoint in RunDirectory(run).checkpoints.paths(each):
             tensors = load_file(checkpoint / "model.safetensors")
-            save_file({**tensors, "head.weight": tensors["head.weight"].to(kind)}, checkpoint / "model.safetensors")
+            save_file({**tensors, "head.weight": tensors["head.weight"].to(dtype)}, checkpoint / "model.safetensors")
             sign(checkpoint)
     assert spherenet(*(["evaluate", run] if verb == "evaluate" else ["train", "--resume", run])) == 2
     said = capsys.readouterr().err
@@ -115,15 +115,15 @@ def test_weights_that_are_no_floating_point_numbers(run, capsys, kind, verb):
     assert "head.weight" in said
 
 
-def test_one_bad_run_does_not_end_a_report(tmp_path, run, capsys):
-    """Rows without accuracy, with odd numbers, of another kind."""
+def test_invalid_run_does_not_stop_a_report(tmp_path, run, capsys):
+    """Rows have no accuracy, values of a wrong type, or a number too large for a float."""
     for name, row in {
         "none": {},
         "odd": {"accuracy": "high", "seconds": {}},
         "huge": {"accuracy": 10**400},
     }.items():
-        made = make_run(tmp_path / name, [])
-        RunDirectory(made).metrics.path.write_text(json.dumps({"step": 1, "split": "test", **row}) + "\n")
+        path = make_run(tmp_path / name, [])
+        RunDirectory(path).metrics.path.write_text(json.dumps({"step": 1, "split": "test", **row}) + "\n")
     page = tmp_path / "page.html"
     code = spherenet("report", tmp_path / "none", tmp_path / "odd", tmp_path / "huge", run, "-o", page)
     said = capsys.readouterr()
@@ -133,14 +133,14 @@ def test_one_bad_run_does_not_end_a_report(tmp_path, run, capsys):
     assert page.is_file()
 
 
-def test_internal_errors_are_said_to_be_ours(run, capsys, monkeypatch):
-    """A TypeError that nobody raised on purpose is no wrong input."""
+def test_bug_is_reported_as_internal_error(run, capsys, monkeypatch):
+    """A TypeError that Python raises inside the package is not wrong input."""
     import spherenet.cli.report as verb
 
     def broken(arguments):
         return len(arguments.runs) + "x"
 
-    monkeypatch.setattr(verb, "run", broken)
+    monkeypatch.setattr(verb, "run_report", broken)
     assert spherenet("report", run) == 70
     said = capsys.readouterr().err
     assert one_sentence(said)
@@ -153,37 +153,37 @@ def test_internal_errors_are_said_to_be_ours(run, capsys, monkeypatch):
 @pytest.mark.parametrize(
     "error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("can't allocate memory: 8 B")]
 )
-def test_out_of_memory_is_a_sentence(run, capsys, monkeypatch, error):
+def test_out_of_memory_is_one_sentence(run, capsys, monkeypatch, error):
     import spherenet.cli.report as verb
 
-    def hungry(arguments):
+    def out_of_memory(arguments):
         raise error
 
-    monkeypatch.setattr(verb, "run", hungry)
+    monkeypatch.setattr(verb, "run_report", out_of_memory)
     assert spherenet("report", run) == 1
-    assert "there is not enough memory" in capsys.readouterr().err
+    assert "not enough memory" in capsys.readouterr().err
 
 
-def test_a_failing_display_is_dropped():
+def test_failing_reporter_is_removed():
     class Broken(Reporter):
         def stepped(self, step, loss, accuracy):
             raise BrokenPipeError
 
     class Counting(Reporter):
-        heard = 0
+        steps = 0
 
         def stepped(self, step, loss, accuracy):
-            self.heard += 1
+            self.steps += 1
 
     counting = Counting()
     reporters = Reporters([Broken(), counting])
     for step in range(3):
         reporters.stepped(step, 0.0, 0.0)
-    assert counting.heard == 3
+    assert counting.steps == 3
 
 
-def test_a_closed_pipe_does_not_end_training(tmp_path):
-    """As `train … 2>&1 | head -1`."""
+def test_closed_pipe_does_not_stop_training(tmp_path):
+    """Simulates `train … 2>&1 | head -1`."""
     run = tmp_path / "run"
     process = subprocess.Popen(
         command("train", *TINY, "--log-every", 1, "--output", run),
@@ -197,14 +197,14 @@ def test_a_closed_pipe_does_not_end_training(tmp_path):
     assert RunDirectory(run).finished
 
 
-def test_a_closed_pipe_of_another_verb(run):
+def test_closed_pipe_of_another_verb_prints_no_error(run):
     script = 'set -o pipefail; "$@" 2>&1 | head -c 1 > /dev/null'
     done = subprocess.run(["bash", "-c", script, "sh", *command("doctor", run)], capture_output=True, text=True)
     assert done.returncode in (0, 141)
     assert done.stderr == ""
 
 
-def test_three_runs_without_output_take_three_names(tmp_path):
+def test_parallel_runs_without_output_get_different_folders(tmp_path):
     runs = [
         subprocess.Popen(
             command("train", *TINY, "--iterations", 2, "--eval-every", 2),
@@ -227,7 +227,7 @@ def hostile_classes(run):
     (run / "config.json").write_text(json.dumps(config))
 
 
-def test_terminal_escapes_and_markup_are_shown_not_obeyed(run, capsys, tmp_path):
+def test_terminal_escapes_and_markup_are_printed_as_text(run, capsys, tmp_path):
     hostile_classes(run)
     shutil.copy(run.parent / "run" / "config.json", tmp_path / "kept.json")
     image = tmp_path / "0.png"
@@ -247,38 +247,38 @@ def test_terminal_escapes_and_markup_are_shown_not_obeyed(run, capsys, tmp_path)
     assert plain(f"a{ESCAPE}\u202eb\n") == r"a\x1b]0;owned\x07\x1b[2J\u202eb\n"
 
 
-def test_markdown_csv_and_page_are_not_injected(tmp_path):
+def test_markdown_csv_and_page_escape_names(tmp_path):
     cells = {"=cmd()": ("@row | <img src=x>", "[link](http://x)", 90.0, {0: [0.5]})}
     folder = make_grid(tmp_path / "grid", cells)
     grid = read_grid(folder)
-    page, table = markdown_page([grid], "<script>"), as_csv(grid)
+    page, table = markdown_page([grid], "<script>"), as_csv([grid])
     assert "<script>" not in page
     assert "<img" not in page
     assert "[link](http" not in page
     assert "'=cmd()" in table
     assert ",'@row" in table
-    made = make_run(tmp_path / "<a href='http:x'>y<", [0.5])
-    write_page([section_of_runs([read_run(made)])], tmp_path / "page.html", "title")
+    hostile = make_run(tmp_path / "<a href='http:x'>y<", [0.5])
+    write_page([section_of_runs([read_run(hostile)])], tmp_path / "page.html", "title")
     text = (tmp_path / "page.html").read_text()
     assert "\\u0026lt;a href" in text  # as plotly shows it
     assert '"name": "\\u003ca' not in text
 
 
-def test_json_has_no_nan(run, capsys):
+def test_json_contains_no_nan(run, capsys):
     for checkpoint in RunDirectory(run).checkpoints.paths("best"):
         tensors = load_file(checkpoint / "model.safetensors")
         save_file({**tensors, "head.weight": tensors["head.weight"] * float("nan")}, checkpoint / "model.safetensors")
         sign(checkpoint)
     assert spherenet("evaluate", run, "--json") == 0
 
-    def refuse(name):
+    def reject(name):
         raise AssertionError(name)
 
-    assert json.loads(capsys.readouterr().out, parse_constant=refuse)["loss"] is None
+    assert json.loads(capsys.readouterr().out, parse_constant=reject)["loss"] is None
 
 
 @pytest.mark.parametrize("option", ["--markdown", "--csv"])
-def test_reports_are_whole_or_absent(tmp_path, monkeypatch, option):
+def test_report_files_are_complete_or_unchanged(tmp_path, monkeypatch, option):
     folder = make_grid(tmp_path / "grid", {"a": ("r", "c", 90.0, {0: [0.5]})})
     target = tmp_path / "target"
     target.write_text("old")
@@ -288,37 +288,36 @@ def test_reports_are_whole_or_absent(tmp_path, monkeypatch, option):
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["grid", "target"]
 
 
-def test_a_picture_is_whole_or_absent(run, tmp_path, monkeypatch):
+def test_confusion_image_is_complete_or_unchanged(run, tmp_path, monkeypatch):
     target = tmp_path / "confusion.png"
     target.write_text("old")
     monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-    assert spherenet("evaluate", run, "--picture", target) == 2
+    assert spherenet("evaluate", run, "--image", target) == 2
     assert target.read_text() == "old"
 
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-import spherenet.files as atomic
+from spherenet import files
 from spherenet.cli import main
-rename = Path.rename
-def dying(self, target):
-    rename(self, target)
+rename = os.replace
+def dying(source, target):
+    rename(source, target)
     os.kill(os.getpid(), signal.SIGKILL)
-Path.rename = dying
-flush = atomic._flush
-def dying_flush(path):
+os.replace = dying
+sync = files.sync
+def dying_sync(path):
     if Path(path) == Path(sys.argv[1]).parent:
         os.kill(os.getpid(), signal.SIGKILL)
-    flush(path)
-atomic._flush = dying_flush
+    sync(path)
+files.sync = dying_sync
 main(["export", sys.argv[2], sys.argv[1], "--overwrite"])
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="two folders change names in one step on Linux only")
-def test_an_export_that_is_killed_leaves_a_model(run, tmp_path):
-    """The old one or the new one; never none."""
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux exchanges two folders atomically")
+def test_killed_export_leaves_the_old_or_the_new_model(run, tmp_path):
     target = tmp_path / "model"
     assert spherenet("export", run, target) == 0
     killed = subprocess.run([sys.executable, "-c", KILLED, str(target), str(run)], capture_output=True, text=True)
@@ -330,7 +329,7 @@ def listing(run):
     return {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in [run, *run.rglob("*")]}
 
 
-def test_the_doctor_changes_nothing(run):
+def test_doctor_changes_nothing(run):
     (run / ".lock").unlink(missing_ok=True)
     before = listing(run)
     assert spherenet("doctor", run) == 0
@@ -338,7 +337,7 @@ def test_the_doctor_changes_nothing(run):
     assert listing(run) == before
 
 
-def test_the_owner_notices_that_its_lock_was_removed(tmp_path):
+def test_owner_detects_that_its_lock_was_removed(tmp_path):
     run = RunDirectory.create(tmp_path / "run")
     run.write_config({})
     with run.locked():
@@ -349,14 +348,14 @@ def test_the_owner_notices_that_its_lock_was_removed(tmp_path):
     assert len(run.metrics.read()) == 1
 
 
-def test_readers_of_a_live_run_read_what_took_the_place(run, monkeypatch):
+def test_reader_of_a_live_run_reads_the_newer_checkpoint(run, monkeypatch):
     """The only checkpoint is replaced by a newer one while it is read."""
     from spherenet.runs import checkpoints as module
 
-    found = RunDirectory(run).checkpoints
-    for old in found.paths()[:-1]:
+    checkpoints = RunDirectory(run).checkpoints
+    for old in checkpoints.paths()[:-1]:
         shutil.rmtree(old)
-    load, (first,) = module.load_checkpoint, found.paths()
+    load, (first,) = module.load_checkpoint, checkpoints.paths()
 
     def racing(path):
         if path == first and path.exists():
@@ -364,38 +363,38 @@ def test_readers_of_a_live_run_read_what_took_the_place(run, monkeypatch):
         return load(path)
 
     monkeypatch.setattr(module, "load_checkpoint", racing)
-    newest, complaints = found.newest()
+    newest, complaints = checkpoints.newest()
     assert newest is not None
     assert complaints == []
 
 
-def test_a_checkpoint_may_vanish_while_a_run_is_opened(run, monkeypatch):
+def test_checkpoint_may_disappear_while_a_run_is_opened(run, monkeypatch):
     from spherenet.runs import directory as module
 
-    kind, (*_, newest) = module.file_kind, RunDirectory(run).checkpoints.paths()
+    file_kind, (*_, newest) = module.file_kind, RunDirectory(run).checkpoints.paths()
 
     def racing(path):
-        found = kind(path)
+        result = file_kind(path)
         if path == newest:
             shutil.rmtree(newest, ignore_errors=True)
-        return found
+        return result
 
     monkeypatch.setattr(module, "file_kind", racing)
     RunDirectory.open(run)
     assert not newest.exists()
 
 
-def test_bad_folds_do_not_end_tuning(tmp_path):
-    from spherenet.experiments.tuning import score
+def test_invalid_folds_are_ignored_by_tuning(tmp_path):
+    from spherenet.experiments.tuning import read_score
     from spherenet.training.config import TrainConfig
 
     for fold, summary in enumerate(['{"accuracy": 0.5}', "{}", "nonsense"]):
-        made = make_run(tmp_path / "x" / f"fold-{fold}", [0.5], finished=False)
-        (made / "summary.json").write_text(summary)
-    assert score("x", TrainConfig(), tmp_path, 3).accuracies == [0.5]
+        path = make_run(tmp_path / "x" / f"fold-{fold}", [0.5], finished=False)
+        (path / "summary.json").write_text(summary)
+    assert read_score("x", TrainConfig(), tmp_path, 3).accuracies == [0.5]
 
 
-def test_every_verb_survives_a_folder_that_vanishes(tmp_path, capsys):
+def test_report_of_missing_or_invalid_folder_fails_cleanly(tmp_path, capsys):
     assert spherenet("report", tmp_path / "nowhere") == 2
     write_json(tmp_path / "experiment.json", [])
     assert spherenet("report", tmp_path) == 2

@@ -1,4 +1,4 @@
-"""What a person sees: a live line in a terminal, plain lines where there is none, help at once."""
+"""Terminal output: progress bars in a terminal, plain lines in a log, fast help."""
 
 import os
 import pty
@@ -13,7 +13,7 @@ from spherenet.cli.main import VERBS
 
 
 def in_a_terminal(*arguments):
-    """Run the command line on a terminal of its own; return its exit code and all it wrote there."""
+    """Run the command line in a pseudo-terminal and return its exit code and output."""
     terminal, end = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "OMP_NUM_THREADS": "1"}
     running = subprocess.Popen(command(*arguments), stdin=end, stdout=end, stderr=end, env=environment)
@@ -21,34 +21,36 @@ def in_a_terminal(*arguments):
     written = b""
     while True:
         try:
-            part = os.read(terminal, 4096)
-        except OSError:  # what Linux says when the other end is closed
+            data = os.read(terminal, 4096)
+        except OSError:  # Linux raises it when the other end is closed
             break
-        if not part:
+        if not data:
             break
-        written += part
+        written += data
     os.close(terminal)
     return running.wait(60), written.decode()
 
 
-def test_training_shows_a_live_line(tmp_path):
-    code, seen = in_a_terminal("train", *TINY, "--iterations", 40, "--eval-every", 20, "--output", tmp_path / "run")
+def test_training_shows_a_progress_bar(tmp_path):
+    code, shown = in_a_terminal("train", *TINY, "--iterations", 40, "--eval-every", 20, "--output", tmp_path / "run")
     assert code == 0
-    assert "it/s" in seen
-    assert "40/40" in seen
-    assert "step 20: test accuracy" in seen
-    assert "\x1b[?25h" in seen  # the cursor is there again
-    assert f"in {tmp_path / 'run'}" in seen.replace("\r\n", "")
+    assert "it/s" in shown
+    assert "40/40" in shown
+    assert "step 20: test accuracy" in shown
+    assert "\x1b[?25h" in shown  # the cursor is visible again
+    assert f"in {tmp_path / 'run'}" in shown.replace("\r\n", "")
 
 
-def test_a_grid_shows_bars(tmp_path):
-    code, seen = in_a_terminal("reproduce", "weight-decay", "--preset", "smoke", "--only", "none", "--output", tmp_path)
+def test_experiment_shows_bars_per_run(tmp_path):
+    code, shown = in_a_terminal(
+        "reproduce", "weight-decay", "--preset", "smoke", "--only", "none", "--output", tmp_path
+    )
     assert code == 0
-    assert "weight-decay: " in seen
-    assert "none_free seed 0" in seen
+    assert "weight-decay: " in shown
+    assert "none_free seed 0" in shown
 
 
-def test_a_log_gets_plain_lines(tmp_path):
+def test_log_has_plain_lines(tmp_path):
     done = in_other_processes("train", *TINY, "--output", tmp_path / "run")
     assert done.returncode == 0
     assert "\x1b" not in done.stderr + done.stdout
@@ -57,12 +59,12 @@ def test_a_log_gets_plain_lines(tmp_path):
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_help_comes_at_once_with_examples_and_without_torch(verb):
+def test_help_is_fast_has_examples_and_does_not_import_torch(verb):
     code = f"import sys; from spherenet.cli import main\ntry: main(['{verb}', '--help'])\nexcept SystemExit: pass\n"
-    began = time.perf_counter()
+    start = time.perf_counter()
     shown = subprocess.run(
         [sys.executable, "-c", code + "sys.exit('torch' in sys.modules)"], capture_output=True, text=True
     )
     assert shown.returncode == 0, shown.stderr
-    assert time.perf_counter() - began < 3  # a loaded machine; alone it is a quarter of a second
+    assert time.perf_counter() - start < 3  # about 0.25 s on an idle machine
     assert f"examples:\n  spherenet {verb}" in shown.stdout

@@ -1,4 +1,4 @@
-"""What one does with a run: evaluate, predict, export, report, doctor."""
+"""Verbs for trained runs: evaluate, predict, export, report, doctor."""
 
 import json
 
@@ -21,9 +21,9 @@ def run(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
-    """A digit of each class as a file."""
-    folder = tmp_path_factory.mktemp("pictures")
+def images(tmp_path_factory):
+    """Write one digit per class to a file."""
+    folder = tmp_path_factory.mktemp("images")
     test = load_dataset("mnist5k").test
     paths = []
     for digit in range(10):
@@ -35,7 +35,7 @@ def pictures(tmp_path_factory):
     return paths
 
 
-def test_evaluate_agrees_with_the_run(run, capsys):
+def test_evaluate_reproduces_the_accuracy_of_the_run(run, capsys):
     assert spherenet("evaluate", run, "--checkpoint", "last", "--json") == 0
     result = json.loads(capsys.readouterr().out)
     summary = json.loads((run / "summary.json").read_text())
@@ -48,36 +48,36 @@ def test_evaluate_agrees_with_the_run(run, capsys):
         assert row["recall"] == confusion[index, index].item() / 100
 
 
-def test_evaluate_prints_tables_and_draws(run, tmp_path, capsys):
-    assert spherenet("evaluate", run, "--picture", tmp_path / "confusion.png") == 0
+def test_evaluate_prints_tables_and_draws_the_confusion_matrix(run, tmp_path, capsys):
+    assert spherenet("evaluate", run, "--image", tmp_path / "confusion.png") == 0
     said = capsys.readouterr().out
     assert "accuracy" in said
     assert "precision" in said
-    assert "rows are the truth" in said
+    assert "rows are true classes" in said
     with Image.open(tmp_path / "confusion.png") as drawn:
         assert drawn.size[0] > 300
 
 
-def test_predict_a_file_as_evaluate_sees_the_picture(run, pictures, capsys):
-    assert spherenet("predict", *pictures, "--run", run, "--json") == 0
-    answers = json.loads(capsys.readouterr().out)
-    assert [len(answer["classes"]) for answer in answers] == [3] * 10
-    right = sum(answer["classes"][0]["class"] == str(digit) for digit, answer in enumerate(answers))
-    assert right >= 5
-    assert spherenet("predict", pictures[3], "--run", run, "--top", 1) == 0
-    assert capsys.readouterr().out.startswith(str(pictures[3]))
+def test_predict_finds_the_classes_of_files(run, images, capsys):
+    assert spherenet("predict", *images, "--run", run, "--json") == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [len(row["classes"]) for row in rows] == [3] * 10
+    correct = sum(row["classes"][0]["class"] == str(digit) for digit, row in enumerate(rows))
+    assert correct >= 5
+    assert spherenet("predict", images[3], "--run", run, "--top", 1) == 0
+    assert capsys.readouterr().out.startswith(str(images[3]))
 
 
-def test_an_exported_folder_predicts_the_same(run, pictures, tmp_path, capsys):
+def test_exported_folder_predicts_the_same(run, images, tmp_path, capsys):
     assert spherenet("export", run, tmp_path / "model") == 0
     card = (tmp_path / "model" / "README.md").read_text()
     assert "mnist5k" in card
     capsys.readouterr()
-    answers = []
+    predictions = []
     for source in (run, tmp_path / "model"):
-        assert spherenet("predict", *pictures, "--run", source, "--json") == 0
-        answers.append(json.loads(capsys.readouterr().out))
-    assert answers[0] == answers[1]
+        assert spherenet("predict", *images, "--run", source, "--json") == 0
+        predictions.append(json.loads(capsys.readouterr().out))
+    assert predictions[0] == predictions[1]
     assert (
         spherenet("train", *TINY, "--iterations", 1, "--init-from", tmp_path / "model", "--output", tmp_path / "run")
         == 0
@@ -85,7 +85,7 @@ def test_an_exported_folder_predicts_the_same(run, pictures, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("suffix", [".pt2", ".ts", ".onnx"])
-def test_exported_files(run, tmp_path, capsys, suffix):
+def test_export_writes_files_and_overwrites_on_request(run, tmp_path, capsys, suffix):
     target = tmp_path / f"digits{suffix}"
     assert spherenet("export", run, target) == 0
     assert str(target) in capsys.readouterr().out
@@ -103,10 +103,10 @@ def test_report_prints_a_table_and_writes_a_page(run, tmp_path, capsys):
     page = (tmp_path / "page.html").read_text()
     assert "Digits &lt;b&gt;" in page
     assert "Plotly.react" in page
-    assert "http" not in page.split("<script>")[0]  # nothing is fetched
+    assert "http" not in page.split("<script>")[0]  # nothing is loaded from the network
 
 
-def test_a_page_shows_hostile_names_as_text(run, tmp_path):
+def test_page_shows_hostile_names_as_text(run, tmp_path):
     import shutil
 
     evil = tmp_path / "<script>alert(1)<"
@@ -115,46 +115,46 @@ def test_a_page_shows_hostile_names_as_text(run, tmp_path):
     assert "<script>alert" not in (tmp_path / "page.html").read_text()
 
 
-def test_doctor(run, tmp_path, capsys):
+def test_doctor_finds_corrupt_files(run, tmp_path, capsys):
     import shutil
 
     assert spherenet("doctor", run) == 0
     assert "BAD" not in capsys.readouterr().out
-    ill = tmp_path / "ill"
-    shutil.copytree(run, ill)
-    weights = next((ill / "checkpoints").glob("step-*")) / "model.safetensors"
+    corrupt = tmp_path / "corrupt"
+    shutil.copytree(run, corrupt)
+    weights = next((corrupt / "checkpoints").glob("step-*")) / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
-    (ill / "metrics.jsonl").write_text("nonsense\n")
-    (ill / ".writing-1-x").write_text("")
-    assert spherenet("doctor", ill, "--json") == 1
-    bad = {finding["part"].split("/")[0] for finding in json.loads(capsys.readouterr().out) if not finding["good"]}
+    (corrupt / "metrics.jsonl").write_text("nonsense\n")
+    (corrupt / ".writing-1-x").write_text("")
+    assert spherenet("doctor", corrupt, "--json") == 1
+    bad = {finding["name"].split("/")[0] for finding in json.loads(capsys.readouterr().out) if not finding["valid"]}
     assert bad == {"metrics.jsonl", "checkpoints"}
 
 
 WRONG = {
-    "evaluate nothing": (["evaluate", "nowhere"], "nowhere is not a folder"),
-    "evaluate what is no run": (["evaluate", "{tmp}"], "is not a run"),
-    "evaluate a batch of none": (["evaluate", "{run}", "--batch-size", "0"], "--batch-size must be at least 1"),
-    "evaluate elsewhere": (["evaluate", "{run}", "--device", "gpu"], "device 'gpu' is not available here"),
-    "draw a text": (["evaluate", "{run}", "--picture", "{tmp}/x.txt"], "--picture must end in one of"),
-    "predict nothing": (["predict", "{tmp}/nothing.png", "--run", "{run}"], "nothing.png"),
-    "predict a text": (["predict", "{tmp}/text.png", "--run", "{run}"], "text.png"),
-    "predict without classes": (
+    "evaluate missing folder": (["evaluate", "nowhere"], "nowhere is not a folder"),
+    "evaluate folder without run": (["evaluate", "{tmp}"], "is not a run"),
+    "evaluate empty batches": (["evaluate", "{run}", "--batch-size", "0"], "--batch-size must be at least 1"),
+    "evaluate on missing device": (["evaluate", "{run}", "--device", "gpu"], "device 'gpu' is not available here"),
+    "draw to text file": (["evaluate", "{run}", "--image", "{tmp}/x.txt"], "--image must end in one of"),
+    "predict missing file": (["predict", "{tmp}/nothing.png", "--run", "{run}"], "nothing.png"),
+    "predict text file": (["predict", "{tmp}/text.png", "--run", "{run}"], "text.png"),
+    "predict zero classes": (
         ["predict", "{tmp}/text.png", "--run", "{run}", "--top", "0"],
         "--top must be at least 1",
     ),
-    "predict with nothing": (["predict", "x.png", "--run", "{tmp}"], "is not a run"),
-    "export to something": (["export", "{run}", "{tmp}/model.tflite"], ".onnx"),
-    "export over something": (["export", "{run}", "{tmp}"], ""),
-    "report nothing": (["report", "{tmp}"], "is not a run"),
-    "report as text": (["report", "{run}", "-o", "x.txt"], "--output must end in .html"),
-    "doctor of nothing": (["doctor", "nowhere"], "nowhere is not a folder"),
+    "predict without model": (["predict", "x.png", "--run", "{tmp}"], "is not a run"),
+    "export unknown format": (["export", "{run}", "{tmp}/model.tflite"], ".onnx"),
+    "export over folder": (["export", "{run}", "{tmp}"], ""),
+    "report without run": (["report", "{tmp}"], "is not a run"),
+    "report to text file": (["report", "{run}", "-o", "x.txt"], "--output must end in .html"),
+    "doctor of missing folder": (["doctor", "nowhere"], "nowhere is not a folder"),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_input_is_one_sentence_and_code_2(case, run, tmp_path, capsys):
-    (tmp_path / "text.png").write_text("no picture")
+def test_wrong_input_is_one_sentence_with_exit_code_2(case, run, tmp_path, capsys):
+    (tmp_path / "text.png").write_text("not an image")
     arguments, message = WRONG[case]
     assert spherenet(*(argument.format(run=run, tmp=tmp_path) for argument in arguments)) == 2
     said = capsys.readouterr()
@@ -163,14 +163,14 @@ def test_wrong_input_is_one_sentence_and_code_2(case, run, tmp_path, capsys):
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["text.png"]
 
 
-def test_a_damaged_best_checkpoint_is_named(run, tmp_path, capsys):
+def test_corrupt_best_checkpoint_is_named(run, tmp_path, capsys):
     import shutil
 
-    ill = tmp_path / "ill"
-    shutil.copytree(run, ill)
-    for state in ill.glob("checkpoints/best-*/state.json"):
+    corrupt = tmp_path / "corrupt"
+    shutil.copytree(run, corrupt)
+    for state in corrupt.glob("checkpoints/best-*/state.json"):
         state.write_text("{}")
-    assert spherenet("evaluate", ill) == 2
+    assert spherenet("evaluate", corrupt) == 2
     said = capsys.readouterr().err
-    assert "state.json is damaged" in said
+    assert "state.json is corrupt" in said
     assert one_sentence(said)

@@ -1,4 +1,4 @@
-"""`spherenet theory` as a user meets it: every name, its JSON and its figure, wrong input."""
+"""`spherenet theory`: JSON and figure of every demonstration, wrong input."""
 
 import json
 import subprocess
@@ -9,25 +9,19 @@ import pytest
 from PIL import Image
 
 from command_line import one_sentence, spherenet
-from spherenet.cli.main import VERBS
-from spherenet.theory import spectra as twins
+from spherenet.theory import spectra as spectra_module
 from spherenet.theory.spectra import spectrum
 
-NAMES = ["conditioning", "phase", "operators", "features", "colour"]
-
-
-@pytest.fixture(autouse=True)
-def verb(monkeypatch):
-    monkeypatch.setitem(VERBS, "theory", "the paper's arguments, computed and drawn")
+NAMES = ["conditioning", "phase", "operators", "features", "color"]
 
 
 @pytest.fixture
 def small(monkeypatch):
-    """Spectra of networks in seconds."""
-    monkeypatch.setattr(twins, "MEASURED_DIGITS", 8)
-    monkeypatch.setattr(twins, "PROBES", 1)
-    monkeypatch.setattr(twins, "spectrum", partial(spectrum, steps=8))
-    monkeypatch.setattr(twins, "SCALES", (1.0, 4.0, 16.0))
+    """Reduce the work for spectra of networks to seconds."""
+    monkeypatch.setattr(spectra_module, "MEASURED_DIGITS", 8)
+    monkeypatch.setattr(spectra_module, "PROBES", 1)
+    monkeypatch.setattr(spectra_module, "spectrum", partial(spectrum, steps=8))
+    monkeypatch.setattr(spectra_module, "SCALES", (1.0, 4.0, 16.0))
 
 
 @pytest.fixture
@@ -43,12 +37,12 @@ def options(name, photo):
         "phase": ["phase", photo],
         "operators": ["operators", "--m", "3"],
         "features": ["features", "--iterations", "2"],
-        "colour": ["colour"],
+        "color": ["color"],
     }[name]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_json_and_figure(name, photo, tmp_path, capsys):
+def test_json_and_figure_are_written(name, photo, tmp_path, capsys):
     figure = tmp_path / f"{name}.png"
     assert spherenet("theory", *options(name, photo), "--json", "-o", figure) == 0
     shown = capsys.readouterr()
@@ -58,8 +52,8 @@ def test_json_and_figure(name, photo, tmp_path, capsys):
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([f"{name}.png", "photo.png"])
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "features"])  # whose table has its own test
-def test_table(name, photo, tmp_path, capsys):
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "features"])  # tested elsewhere: it takes longer
+def test_table_is_printed(name, photo, tmp_path, capsys):
     assert spherenet("theory", *options(name, photo)) == 0
     heading = {"conditioning": "exponent", "phase": "correlation", "operators": "saddle"}
     assert heading.get(name, "brightness") in capsys.readouterr().out
@@ -67,10 +61,10 @@ def test_table(name, photo, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_help_has_examples_and_needs_no_torch(name):
+def test_help_has_examples_and_does_not_import_torch(name):
     code = (
-        "import sys; from spherenet.cli.theory import parser\n"
-        f"try: parser().parse_args([{name!r}, '--help'])\n"
+        "import sys; from spherenet.cli.theory import theory_parser\n"
+        f"try: theory_parser().parse_args([{name!r}, '--help'])\n"
         "except SystemExit: sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -79,16 +73,16 @@ def test_help_has_examples_and_needs_no_torch(name):
     assert f"examples:\n  spherenet theory {name}" in shown.stdout
 
 
-def test_help_lists_the_names(capsys):
+def test_help_lists_demonstrations(capsys):
     assert spherenet("theory", "--help") == 0
     shown = capsys.readouterr().out
     assert all(name in shown for name in NAMES)
 
 
-def test_conditioning_prints_exponents_beside_the_claims(capsys):
+def test_conditioning_prints_exponents_and_claims(capsys):
     assert spherenet("theory", "conditioning", "--steps", "0", "--depths", "4", "--json") == 0
     result = json.loads(capsys.readouterr().out)
-    assert [curve["case"] for curve in result["matrices"]] == ["G", "G_S, raw", "G_S, renormalised"]
+    assert [curve["case"] for curve in result["matrices"]] == ["G", "G_S, raw", "G_S, renormalized"]
     for curve in result["matrices"] + result["depth"]:
         assert curve["exponent"] == pytest.approx(curve["expected"], abs=0.1)
     assert [curve["paper"] for curve in result["matrices"]] == ["≥ 2", "0", "0"]
@@ -96,12 +90,12 @@ def test_conditioning_prints_exponents_beside_the_claims(capsys):
     assert result["networks"] is None
 
 
-def test_conditioning_of_networks(small, tmp_path, capsys):
+def test_conditioning_includes_networks(small, tmp_path, capsys):
     figure = tmp_path / "conditioning.svg"
     arguments = ["--steps", "1", "--depths", "2", "--c", "1", "2", "4", "--operator", "sigmoid", "-o", figure]
     assert spherenet("theory", "conditioning", *arguments) == 0
     shown = capsys.readouterr().out
-    assert "SphereNet, renormalised" in shown
+    assert "SphereNet, renormalized" in shown
     assert "without BatchNorm" in shown
     assert str(figure) in shown
     assert figure.read_bytes().startswith(b"<?xml")
@@ -110,37 +104,37 @@ def test_conditioning_of_networks(small, tmp_path, capsys):
 WRONG = {
     "name": (["phse"], "invalid choice: 'phse'"),
     "no name": ([], "required: NAME"),
-    "option": (["colour", "--opertor", "linear"], "unrecognized arguments"),
-    "suffix": (["colour", "-o", "figure.jpg"], "--output must end in .png, .svg or .pdf, got 'figure.jpg'"),
-    "folder": (["colour", "-o", "nowhere/figure.png"], "--output must lie in a folder that exists"),
-    "seed": (["colour", "--seed", "-1"], "--seed must be from 0"),
-    "large seed": (["colour", "--seed", str(2**70)], "--seed must be from 0"),
-    "operator": (["colour", "--operator", "cos"], "--operator must be one of"),
-    "k above n": (["conditioning", "--n", "2"], "k must be from 2 to min(n, m), which is 2, got 3"),
-    "c": (["conditioning", "--c", "2", "4", "0"], "c must be finite and greater than 0, got 0"),
+    "option": (["color", "--opertor", "linear"], "unknown option --opertor, did you mean --operator?"),
+    "suffix": (["color", "-o", "figure.jpg"], "--output must end in .png, .svg or .pdf, got 'figure.jpg'"),
+    "folder": (["color", "-o", "nowhere/figure.png"], "--output must be in an existing folder"),
+    "seed": (["color", "--seed", "-1"], "--seed must be from 0"),
+    "large seed": (["color", "--seed", str(2**70)], f"--seed must be below 2^63 in magnitude, got {2**70}"),
+    "operator": (["color", "--operator", "cos"], "--operator must be one of"),
+    "k above n": (["conditioning", "--n", "2"], "--k must be from 2 to min(n, m), which is 2, got 3"),
+    "c": (["conditioning", "--c", "2", "4", "0"], "--c must be finite and greater than 0, got 0"),
     "one c": (["conditioning", "--c", "2"], "two different values"),
-    "depth": (["conditioning", "--depths", "1"], "depths must be at least 2, got 1"),
+    "depth": (["conditioning", "--depths", "1"], "--depths must be at least 2, got 1"),
     "steps": (["conditioning", "--steps", "-1"], "--steps must be at least 0, got -1"),
     "sphere": (["conditioning", "--operator", "none"], "--operator must be one of"),
-    "margin": (["operators", "--m", "1"], "m must be a whole number of at least 2, got 1"),
-    "k": (["operators", "--k", "0"], "k must be greater than 0"),
+    "margin": (["operators", "--m", "1"], "--m must be a whole number of at least 2, got 1"),
+    "k": (["operators", "--k", "0"], "--k must be greater than 0"),
     "iterations": (["features", "--iterations", "0"], "--iterations must be at least 1, got 0"),
-    "feature margin": (["features", "--m", "0.5"], "m must be at least 1, got 0.5"),
-    "missing picture": (["phase", "nowhere.png"], "nowhere.png"),
-    "no picture": (["phase", "text.png", "-o", "figure.png"], "text.png"),
-    "one colour": (["phase", "grey.png", "-o", "figure.png"], "single colour"),
+    "feature margin": (["features", "--m", "0.5"], "--m must be at least 1, got 0.5"),
+    "missing image": (["phase", "nowhere.png"], "nowhere.png"),
+    "not an image": (["phase", "text.png", "-o", "figure.png"], "text.png"),
+    "one color": (["phase", "gray.png", "-o", "figure.png"], "single color"),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_input_is_one_sentence_and_code_2(case, tmp_path, monkeypatch, capsys):
+def test_wrong_input_is_one_sentence_with_exit_code_2(case, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "text.png").write_text("not a picture")
-    Image.new("L", (8, 8), 99).save("grey.png")
+    (tmp_path / "text.png").write_text("not an image")
+    Image.new("L", (8, 8), 99).save("gray.png")
     arguments, message = WRONG[case]
     assert spherenet("theory", *arguments) == 2
     shown = capsys.readouterr()
     assert message in shown.err
     assert one_sentence(shown.err)
     assert shown.out == ""
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["grey.png", "text.png"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["gray.png", "text.png"]

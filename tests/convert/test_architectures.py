@@ -1,4 +1,4 @@
-"""VGG- and GoogLeNet-style networks, which the paper names, made spherical by the converter."""
+"""Conversion of VGG and GoogLeNet, which the paper mentions, with training and conversion back."""
 
 import pytest
 import torch
@@ -43,7 +43,7 @@ class ConvNormReLU(nn.Module):
 
 
 class Inception(nn.Module):
-    """Four branches, concatenated."""
+    """Concatenation of four branches."""
 
     def __init__(self, channels: int, width: int) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Auxiliary(nn.Module):
 
 
 class GoogLeNet(nn.Module):
-    """Inception modules with an auxiliary classifier that speaks in training only."""
+    """Inception modules with an auxiliary classifier that is used in training only."""
 
     def __init__(self, classes: int = 5) -> None:
         super().__init__()
@@ -96,14 +96,14 @@ NETWORKS = {
 @pytest.mark.parametrize("drop_batch_norm", [False, True])
 @pytest.mark.parametrize("operator", ["cosine", "learnable"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_they_train_and_answer(name, operator, drop_batch_norm):
+def test_converted_network_trains_and_evaluates(name, operator, drop_batch_norm):
     make, plain = NETWORKS[name]
     model = make()
     sphere = to_sphere(model, operator, drop_batch_norm=drop_batch_norm)
-    left = [
+    left_plain = [
         n for n, m in sphere.named_modules() if isinstance(m, (nn.Conv2d, nn.Linear)) and not isinstance(m, SphereLayer)
     ]
-    assert left == plain
+    assert left_plain == plain
     weights = dict(model.named_parameters())
     for key, value in sphere.named_parameters():
         if key in weights:
@@ -129,7 +129,7 @@ def test_they_train_and_answer(name, operator, drop_batch_norm):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_they_come_back(name):
+def test_to_plain_restores_outputs_exactly(name):
     model = NETWORKS[name][0]().eval()
     back = to_plain(to_sphere(model))
     x = torch.randn(2, 3, 16, 16)
@@ -138,8 +138,8 @@ def test_they_come_back(name):
     assert list(back.state_dict()) == list(model.state_dict())
 
 
-def test_brightness_no_longer_matters_in_a_vgg_without_bias():
-    """What the conversion is for: scaling an image leaves the answers as they are (SPEC 1 (9)), up to eps."""
+def test_converted_vgg_without_bias_ignores_image_scale():
+    """Scaling an image leaves all angles and so the scores unchanged, up to eps."""
     model = VGG(batch_norm=True).eval()
     sphere = to_sphere(model, "cosine", eps=1e-9)
     x = torch.rand(2, 3, 16, 16) + 0.5
@@ -147,7 +147,7 @@ def test_brightness_no_longer_matters_in_a_vgg_without_bias():
     assert (model(3 * x) - model(x)).abs().max() > 1e-3
 
 
-def test_the_summary_of_a_googlenet():
+def test_summary_of_googlenet():
     summary = sphere_summary(to_sphere(GoogLeNet(), drop_batch_norm=True))
     assert summary.count("sphere") == 1 + 2 * 6 + 1 + 1
     assert summary.count("dropped") == 1 + 2 * 6 + 1

@@ -1,4 +1,4 @@
-"""Models that others wrote, small and with random weights: transformers, monai, torch's own. No network is touched."""
+"""Small models of transformers, monai and torch with random weights, created without downloads."""
 
 import pytest
 import torch
@@ -80,7 +80,7 @@ MODELS = {
 
 def scores(model, inputs):
     out = model(inputs)
-    if not isinstance(out, torch.Tensor):  # an output object of transformers
+    if not isinstance(out, torch.Tensor):  # an output object of the transformers library
         out = out.logits if "logits" in out else out.last_hidden_state
     return out
 
@@ -90,14 +90,14 @@ def example(shape):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_public_models_convert_train_and_come_back(name):
+def test_public_models_convert_train_and_revert(name):
     make, shape, plain = MODELS[name]
     model = make()
     inputs = example(shape)
     expected_shape = scores(model.eval(), inputs).shape
     before = {key: value.clone() for key, value in model.state_dict().items()}
 
-    sphere = to_sphere(model, "learnable", k=0.5)
+    sphere = to_sphere(model, "learnable", k=0.5, shortcuts=True)
     layers = {n: m for n, m in sphere.named_modules() if isinstance(m, LAYERS)}
     assert [n for n, m in layers.items() if not isinstance(m, SphereLayer)] == plain
     assert len(layers) > len(plain)
@@ -115,19 +115,19 @@ def test_public_models_convert_train_and_come_back(name):
     assert out.isfinite().all()
     out = scores(sphere.train(), inputs)
     out.float().square().mean().backward()
-    trained = [layer for layer in layers.values() if isinstance(layer, SphereLayer)]
-    assert all(layer.weight.grad.isfinite().all() for layer in trained)
-    assert any(layer.weight.grad.abs().max() > 0 for layer in trained)
+    sphere_layers = [layer for layer in layers.values() if isinstance(layer, SphereLayer)]
+    assert all(layer.weight.grad.isfinite().all() for layer in sphere_layers)
+    assert any(layer.weight.grad.abs().max() > 0 for layer in sphere_layers)
 
-    back = to_plain(to_sphere(model)).eval()
+    back = to_plain(to_sphere(model, shortcuts=True)).eval()
     assert list(back.state_dict()) == list(before)
     torch.testing.assert_close(scores(back, inputs), scores(model, inputs), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", ["resnet", "mobilenet v2", "3-d unet", "densenet"])
-def test_public_models_without_batch_norm(name):
+def test_drop_batch_norm_on_public_models(name):
     make, shape, _ = MODELS[name]
-    sphere = to_sphere(make(), drop_batch_norm=True, rescale="learned")
+    sphere = to_sphere(make(), drop_batch_norm=True, rescale="learned", shortcuts=True)
     summary = sphere_summary(sphere)
     assert summary.count("dropped") >= 2
     assert all("dropped after" in row.reason for row in summary if row.kind == "dropped")
@@ -138,13 +138,13 @@ def test_public_models_without_batch_norm(name):
     assert scores(sphere.eval(), inputs).isfinite().all()
 
 
-def test_everything_on_request():
+def test_attention_and_classifier_convert_on_request():
     sphere = to_sphere(MODELS["vit"][0](), attention=True, classifier=True)
     assert all(isinstance(m, SphereLayer) for m in sphere.modules() if isinstance(m, LAYERS))
     assert scores(sphere, torch.randn(IMAGES)).shape == (2, 5)
 
 
-def test_tied_words_of_a_language_model():
+def test_tied_embedding_of_a_language_model():
     for classifier in (False, True):
         sphere = to_sphere(MODELS["bert"][0](), classifier=classifier)
         decoder = sphere.cls.predictions.decoder
@@ -152,8 +152,8 @@ def test_tied_words_of_a_language_model():
         assert decoder.weight is sphere.bert.embeddings.word_embeddings.weight
 
 
-def test_shortcuts_of_a_residual_network():
-    sphere = to_sphere(MODELS["resnet"][0](), shortcuts=False)
+def test_shortcuts_of_a_residual_network_stay_plain_by_default():
+    sphere = to_sphere(MODELS["resnet"][0]())
     shortcuts = [row.name for row in sphere_summary(sphere) if row.reason == "shortcut"]
     assert shortcuts
     assert all("shortcut" in name for name in shortcuts)

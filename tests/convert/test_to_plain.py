@@ -1,4 +1,4 @@
-"""There and back: a converted model becomes torch's again with the weights that it has by then."""
+"""`to_plain` restores the original model with its current weights."""
 
 import pytest
 import torch
@@ -27,20 +27,20 @@ class Residual(nn.Module):
 @pytest.mark.parametrize("inplace", [False, True])
 @pytest.mark.parametrize("operator", ["linear", "cosine", "sigmoid", "learnable"])
 @pytest.mark.parametrize("rescale", [None, "learned", (2.0, 0.0)], ids=str)
-def test_a_model_comes_back_as_it_was(operator, rescale, inplace):
+def test_to_plain_inverts_to_sphere(operator, rescale, inplace):
     model = Residual()
-    twin = Residual()
-    twin.load_state_dict(model.state_dict())
+    original = Residual()
+    original.load_state_dict(model.state_dict())
     layers, parameters = list(model.modules()), [id(p) for p in model.parameters()]
     x = torch.randn(2, 3, 8, 8)
-    expected = twin(x)
+    expected = original(x)
     back = to_plain(to_sphere(model, operator, rescale=rescale, inplace=inplace), inplace=inplace)
     assert (back is model) == inplace
-    assert repr(back) == repr(twin)
+    assert repr(back) == repr(original)
     state = back.state_dict()
-    assert list(state) == list(twin.state_dict())
-    fresh = Residual().state_dict()  # the forward above moved the twin's statistics
-    for name, value in twin.state_dict().items():
+    assert list(state) == list(original.state_dict())
+    fresh = Residual().state_dict()  # the forward above changed the running statistics
+    for name, value in original.state_dict().items():
         torch.testing.assert_close(state[name], fresh[name] if "running" in name or "num_" in name else value)
     torch.testing.assert_close(back(x), expected, rtol=0, atol=0)
     if inplace:
@@ -48,25 +48,25 @@ def test_a_model_comes_back_as_it_was(operator, rescale, inplace):
         assert [id(p) for p in back.parameters()] == parameters
 
 
-def test_the_layers_are_torchs_in_every_way():
+def test_restored_layers_have_the_attributes_of_torch_layers():
     back = to_plain(to_sphere(Residual(), "learnable", rescale="learned"))
     fresh = Residual()
     for module, expected in zip(back.modules(), fresh.modules(), strict=True):
         assert type(module) is type(expected)
-        assert set(vars(module)) - {"_spherenet_note"} == set(vars(expected))
+        assert set(vars(module)) - {"_spherenet_reason"} == set(vars(expected))
 
 
-def test_trained_weights_come_back():
+def test_trained_weights_are_kept():
     sphere = to_sphere(Residual(), "learnable")
     optimizer = torch.optim.SGD(sphere.parameters(), lr=0.1)
     sphere(torch.randn(2, 3, 8, 8)).square().sum().backward()
     optimizer.step()
     back = to_plain(sphere)
     torch.testing.assert_close(back.conv.weight, sphere.conv.weight, rtol=0, atol=0)
-    assert isinstance(sphere.conv, SphereLayer)  # the copy left it alone
+    assert isinstance(sphere.conv, SphereLayer)  # to_plain converted a copy
 
 
-def test_a_network_of_the_paper_becomes_its_cnn_twin():
+def test_sphere_network_becomes_its_cnn_twin():
     options = {"widths": (4, 6, 8), "input_size": 16}
     sphere = sn.create_model("cnn-9", operator="learnable", rescale="learned", **options)
     cnn = sn.create_model("cnn-9", operator=None, **options)
@@ -76,7 +76,7 @@ def test_a_network_of_the_paper_becomes_its_cnn_twin():
     torch.testing.assert_close(plain.eval()(x), cnn.eval()(x), rtol=0, atol=0)
 
 
-def test_plain_models_and_dropped_batch_norms():
+def test_plain_models_are_unchanged_and_dropped_batch_norms_not_restored():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1))
     assert repr(to_plain(model)) == repr(model)
     back = to_plain(to_sphere(model, drop_batch_norm=True))
@@ -91,14 +91,14 @@ def test_lazy_layers_stay_lazy():
     assert [type(m) for m in back] == [nn.Conv1d, nn.Conv1d]
 
 
-def test_again_with_another_operator():
+def test_conversion_to_another_operator():
     sphere = to_sphere(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), "cosine")
-    again = to_sphere(to_plain(sphere), "linear")
-    assert again[0].operator == "linear"
-    torch.testing.assert_close(again[0].weight, sphere[0].weight, rtol=0, atol=0)
+    linear = to_sphere(to_plain(sphere), "linear")
+    assert linear[0].operator == "linear"
+    torch.testing.assert_close(linear[0].weight, sphere[0].weight, rtol=0, atol=0)
 
 
-def test_a_shared_k_goes_from_every_layer():
+def test_shared_k_is_removed_from_every_layer():
     sphere = to_sphere(
         nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4)), "learnable", k_sharing="network", classifier=True
     )

@@ -1,4 +1,4 @@
-"""Flips and crops of a batch: against one picture at a time, and the same in whatever company."""
+"""Flips and crops of a batch: equal to one image at a time and independent of the batch."""
 
 import json
 from dataclasses import asdict
@@ -19,76 +19,76 @@ CASES = {
 }
 
 
-def slow(picture, index, augmentation, seed, epoch):
-    """Flip and crop one picture [H, W, C], pixel by pixel."""
+def augment_one(image, index, augmentation, seed, epoch):
+    """Flip and crop one image [H, W, C], pixel by pixel."""
 
     def number(purpose, below):
         return int(draw(seed, epoch, torch.tensor([index]), purpose, below))
 
     padding = augmentation.crop_padding
-    height, width, _ = picture.shape
+    height, width, _ = image.shape
     top = number(Purpose.PADDED_CROP_TOP, 2 * padding + 1) - padding
     left = number(Purpose.PADDED_CROP_LEFT, 2 * padding + 1) - padding
-    cut = torch.zeros_like(picture)
+    output = torch.zeros_like(image)
     for y in range(height):
         for x in range(width):
             if 0 <= y + top < height and 0 <= x + left < width:
-                cut[y, x] = picture[y + top, x + left]
+                output[y, x] = image[y + top, x + left]
     if augmentation.vertical_flip and number(Purpose.VERTICAL_FLIP, 2):
-        cut = cut.flip(0)
+        output = output.flip(0)
     if augmentation.horizontal_flip and number(Purpose.HORIZONTAL_FLIP, 2):
-        cut = cut.flip(1)
-    return cut
+        output = output.flip(1)
+    return output
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("shape", [(8, 8, 3), (7, 10, 1)])
-def test_equals_one_picture_at_a_time(case, shape):
-    pictures = torch.randint(0, 256, (24, *shape), dtype=torch.uint8)
+def test_batch_equals_one_image_at_a_time(case, shape):
+    images = torch.randint(0, 256, (24, *shape), dtype=torch.uint8)
     indices = torch.randperm(1000)[:24]
-    fast = augment(pictures, indices, CASES[case], seed=3, epoch=5)
-    expected = [slow(picture, int(index), CASES[case], 3, 5) for picture, index in zip(pictures, indices, strict=True)]
+    fast = augment(images, indices, CASES[case], seed=3, epoch=5)
+    expected = [augment_one(image, int(index), CASES[case], 3, 5) for image, index in zip(images, indices, strict=True)]
     assert torch.equal(fast, torch.stack(expected))
     if case != "none":
-        assert not torch.equal(fast, pictures)
+        assert not torch.equal(fast, images)
 
 
 @pytest.fixture(scope="module")
 def split():
     generator = torch.Generator().manual_seed(0)
-    pictures = torch.randint(0, 256, (50, 8, 8, 3), dtype=torch.uint8, generator=generator)
-    return TensorSplit(pictures, torch.arange(50) % 5, Preprocessing.standard((8, 8), 3))
+    images = torch.randint(0, 256, (50, 8, 8, 3), dtype=torch.uint8, generator=generator)
+    return TensorSplit(images, torch.arange(50) % 5, Preprocessing.standard((8, 8), 3))
 
 
-def test_depends_on_seed_epoch_and_index_alone(split, collect):
+def test_augmentation_depends_only_on_seed_epoch_and_index(split, collect):
     augmentation = CASES["all"]
-    whole = collect(split, list(range(50)), epoch=2, augmentation=augmentation, seed=7)[0]
+    together = collect(split, list(range(50)), epoch=2, augmentation=augmentation, seed=7)[0]
     shuffled = torch.randperm(50).tolist()
-    pieces = collect(split, shuffled[:1], shuffled[1:20], shuffled[20:], epoch=2, augmentation=augmentation, seed=7)
-    images = torch.cat([batch.images for batch in pieces])
-    assert torch.equal(images, whole.images[torch.tensor(shuffled)])
+    batches = collect(split, shuffled[:1], shuffled[1:20], shuffled[20:], epoch=2, augmentation=augmentation, seed=7)
+    images = torch.cat([batch.images for batch in batches])
+    assert torch.equal(images, together.images[torch.tensor(shuffled)])
     for other in ({"epoch": 3, "seed": 7}, {"epoch": 2, "seed": 8}):
         changed = collect(split, list(range(50)), augmentation=augmentation, **other)[0]
-        assert (changed.images != whole.images).flatten(1).any(1).double().mean() > 0.9
+        assert (changed.images != together.images).flatten(1).any(1).double().mean() > 0.9
 
 
-def test_a_subset_counts_anew(split, collect):
+def test_subset_is_numbered_from_zero(split, collect):
     chosen = torch.tensor([40, 3, 17])
     batch = collect(split.subset(chosen), [0, 2], augmentation=CASES["all"], seed=1)[0]
-    expected = [slow(split._pictures[torch.device("cpu")][position], index, CASES["all"], 1, 0)
+    expected = [augment_one(split._images[torch.device("cpu")][position], index, CASES["all"], 1, 0)
                 for index, position in ((0, 40), (2, 17))]  # fmt: skip
     assert torch.equal(batch.images.permute(0, 2, 3, 1), (torch.stack(expected).float() - 127.5) / 128)
     assert batch.indices.tolist() == [0, 2]
     assert batch.labels.tolist() == [0, 2]
 
 
-def test_an_empty_batch(split, collect):
+def test_empty_batch_has_shape_zero(split, collect):
     batch = collect(split, [], augmentation=CASES["all"])[0]
     assert batch.images.shape == (0, 3, 8, 8)
     assert batch.labels.shape == batch.indices.shape == (0,)
 
 
-def test_the_named_ones_are_the_papers():
+def test_named_augmentations_are_those_of_the_paper():
     assert AUGMENTATIONS[default_augmentation("cifar10")] == Augmentation(horizontal_flip=True)
     assert AUGMENTATIONS[default_augmentation("cifar100")] == Augmentation(True, True, crop_padding=4)
     assert AUGMENTATIONS[default_augmentation("folder")] == Augmentation(horizontal_flip=True, random_crop=True)
@@ -103,11 +103,11 @@ def test_the_named_ones_are_the_papers():
     [
         ({"horizontal_flip": 1}, "horizontal_flip must be true or false, got 1"),
         ({"random_crop": "yes"}, "random_crop must be true or false, got 'yes'"),
-        ({"crop_padding": -1}, "crop_padding must be a whole number from 0 to 512, got -1"),
-        ({"crop_padding": 1.5}, "crop_padding must be a whole number from 0 to 512, got 1.5"),
-        ({"crop_padding": True}, "crop_padding must be a whole number"),
+        ({"crop_padding": -1}, "crop_padding must be an integer from 0 to 512, got -1"),
+        ({"crop_padding": 1.5}, "crop_padding must be an integer from 0 to 512, got 1.5"),
+        ({"crop_padding": True}, "crop_padding must be an integer"),
     ],
 )
-def test_wrong_values_are_named(wrong, message):
+def test_wrong_value_is_refused(wrong, message):
     with pytest.raises((TypeError, ValueError), match=message):
         Augmentation(**wrong)

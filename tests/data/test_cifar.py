@@ -1,4 +1,4 @@
-"""CIFAR in every official form: all read the same, and whatever is wrong with one is named."""
+"""CIFAR in every official layout: all give the same data, and errors name the file."""
 
 import os
 import pickle
@@ -10,19 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from spherenet.data import load_dataset
-from spherenet.data import registry as catalogue
-from spherenet.data.cifar import CIFAR10, CIFAR100, find_cifar, read_cifar
+from spherenet.data import DATASETS, load_dataset
+from spherenet.data.cifar import CIFAR10, CIFAR100, cifar_info, find_cifar, read_cifar
 from spherenet.errors import DataError
 
-FORMS = ["bin", "py", "py2", "py4", "py5", "bin.tar.gz", "py.tar.gz", "py4.tar.gz"]
+LAYOUTS = ["bin", "py", "py2", "py4", "py5", "bin.tar.gz", "py.tar.gz", "py4.tar.gz"]
 
 
 def read(tiny, root):
     return read_cifar(tiny.form, find_cifar(tiny.form, root))
 
 
-def test_the_official_numbers():
+def test_official_counts_and_classes():
     assert sum(CIFAR10.train.values()) == sum(CIFAR100.train.values()) == 50_000
     assert sum(CIFAR10.test.values()) == sum(CIFAR100.test.values()) == 10_000
     assert len(set(CIFAR10.classes)) == 10
@@ -32,108 +31,118 @@ def test_the_official_numbers():
     assert CIFAR100.url.startswith("https://")
 
 
-@pytest.mark.parametrize("kind", FORMS)
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
-def test_every_form_reads_the_same(tmp_path, request, name, kind):
+def test_every_layout_gives_the_same_data(tmp_path, request, name, layout):
     tiny = request.getfixturevalue(name)
-    tiny.write(tmp_path, kind)
+    tiny.write(tmp_path, layout)
     train, test = read(tiny, tmp_path)
-    assert np.array_equal(np.concatenate([train.pictures, test.pictures]), tiny.pictures)
+    assert np.array_equal(np.concatenate([train.images, test.images]), tiny.images)
     assert np.array_equal(np.concatenate([train.labels, test.labels]), tiny.labels)
-    assert len(train.labels) == tiny.trained
-    assert train.pictures.dtype == torch.uint8
-    assert train.pictures.is_contiguous()
+    assert len(train.labels) == tiny.train_count
+    assert train.images.dtype == torch.uint8
+    assert train.images.is_contiguous()
     assert train.labels.dtype == torch.int64
 
 
-def test_our_python_2_pickle_is_one(cifar100):
+def test_python2_pickle_is_valid(cifar100):
     data = cifar100.pickled_files()["train"]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # numpy's modules have other names since
+        warnings.simplefilter("ignore")  # numpy has renamed its modules
         batch = pickle.loads(data, encoding="bytes")
     assert sorted(batch) == [b"batch_label", b"coarse_labels", b"data", b"filenames", b"fine_labels"]
     assert batch[b"data"].shape == (120, 3072)
 
 
-def test_the_folder_itself_may_be_named(tmp_path, cifar10):
+def test_data_dir_may_be_the_binary_or_python_folder(tmp_path, cifar10):
     cifar10.write(tmp_path, "bin")
     cifar10.write(tmp_path, "py")
     for folder in (cifar10.form.binary_folder, cifar10.form.python_folder):
         train, _ = read(cifar10, tmp_path / folder)
-        assert np.array_equal(train.pictures, cifar10.pictures[: cifar10.trained])
+        assert np.array_equal(train.images, cifar10.images[: cifar10.train_count])
 
 
-def test_the_binary_folder_comes_first(tmp_path, cifar10):
-    for kind in ("py.tar.gz", "bin.tar.gz", "py", "bin"):
-        cifar10.write(tmp_path, kind)
-        found = find_cifar(cifar10.form, tmp_path)
-    assert found.path == tmp_path / cifar10.form.binary_folder
+def test_binary_folder_is_preferred(tmp_path, cifar10):
+    for layout in ("py.tar.gz", "bin.tar.gz", "py", "bin"):
+        cifar10.write(tmp_path, layout)
+        source = find_cifar(cifar10.form, tmp_path)
+    assert source.path == tmp_path / cifar10.form.binary_folder
     assert find_cifar(cifar10.form, tmp_path / "nowhere") is None
 
 
-def change(path, how):
+def change(path, mutate):
     data = bytearray(path.read_bytes())
-    path.write_bytes(how(data))
+    path.write_bytes(mutate(data))
 
 
 def relabel(position, value):
-    def how(data):
+    def mutate(data):
         data[position] = value
         return data
 
-    return how
+    return mutate
 
 
-DAMAGE = {
-    "empty": ("bin", "data_batch_2.bin", lambda data: b"", "data_batch_2.bin' has 0 bytes instead of 184380"),
-    "cut": ("bin", "data_batch_2.bin", lambda data: data[:-1], "damaged or cut short"),
-    "a picture short": ("bin", "test_batch.bin", lambda data: data[:-3073], "has 181307 bytes instead of 184380"),
-    "a picture long": ("bin", "test_batch.bin", lambda data: data + bytes(3073), "longer than the 184380 bytes"),
+CORRUPT = {
+    "empty": (
+        "bin",
+        "data_batch_2.bin",
+        lambda data: b"",
+        "data_batch_2.bin' must have 184380 bytes, 60 images of 3073, got 0",
+    ),
+    "truncated": ("bin", "data_batch_2.bin", lambda data: data[:-1], "must have 184380 bytes, .*, got 184379"),
+    "one image missing": ("bin", "test_batch.bin", lambda data: data[:-3073], "must have 184380 bytes, .*, got 181307"),
+    "one image too many": (
+        "bin",
+        "test_batch.bin",
+        lambda data: data + bytes(3073),
+        "at most 184,380 bytes, got 187,453",
+    ),
     "label": (
         "bin",
         "data_batch_3.bin",
         relabel(3073 * 7, 10),
-        "data_batch_3.bin' gives picture 7 the label 10; allowed",
+        "labels in .*data_batch_3.bin' must be from 0 to 9, got 10 for image 7",
     ),
-    "pickled cut": ("py", "data_batch_1", lambda data: data[:-100], "not a pickled batch, or damaged"),
-    "pickled empty": ("py", "data_batch_1", lambda data: b"", "not a pickled batch, or damaged"),
-    "pickled long": ("py", "data_batch_1", lambda data: data + bytes(1 << 20), "longer than"),
-    "archive cut": ("bin.tar.gz", None, lambda data: data[: len(data) // 2], "damaged or cut short"),
-    "archive without its end": ("bin.tar.gz", None, lambda data: data[:-1], "damaged or cut short"),
+    "pickle truncated": ("py", "data_batch_1", lambda data: data[:-100], "not a pickled CIFAR file, or is corrupt"),
+    "pickle empty": ("py", "data_batch_1", lambda data: b"", "not a pickled CIFAR file, or is corrupt"),
+    "pickle too long": ("py", "data_batch_1", lambda data: data + bytes(1 << 20), "must have at most"),
+    "archive truncated": ("bin.tar.gz", None, lambda data: data[: len(data) // 2], "corrupt or truncated"),
+    "archive without its last byte": ("bin.tar.gz", None, lambda data: data[:-1], "corrupt or truncated"),
     "archive empty": ("bin.tar.gz", None, lambda data: b"", "does not hold"),
-    "archive of something else": ("bin.tar.gz", None, lambda data: b"<html>", "damaged or cut short"),
-    "archive, one bit": ("bin.tar.gz", None, lambda data: flipped(data), "the archive"),
+    "archive replaced by text": ("bin.tar.gz", None, lambda data: b"<html>", "corrupt or truncated"),
+    "archive, one bit": ("bin.tar.gz", None, lambda data: flip_bit(data), "the archive"),
 }
 
 
-def flipped(data):
+def flip_bit(data):
     data[len(data) * 2 // 3] ^= 4
     return data
 
 
-@pytest.mark.parametrize("case", DAMAGE)
-def test_damage_is_named(tmp_path, cifar10, case):
-    kind, name, how, message = DAMAGE[case]
-    cifar10.write(tmp_path, kind)
-    folder = {"bin": cifar10.form.binary_folder, "py": cifar10.form.python_folder}.get(kind)
-    change(tmp_path / folder / name if name else tmp_path / cifar10.form.archive, how)
+@pytest.mark.parametrize("case", CORRUPT)
+def test_corrupt_file_is_refused(tmp_path, cifar10, case):
+    layout, name, mutate, message = CORRUPT[case]
+    cifar10.write(tmp_path, layout)
+    folder = {"bin": cifar10.form.binary_folder, "py": cifar10.form.python_folder}.get(layout)
+    change(tmp_path / folder / name if name else tmp_path / cifar10.form.archive, mutate)
     with pytest.raises(DataError, match=message) as caught:
         read(cifar10, tmp_path)
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_a_missing_file_is_named(tmp_path, cifar10):
+def test_missing_file_is_named(tmp_path, cifar10):
     cifar10.write(tmp_path, "bin")
     (tmp_path / cifar10.form.binary_folder / "data_batch_4.bin").unlink()
-    with pytest.raises(DataError, match=r"data_batch_4.bin' is missing: the set is not whole"):
+    with pytest.raises(DataError, match=r"data_batch_4.bin' cannot be read \(No such file"):
         read(cifar10, tmp_path)
 
 
-def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path, cifar10):
+def test_pipe_in_place_of_a_file_does_not_block(tmp_path, cifar10):
     cifar10.write(tmp_path, "bin")
     (tmp_path / cifar10.form.binary_folder / "test_batch.bin").unlink()
     os.mkfifo(tmp_path / cifar10.form.binary_folder / "test_batch.bin")
-    with pytest.raises(DataError, match="is missing"):
+    with pytest.raises(DataError, match="must be a regular file, got a pipe"):
         read(cifar10, tmp_path)
 
 
@@ -141,19 +150,19 @@ PICKLED = {
     "no data": ({b"labels": [0]}, "must hold 'data', an array of uint8 .60, 3072."),
     "other type": ({b"data": np.zeros((60, 3072), np.int16), b"labels": [0] * 60}, "must hold 'data'"),
     "other shape": ({b"data": np.zeros((30, 6144), np.uint8), b"labels": [0] * 60}, "must hold 'data'"),
-    "no labels": ({b"data": np.zeros((60, 3072), np.uint8)}, "must hold 'labels', a list of 60 whole numbers"),
+    "no labels": ({b"data": np.zeros((60, 3072), np.uint8)}, "must hold 'labels', a list of 60 integers"),
     "few labels": ({b"data": np.zeros((60, 3072), np.uint8), b"labels": [0] * 59}, "must hold 'labels'"),
     "text for labels": ({b"data": np.zeros((60, 3072), np.uint8), b"labels": ["0"] * 60}, "must hold 'labels'"),
     "huge label": ({b"data": np.zeros((60, 3072), np.uint8), b"labels": [0] * 59 + [10**30]}, "must hold 'labels'"),
-    "label 11": ({b"data": np.zeros((60, 3072), np.uint8), b"labels": [0] * 59 + [11]}, "picture 59 the label 11"),
-    "label -1": ({b"data": np.zeros((60, 3072), np.uint8), b"labels": np.full(60, -1)}, "picture 0 the label -1"),
+    "label 11": ({b"data": np.zeros((60, 3072), np.uint8), b"labels": [0] * 59 + [11]}, "got 11 for image 59"),
+    "label -1": ({b"data": np.zeros((60, 3072), np.uint8), b"labels": np.full(60, -1)}, "got -1 for image 0"),
     "a list": ([1, 2], "it does not hold a dict"),
 }
 
 
 @pytest.mark.parametrize("case", PICKLED)
 @pytest.mark.parametrize("protocol", [2, 4])
-def test_a_pickle_of_something_else_is_named(tmp_path, cifar10, case, protocol):
+def test_pickle_of_other_data_is_refused(tmp_path, cifar10, case, protocol):
     value, message = PICKLED[case]
     cifar10.write(tmp_path, "py")
     (tmp_path / cifar10.form.python_folder / "data_batch_1").write_bytes(pickle.dumps(value, protocol=protocol))
@@ -161,58 +170,58 @@ def test_a_pickle_of_something_else_is_named(tmp_path, cifar10, case, protocol):
         read(cifar10, tmp_path)
 
 
-def test_a_fortran_array_and_labels_as_an_array(tmp_path, cifar10):
+def test_fortran_order_and_label_array_are_read(tmp_path, cifar10):
     cifar10.write(tmp_path, "py")
-    planes = cifar10.pictures.transpose(0, 3, 1, 2).reshape(360, -1)
-    for part, rows in cifar10.rows.items():
+    planes = cifar10.images.transpose(0, 3, 1, 2).reshape(360, -1)
+    for name, rows in cifar10.rows.items():
         batch = {"data": np.asfortranarray(planes[rows]), "labels": cifar10.labels[rows].astype(">i4")}
-        (tmp_path / cifar10.form.python_folder / part).write_bytes(pickle.dumps(batch, protocol=3))
+        (tmp_path / cifar10.form.python_folder / name).write_bytes(pickle.dumps(batch, protocol=3))
     train, _ = read(cifar10, tmp_path)
-    assert np.array_equal(train.pictures, cifar10.pictures[: cifar10.trained])
-    assert np.array_equal(train.labels, cifar10.labels[: cifar10.trained])
+    assert np.array_equal(train.images, cifar10.images[: cifar10.train_count])
+    assert np.array_equal(train.labels, cifar10.labels[: cifar10.train_count])
 
 
 @pytest.fixture
 def small_official(monkeypatch, cifar10):
-    """Let the public loader take the tiny set for the official one."""
-    monkeypatch.setitem(catalogue.CIFAR_FORMATS, "cifar10", cifar10.form)
+    """Replace the official data set by the small one."""
+    monkeypatch.setitem(DATASETS, "cifar10", cifar_info(cifar10.form, augmentation="flip"))
     return cifar10
 
 
-def test_load_dataset(tmp_path, small_official, collect):
+def test_load_dataset_from_archive(tmp_path, small_official, collect):
     small_official.write(tmp_path, "bin.tar.gz")
     dataset = load_dataset("cifar10", tmp_path, download=False)
     assert dataset.name == "cifar10"
     assert dataset.classes[6] == "frog"
     batch = collect(dataset.train, [0, 299])[0]
-    expected = (torch.from_numpy(small_official.pictures[[0, 299]]).permute(0, 3, 1, 2).float() - 127.5) / 128
+    expected = (torch.from_numpy(small_official.images[[0, 299]]).permute(0, 3, 1, 2).float() - 127.5) / 128
     assert torch.equal(batch.images, expected)
     assert batch.images.is_contiguous(memory_format=torch.channels_last)
-    grey = load_dataset("cifar10", tmp_path, image_size=16, channels=1, download=False)
-    assert collect(grey.test, [5])[0].images.shape == (1, 1, 16, 16)
+    gray = load_dataset("cifar10", tmp_path, image_size=16, channels=1, download=False)
+    assert collect(gray.test, [5])[0].images.shape == (1, 1, 16, 16)
 
 
-def test_the_environment_says_where(tmp_path, small_official, monkeypatch):
-    small_official.write(tmp_path / "there", "bin")
-    monkeypatch.setenv("SPHERENET_DATA", str(tmp_path / "there"))
+def test_data_folder_from_environment(tmp_path, small_official, monkeypatch):
+    small_official.write(tmp_path / "data", "bin")
+    monkeypatch.setenv("SPHERENET_DATA", str(tmp_path / "data"))
     assert len(load_dataset("cifar10", download=False).train) == 300
     with pytest.raises(DataError, match="elsewhere"):
         load_dataset("cifar10", tmp_path / "elsewhere", download=False)
     monkeypatch.delenv("SPHERENET_DATA")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    shutil.copytree(tmp_path / "there", tmp_path / "spherenet" / "data")
+    shutil.copytree(tmp_path / "data", tmp_path / "spherenet" / "data")
     assert len(load_dataset("cifar10", download=False).train) == 300
 
 
-def test_a_wrong_folder_says_what_was_looked_for(tmp_path):
+def test_missing_data_names_searched_files(tmp_path):
     with pytest.raises(DataError) as caught:
         load_dataset("cifar100", tmp_path, download=False)
-    for part in (str(tmp_path), "cifar-100-binary/", "cifar-100-python.tar.gz", "spherenet data cifar100 --download"):
-        assert part in str(caught.value)
+    for text in (str(tmp_path), "cifar-100-binary/", "cifar-100-python.tar.gz", "spherenet data cifar100 --download"):
+        assert text in str(caught.value)
 
 
-def test_fewer_pictures_than_the_official_are_refused(tmp_path, cifar10):
+def test_fewer_images_than_official_are_refused(tmp_path, cifar10):
     cifar10.write(tmp_path, "bin")
-    with pytest.raises(DataError, match=r"has 184380 bytes instead of 30730000"):
+    with pytest.raises(DataError, match=r"must have 30730000 bytes, .*, got 184380"):
         load_dataset("cifar10", tmp_path, download=False)
     assert replace(cifar10.form, train=CIFAR10.train, test=CIFAR10.test) == CIFAR10

@@ -1,4 +1,4 @@
-"""Downloads against a server of our own that behaves, and that does not."""
+"""Downloads from a local server that works, or fails in various ways."""
 
 import hashlib
 import http.server
@@ -12,9 +12,9 @@ from dataclasses import replace
 
 import pytest
 
-from spherenet.data import load_dataset
-from spherenet.data import registry as catalogue
+from spherenet.data import DATASETS, load_dataset
 from spherenet.data.archives import download
+from spherenet.data.cifar import cifar_info
 from spherenet.errors import DataError
 
 module = sys.modules["spherenet.data.archives"]
@@ -56,21 +56,21 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 class Server(http.server.ThreadingHTTPServer):
     def handle_error(self, *_):
-        """Say nothing of clients that hang up: some of ours do."""
+        """Ignore clients that close the connection."""
 
 
 @pytest.fixture
 def server():
-    made = Server(("127.0.0.1", 0), Handler)
-    made.content, made.ranges, made.announced, made.broken_after = CONTENT, True, True, None
-    made.shifted, made.requests, made.moved_to = 0, [], "/file"
-    made.url = f"http://127.0.0.1:{made.server_port}/file"
-    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
+    server = Server(("127.0.0.1", 0), Handler)
+    server.content, server.ranges, server.announced, server.broken_after = CONTENT, True, True, None
+    server.shifted, server.requests, server.moved_to = 0, [], "/file"
+    server.url = f"http://127.0.0.1:{server.server_port}/file"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
-    yield made
-    made.shutdown()
+    yield server
+    server.shutdown()
     thread.join()
-    made.server_close()
+    server.server_close()
 
 
 @pytest.fixture
@@ -82,152 +82,154 @@ def fetch(server, target, url=None, **options):
     download(url or server.url, target, size=len(CONTENT), sha256=DIGEST, timeout=5, **options)
 
 
-def half(target, content=CONTENT[:500_000]):
+def write_part(target, content=CONTENT[:500_000]):
     target.parent.mkdir()
     target.with_name("file.tar.gz.part").write_bytes(content)
 
 
-def only(target):
-    """Whether the target is whole and alone."""
+def is_complete(target):
+    """Whether the target is complete and the only file in its folder."""
     return target.read_bytes() == CONTENT and os.listdir(target.parent) == [target.name]
 
 
-def test_whole(server, target):
-    seen = []
-    fetch(server, target, progress=lambda done, total: seen.append((done, total)))
-    assert only(target)
+def test_complete_download(server, target):
+    calls = []
+    fetch(server, target, progress=lambda done, total: calls.append((done, total)))
+    assert is_complete(target)
     assert server.requests == [None]
-    assert seen[0] == (0, len(CONTENT))
-    assert seen[-1] == (len(CONTENT), len(CONTENT))
-    assert seen == sorted(seen)
+    assert calls[0] == (0, len(CONTENT))
+    assert calls[-1] == (len(CONTENT), len(CONTENT))
+    assert calls == sorted(calls)
 
 
-def test_half_a_download_is_resumed(server, target):
-    half(target)
-    seen = []
-    fetch(server, target, progress=lambda done, total: seen.append(done))
-    assert only(target)
+def test_partial_download_is_resumed(server, target):
+    write_part(target)
+    calls = []
+    fetch(server, target, progress=lambda done, total: calls.append(done))
+    assert is_complete(target)
     assert server.requests == ["bytes=500000-"]
-    assert seen[0] == 500_000
+    assert calls[0] == 500_000
 
 
-def test_a_server_without_ranges_sends_it_all_again(server, target):
+def test_server_without_ranges_sends_the_file_again(server, target):
     server.ranges = False
-    half(target)
+    write_part(target)
     fetch(server, target)
-    assert only(target)
+    assert is_complete(target)
 
 
-def test_a_server_that_answers_another_range_is_asked_again(server, target):
+def test_wrong_range_is_requested_again_from_the_start(server, target):
     server.shifted = 1
-    half(target)
+    write_part(target)
     fetch(server, target)
-    assert only(target)
+    assert is_complete(target)
     assert server.requests == ["bytes=500000-", None]
 
 
-def test_a_whole_part_is_verified_without_the_network(target):
-    half(target, CONTENT)
+def test_complete_part_is_verified_without_network(target):
+    write_part(target, CONTENT)
     fetch(None, target, url="http://127.0.0.1:9/file")
-    assert only(target)
+    assert is_complete(target)
 
 
-def test_a_half_that_was_damaged_is_removed_and_fetched_anew(server, target):
-    half(target, b"x" * 500_000)
+def test_corrupt_part_is_deleted_and_downloaded_again(server, target):
+    write_part(target, b"x" * 500_000)
     with pytest.raises(DataError, match="wrong checksum"):
         fetch(server, target)
     assert os.listdir(target.parent) == []
     fetch(server, target)
-    assert only(target)
+    assert is_complete(target)
 
 
-def test_a_part_that_is_too_long_is_removed(server, target):
-    half(target, CONTENT + b"x")
+def test_part_that_is_too_long_is_deleted(server, target):
+    write_part(target, CONTENT + b"x")
     with pytest.raises(DataError, match="wrong checksum"):
         fetch(server, target)
     assert os.listdir(target.parent) == []
 
 
-def test_wrong_checksum(server, target):
+def test_wrong_checksum_is_refused(server, target):
     server.content = CONTENT[:-1] + b"x"
-    with pytest.raises(DataError, match=r"wrong checksum \(SHA-256 .* instead of .*\) and was removed") as caught:
+    with pytest.raises(DataError, match=r"wrong checksum \(SHA-256 .* instead of .*\) and was deleted") as caught:
         fetch(server, target)
     assert server.url in str(caught.value)
     assert os.listdir(target.parent) == []
 
 
-def test_a_breaking_connection_is_carried_on(server, target):
+def test_broken_connection_is_resumed(server, target):
     server.broken_after = 300_000
     fetch(server, target)
-    assert only(target)
+    assert is_complete(target)
     assert server.requests == [None, "bytes=300000-", "bytes=600000-", "bytes=900000-"]
 
 
-def test_a_connection_that_brings_nothing_is_given_up_and_the_part_kept(server, target):
+def test_connection_without_data_fails_and_keeps_the_part(server, target):
     server.broken_after = 0
-    half(target)
-    with pytest.raises(DataError, match=r"broke off after 500000 of 1024000 bytes: the next try carries on from"):
+    write_part(target)
+    with pytest.raises(DataError, match=r"stopped after 500000 of 1024000 bytes: try again to continue from"):
         fetch(server, target)
     assert target.with_name("file.tar.gz.part").stat().st_size == 500_000
     server.broken_after = None
     fetch(server, target)
-    assert only(target)
+    assert is_complete(target)
 
 
-def test_an_endless_file_is_stopped(server, target):
+def test_endless_file_is_stopped(server, target):
     server.content, server.announced = CONTENT * 20, False
     with pytest.raises(DataError, match="wrong checksum"):
         fetch(server, target)
     assert os.listdir(target.parent) == []
 
 
-def test_another_length_is_not_even_begun(server, target):
+def test_wrong_content_length_is_refused_and_keeps_the_part(server, target):
     server.content = b"<html>please log in"
     server.ranges = False
-    half(target)
-    with pytest.raises(DataError, match="sends 19 bytes instead of 1024000: it is not the file"):
+    write_part(target)
+    with pytest.raises(DataError, match="must have 1024000 bytes, got 19: it is another file"):
         fetch(server, target)
     assert target.with_name("file.tar.gz.part").stat().st_size == 500_000
 
 
-def test_a_file_that_got_shorter(server, target):
+def test_file_that_became_shorter_is_refused(server, target):
     server.content = CONTENT[:1000]
-    half(target)
-    with pytest.raises(DataError, match="sends 1000 bytes instead of"):
+    write_part(target)
+    with pytest.raises(DataError, match="must have 1024000 bytes, got 1000"):
         fetch(server, target)
 
 
-def test_not_found(server, target):
-    with pytest.raises(DataError, match="the server answered 404 Not Found; a copy") as caught:
+def test_missing_file_is_reported(server, target):
+    with pytest.raises(DataError, match="the server returned 404 Not Found; or save a copy") as caught:
         fetch(server, target, url=server.url + "s")
     assert len(str(caught.value).splitlines()) == 1
     assert os.listdir(target.parent) == []
 
 
-def test_nobody_there(target):
-    with socket.socket() as taken:  # bound but not listening: refused
-        taken.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}/file"
-        with pytest.raises(DataError, match=r"cannot be reached \(Connection refused\): check the network; a copy"):
+def test_unreachable_server_is_reported(target):
+    with socket.socket() as closed:  # bound but not listening: refused
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}/file"
+        with pytest.raises(
+            DataError, match=r"cannot reach .* \(Connection refused\): check the network, or save a copy"
+        ):
             fetch(None, target, url=url)
-    with pytest.raises(DataError, match="cannot be reached"):
+    with pytest.raises(DataError, match="cannot reach"):
         fetch(None, target, url="https://nowhere.invalid/file")
     assert os.listdir(target.parent) == []
 
 
-def test_a_server_that_falls_silent(target):
+def test_silent_server_times_out(target):
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/file"
-        with pytest.raises(DataError, match="cannot be reached"):
+        with pytest.raises(DataError, match="cannot reach"):
             download(url, target, size=10, sha256=DIGEST, timeout=0.2)
 
 
-def test_redirects(server, target, tmp_path):
+def test_redirects_only_to_the_web(server, target, tmp_path):
     moved = server.url.replace("/file", "/moved")
     fetch(server, target, url=moved)
-    assert only(target)
+    assert is_complete(target)
     (tmp_path / "secret").write_bytes(CONTENT)
     for place in (f"file://{tmp_path}/secret", "ftp://127.0.0.1/file"):
         server.moved_to = place
@@ -236,19 +238,19 @@ def test_redirects(server, target, tmp_path):
     assert os.listdir(target.parent) == [target.name]
 
 
-def test_only_the_web_is_fetched(target, tmp_path):
+def test_local_file_is_not_downloaded(target, tmp_path):
     (tmp_path / "secret").write_bytes(CONTENT)
-    with pytest.raises(DataError, match="must begin with https or http"):
+    with pytest.raises(DataError, match="must start with https or http"):
         fetch(None, target, url=f"file://{tmp_path}/secret")
 
 
-def test_a_folder_that_cannot_be_written(server, tmp_path):
+def test_unwritable_folder_is_reported(server, tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(DataError, match=r"cannot write .*: (Not a directory|File exists)"):
         fetch(server, tmp_path / "file" / "inside" / "x.tar.gz")
 
 
-def test_a_full_disk(server, target, monkeypatch):
+def test_full_disk_is_reported(server, target, monkeypatch):
     class Full:
         def __init__(self, file):
             self.file = file
@@ -259,43 +261,44 @@ def test_a_full_disk(server, target, monkeypatch):
         def write(self, data):
             raise OSError(28, "No space left on device")
 
-    alone = module._alone
+    open_exclusively = module._open_exclusively
 
     @contextmanager
     def full(part):
-        with alone(part) as file:
+        with open_exclusively(part) as file:
             yield Full(file)
 
-    monkeypatch.setattr(module, "_alone", full)
+    monkeypatch.setattr(module, "_open_exclusively", full)
     with pytest.raises(DataError, match=r"cannot write '.*file.tar.gz.part': No space left on device"):
         fetch(server, target)
     assert os.listdir(target.parent) == []
 
 
-def _fetch_in_process(url, target):
+def download_in_process(url, target):
     download(url, target, size=len(CONTENT), sha256=DIGEST, timeout=5)
 
 
-def test_processes_take_turns(server, target):
+def test_processes_download_once(server, target):
     context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=_fetch_in_process, args=(server.url, target)) for _ in range(4)]
+    processes = [context.Process(target=download_in_process, args=(server.url, target)) for _ in range(4)]
     for process in processes:
         process.start()
     for process in processes:
         process.join()
     assert [process.exitcode for process in processes] == [0] * 4
-    assert only(target)
+    assert is_complete(target)
     assert server.requests == [None]
 
 
-def test_load_dataset_downloads(server, tmp_path, cifar10, monkeypatch):
-    cifar10.write(tmp_path / "there", "bin.tar.gz")
-    server.content = (tmp_path / "there" / cifar10.form.archive).read_bytes()
+def test_load_dataset_downloads_once(server, tmp_path, cifar10, monkeypatch):
+    cifar10.write(tmp_path / "server", "bin.tar.gz")
+    server.content = (tmp_path / "server" / cifar10.form.archive).read_bytes()
     sizes = {"archive_bytes": len(server.content), "archive_sha256": hashlib.sha256(server.content).hexdigest()}
-    monkeypatch.setitem(catalogue.CIFAR_FORMATS, "cifar10", replace(cifar10.form, url=server.url, **sizes))
-    seen = []
-    dataset = load_dataset("cifar10", tmp_path / "here", progress=lambda done, total: seen.append(done))
+    form = replace(cifar10.form, url=server.url, **sizes)
+    monkeypatch.setitem(DATASETS, "cifar10", cifar_info(form, augmentation="flip"))
+    calls = []
+    dataset = load_dataset("cifar10", tmp_path / "client", progress=lambda done, total: calls.append(done))
     assert len(dataset.train) == 300
-    assert seen[-1] == len(server.content)
-    load_dataset("cifar10", tmp_path / "here")
-    assert server.requests == [None]  # once
+    assert calls[-1] == len(server.content)
+    load_dataset("cifar10", tmp_path / "client")
+    assert server.requests == [None]

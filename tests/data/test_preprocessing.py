@@ -1,4 +1,4 @@
-"""The preprocessing that is saved with a network: its formula, and what it makes of a hostile file."""
+"""The preprocessing that is saved with a network: its formula, and its checks of values from files."""
 
 import json
 import math
@@ -7,38 +7,36 @@ import pytest
 import torch
 
 from spherenet.data import Preprocessing
-from spherenet.data.images import normalise
+from spherenet.data.images import normalize
 from spherenet.errors import DataError
 
-COLOUR = Preprocessing((6, 5), 3, (125.3, 123.0, 113.9), (63.0, 62.1, 66.7), (8, 8))
+COLOR = Preprocessing((6, 5), 3, (125.3, 123.0, 113.9), (63.0, 62.1, 66.7), (8, 8))
 
 
-@pytest.mark.parametrize(
-    "preprocessing", [COLOUR, Preprocessing.standard((6, 5), 1), Preprocessing.standard((6, 5), 3)]
-)
-def test_normalise_is_pixel_minus_mean_by_std(preprocessing):
+@pytest.mark.parametrize("preprocessing", [COLOR, Preprocessing.standard((6, 5), 1), Preprocessing.standard((6, 5), 3)])
+def test_normalize_subtracts_mean_and_divides_by_std(preprocessing):
     channels = preprocessing.channels
-    pictures = torch.randint(0, 256, (4, 6, 5, channels), dtype=torch.uint8)
-    images = normalise(pictures, preprocessing)
+    pixels = torch.randint(0, 256, (4, 6, 5, channels), dtype=torch.uint8)
+    images = normalize(pixels, preprocessing)
     assert images.dtype == torch.float32
     assert images.shape == (4, channels, 6, 5)
     assert images.is_contiguous(memory_format=torch.channels_last)
     for channel in range(channels):
-        exact = (pictures[..., channel].double() - preprocessing.mean[channel]) / preprocessing.std[channel]
+        exact = (pixels[..., channel].double() - preprocessing.mean[channel]) / preprocessing.std[channel]
         torch.testing.assert_close(images[:, channel].double(), exact, rtol=1e-6, atol=1e-6)
 
 
-def test_the_standard_is_the_papers_and_exact():
-    images = normalise(torch.arange(256, dtype=torch.uint8).view(1, 16, 16, 1), Preprocessing.standard((16, 16), 1))
+def test_standard_preprocessing_is_exact():
+    images = normalize(torch.arange(256, dtype=torch.uint8).view(1, 16, 16, 1), Preprocessing.standard((16, 16), 1))
     assert images.flatten().tolist() == [(pixel - 127.5) / 128 for pixel in range(256)]
 
 
-@pytest.mark.parametrize("preprocessing", [COLOUR, Preprocessing.standard((28, 28), 1)])
-def test_round_trip_by_json(preprocessing):
+@pytest.mark.parametrize("preprocessing", [COLOR, Preprocessing.standard((28, 28), 1)])
+def test_json_round_trip_is_identical(preprocessing):
     assert Preprocessing.from_dict(json.loads(json.dumps(preprocessing.as_dict()))) == preprocessing
 
 
-GOOD = COLOUR.as_dict()
+GOOD = COLOR.as_dict()
 nested = []
 for _ in range(100_000):
     nested = [nested]
@@ -75,7 +73,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_hostile_values_are_one_short_sentence(case):
+def test_hostile_value_gives_one_short_message(case):
     with pytest.raises(DataError) as caught:
         Preprocessing.from_dict(HOSTILE[case])
     assert "preprocessing" in str(caught.value)
@@ -83,8 +81,8 @@ def test_hostile_values_are_one_short_sentence(case):
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_wrong_arguments_are_named():
+def test_wrong_argument_is_refused():
     with pytest.raises(ValueError, match=r"std must be greater than 0, got \(0.0,\)"):
         Preprocessing((4, 4), 1, (0.0,), (0.0,))
-    with pytest.raises(ValueError, match=r"channels must be 1 \(grey\) or 3 \(RGB\), got 4"):
+    with pytest.raises(ValueError, match=r"channels must be 1 \(gray\) or 3 \(RGB\), got 4"):
         Preprocessing.standard((4, 4), 4)

@@ -1,4 +1,4 @@
-"""The site, built once a worker as `make docs` builds it, in a folder of its own."""
+"""The documentation site, built once per worker process with the command of `make docs`, in a temporary folder."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ def site(tmp_path_factory):
     for name in ("mkdocs.yml", "CHANGELOG.md"):
         shutil.copy(ROOT / name, copy)
     (copy / "src").symlink_to(ROOT / "src")
-    built = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "zensical", "build", "--strict", "--clean"],
         cwd=copy,
         env={**os.environ, "PYTHONPATH": "docs/extensions"},
@@ -27,5 +27,5 @@ def site(tmp_path_factory):
         text=True,
         timeout=300,
     )
-    assert built.returncode == 0, built.stdout + built.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
     return copy / "site"

@@ -1,4 +1,4 @@
-"""The pages a reader sees, README included, cut into their fenced blocks."""
+"""The Markdown pages of the repository, split into their fenced blocks."""
 
 import re
 import shlex
@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
 FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 class Block(NamedTuple):
-    """What stands in a fence, and the line it begins at."""
+    """A fenced block: its language, its text and the line at which it starts."""
 
     language: str
     text: str
@@ -24,14 +24,14 @@ def name_of(page):
 
 
 def blocks(page, *languages):
-    """The blocks of a page in these languages, in order."""
+    """Return the blocks of a page in these languages, in order."""
     text = page.read_text(encoding="utf-8")
-    found = [Block(fence[1], fence[2], text.count("\n", 0, fence.start(2))) for fence in FENCE.finditer(text)]
-    return [block for block in found if block.language in languages]
+    fenced = [Block(fence[1], fence[2], text.count("\n", 0, fence.start(2))) for fence in FENCE.finditer(text)]
+    return [block for block in fenced if block.language in languages]
 
 
 def commands(block):
-    """The command lines of a bash or console block: continued lines joined, comments and what is piped away cut."""
+    """Return the commands of a bash or console block as lists of words, without comments and redirections."""
     lines = block.text.replace("\\\n", " ").splitlines()
     if block.language == "console":
         lines = [line[2:] for line in lines if line.startswith("$ ")]
@@ -45,5 +45,5 @@ def _without_redirection(words):
 
 
 def shown_output(block):
-    """The lines of a console block that are no commands: what the commands are said to print."""
+    """Return the lines of a console block that are not commands: the expected output."""
     return [line for line in block.text.replace("\\\n", " ").splitlines() if line.strip() and not line.startswith("$ ")]

@@ -1,4 +1,4 @@
-"""The page of licenses names every package that is required, with its bound and version; bounds exclude known holes."""
+"""docs/licenses.md lists every required package with its bound and version; bounds exclude known vulnerabilities."""
 
 import importlib.util
 
@@ -7,11 +7,11 @@ import pytest
 from docs.pages import DOCS
 
 FIXED = {"filelock": "3.20.1", "jinja2": "3.1.6", "pillow": "12.2", "onnx": "1.21", "ray": "2.52"}
-"""The newest versions that published advisories known to us name as fixed."""
+"""The newest versions that published advisories name as fixed."""
 
 
-def numbers(version):
-    return tuple(map(int, version.split(".")))
+def parse_version(text):
+    return tuple(map(int, text.split(".")))
 
 
 @pytest.fixture(scope="module")
@@ -22,14 +22,28 @@ def script():
     return module
 
 
-def test_the_page_is_of_the_packages_that_are_required(script):
+def test_page_lists_every_required_package(script):
     rows = [line.split("|")[1:4] for line in (DOCS / "licenses.md").read_text(encoding="utf-8").splitlines()]
-    told = {tuple(cell.strip() for cell in row) for row in rows if len(row) == 3}
+    listed = {tuple(cell.strip() for cell in row) for row in rows if len(row) == 3}
     pinned = script.pinned()
-    assert {(name, bound, pinned[name.lower()]) for name, bound in script.required().items()} <= told
+    assert {(name, bound, pinned[name.lower()]) for name, bound in script.required().items()} <= listed
     assert script.page().startswith((DOCS / "licenses.md").read_text(encoding="utf-8").partition("| torch")[0])
+
+
+def test_base_install_has_nine_packages(script):
+    assert list(script.requirements()[""]) == [
+        "torch", "numpy", "safetensors", "lazy-loader", "rich", "jsonargparse", "pyyaml", "filelock", "pillow"
+    ]  # fmt: skip
 
 
 def test_lower_bounds_exclude_known_vulnerabilities(script):
     bounds = script.required()
-    assert {name for name, first in FIXED.items() if numbers(bounds[name]) < numbers(first)} == set()
+    assert {name for name, first in FIXED.items() if parse_version(bounds[name]) < parse_version(first)} == set()
+
+
+def test_shipped_digits_are_listed_with_their_license(script):
+    row = next(line for line in script.HEAD.splitlines() if "mnist5k.png" in line)
+    assert "CC BY-SA 3.0" in row
+    license_text = (script.ROOT / "src" / "spherenet" / "data" / "mnist5k.license.txt").read_text(encoding="utf-8")
+    assert "CC BY-SA 3.0" in license_text
+    assert "license.txt" in (script.ROOT / "pyproject.toml").read_text(encoding="utf-8")

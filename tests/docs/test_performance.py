@@ -1,4 +1,4 @@
-"""The measured tables are those of docs/performance.json."""
+"""The measured tables of the pages agree with docs/performance.json."""
 
 import importlib.util
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def test_pages_show_what_was_measured():
+def test_pages_agree_with_measurements():
     specification = importlib.util.spec_from_file_location("performance_page", DOCS / "performance.py")
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)

@@ -1,4 +1,4 @@
-"""The built site: whole, in its navigation, every public name in it, and nothing that lives elsewhere."""
+"""The built site: complete navigation, all public names, and no resources from other hosts."""
 
 import importlib
 import importlib.util
@@ -10,16 +10,16 @@ import yaml
 
 from docs.pages import DOCS, PAGES, ROOT
 
-PACKAGES = ["functional", "layers", "losses", "regularizers", "optim", "models", "convert", "export", "data", "engine",
-            "runlog", "estimators"]  # fmt: skip
+PACKAGES = ["functional", "layers", "angles", "losses", "regularizers", "optim", "models", "convert", "export", "data",
+            "runs", "training", "estimators"]  # fmt: skip
 
 
 class _Loader(yaml.SafeLoader):
-    """mkdocs.yml may have tags of its own."""
+    """Loader of mkdocs.yml, which can contain custom tags."""
 
 
 def navigation():
-    """The files that mkdocs.yml names, in order."""
+    """Return the files in the navigation of mkdocs.yml, in order."""
 
     def files(entries):
         for entry in entries:
@@ -29,11 +29,11 @@ def navigation():
     return list(files(yaml.load((ROOT / "mkdocs.yml").read_text(), _Loader)["nav"]))
 
 
-def test_every_page_is_in_the_navigation_and_every_entry_is_a_page():
+def test_navigation_contains_every_page():
     assert sorted(navigation()) == sorted(str(page.relative_to(DOCS)) for page in PAGES if DOCS in page.parents)
 
 
-def test_it_builds_without_warnings(site):
+def test_site_builds_without_warnings(site):
     for file in navigation():
         assert (site / file).with_suffix(".html").is_file()
 
@@ -42,12 +42,12 @@ def test_it_builds_without_warnings(site):
 def test_every_public_name_is_documented(site, package):
     module = importlib.import_module(f"spherenet.{package}")
     page = (site / "api" / f"{package}.html").read_text()
-    constants = {name for name in module.__all__ if name.isupper()}  # tables, told by what takes their keys
+    constants = {name for name in module.__all__ if name.isupper()}  # documented with the functions that use them
     for name in {*module.__all__} - constants:
         assert re.search(rf'id="spherenet\.{package}\.(\w+\.)?{name}"', page), f"{name} is not on its page"
 
 
-def test_nothing_is_fetched_from_elsewhere(site):
+def test_site_loads_nothing_from_other_hosts(site):
     for page in site.rglob("*.html"):
         text = page.read_text()
         assert not re.findall(r'<(?:script|img|iframe)[^>]*\ssrc="https?:', text), page
@@ -56,15 +56,15 @@ def test_nothing_is_fetched_from_elsewhere(site):
         assert not re.findall(r"url\([\"']?https?:|@import", sheet.read_text()), sheet
 
 
-def test_pictures_are_used_and_have_their_command_beside_them():
+def test_figures_are_used_and_have_a_command():
     text = "".join(page.read_text() for page in PAGES)
-    for picture in (DOCS / "images").glob("*.[sp][vn]g"):
-        assert f"images/{picture.name}" in text
-        drawn_by = (DOCS / "images" / picture.name).with_suffix(".py")
-        assert drawn_by.is_file() or re.search(rf"spherenet theory \w+.* -o {picture.name}", text), picture.name
+    for figure in (DOCS / "images").glob("*.[sp][vn]g"):
+        assert f"images/{figure.name}" in text
+        script = figure.with_suffix(".py")
+        assert script.is_file() or re.search(rf"spherenet theory \w+.* -o {figure.name}", text), figure.name
 
 
-def test_no_page_names_a_machine():
+def test_pages_contain_no_local_paths():
     for page in PAGES:
         assert not re.findall(r"/(?:work|tmp|home|root)/", page.read_text()), page
 
@@ -86,11 +86,11 @@ def test_formulas_become_mathml(to_html):
 
 
 @pytest.mark.parametrize("text", [r"$\frac{a$", "$x^$", r"$\left( a$"])
-def test_a_broken_formula_is_an_error(to_html, text):
-    with pytest.raises(Exception, match=r"braces|^$"):  # the converter's own errors say nothing
+def test_broken_formula_is_an_error(to_html, text):
+    with pytest.raises(Exception, match=r"braces|^$"):  # errors of the converter have no message
         to_html(text)
 
 
 @pytest.mark.parametrize("text", ["`$HOME and $PATH`", "it costs $5, not $6", r"\$a\$", "a $ b $ c"])
-def test_what_is_no_formula_stays(to_html, text):
+def test_text_without_formulas_is_unchanged(to_html, text):
     assert "<math" not in to_html(text)

@@ -1,4 +1,4 @@
-"""The site from disk in a real browser: no error, no request that leaves it, formulas, navigation, search."""
+"""The site in a browser, opened from disk: no errors, no requests to other hosts, formulas, navigation, search."""
 
 import pytest
 
@@ -7,33 +7,35 @@ PHONE, DESKTOP = 390, 1280
 
 @pytest.fixture
 def open_page(browser, site):
-    """Opens a page of the site and, at the end, asks what went wrong on it."""
-    pages, troubles, elsewhere = [], [], []
+    """Return a function that opens a page of the site; at the end, assert that no error or foreign request occurred."""
+    pages, errors, requests = [], [], []
 
     def failed(request):
-        if request.failure != "net::ERR_ABORTED":  # a page that was left before its icon came
-            troubles.append(f"{request.url}: {request.failure}")
+        if request.failure != "net::ERR_ABORTED":  # the page was left before its icon was loaded
+            errors.append(f"{request.url}: {request.failure}")
 
-    def opened(name, width, scheme):
+    def open_at(name, width, scheme):
         page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        page.on("console", lambda said: troubles.append(said.text) if said.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: troubles.append(str(error)))
+        page.on(
+            "console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None
+        )
+        page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("requestfailed", failed)
-        page.on("request", lambda request: elsewhere.append(request.url))
+        page.on("request", lambda request: requests.append(request.url))
         page.goto((site / name).as_uri())
         pages.append(page)
         return page
 
-    yield opened
+    yield open_at
     for page in pages:
         page.close()
-    assert troubles == []
-    assert [url for url in elsewhere if not url.startswith((site.as_uri(), "data:", "blob:", "about:"))] == []
+    assert errors == []
+    assert [url for url in requests if not url.startswith((site.as_uri(), "data:", "blob:", "about:"))] == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [PHONE, DESKTOP], ids=["phone", "desktop"])
-def test_a_page_with_formulas_and_pictures(open_page, width, scheme):
+def test_formulas_and_figures_are_rendered(open_page, width, scheme):
     page = open_page("concepts.html", width, scheme)
     assert page.title() == "Concepts - spherenet"
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -44,15 +46,15 @@ def test_a_page_with_formulas_and_pictures(open_page, width, scheme):
     assert formulas.count() >= 25
     assert page.locator("math[display=block] mfrac").count() >= 1
     fraction = page.locator("math[display=block] mfrac").first.evaluate("""fraction => {
-        const [above, below] = [...fraction.children].map(part => part.getBoundingClientRect())
+        const [above, below] = [...fraction.children].map(child => child.getBoundingClientRect())
         return above.height > 0 && above.bottom <= below.top + 4
     }""")
     assert fraction, "the numerator is not drawn above the denominator"
     assert "$" not in page.locator("article").inner_text()
 
-    for picture in page.locator("article img").all():
-        picture.scroll_into_view_if_needed()
-        assert picture.evaluate("picture => picture.complete && picture.naturalWidth > 300")
+    for image in page.locator("article img").all():
+        image.scroll_into_view_if_needed()
+        assert image.evaluate("image => image.complete && image.naturalWidth > 300")
 
 
 @pytest.mark.parametrize("width", [PHONE, DESKTOP], ids=["phone", "desktop"])
@@ -76,25 +78,25 @@ def test_search_from_disk(open_page, width):
     page.locator("header .md-search__button:visible, header [for=__search]:visible").first.click()
     page.keyboard.type("hyperspherical_energy")
     assert page.get_by_role("combobox").input_value() == "hyperspherical_energy"
-    found = page.locator("a[href*='regularizers.html']", has_text="energy").first
-    found.wait_for()
+    result = page.locator("a[href*='regularizers.html']", has_text="energy").first
+    result.wait_for()
     assert page.get_by_role("combobox").input_value() == "hyperspherical_energy"
-    found.click()
+    result.click()
     page.wait_for_url("**/api/regularizers.html*")
 
 
-def test_no_page_is_wider_than_a_phone(open_page, site):
+def test_pages_fit_the_width_of_a_phone(open_page, site):
     page = open_page("index.html", PHONE, "light")
     for file in sorted(site.rglob("*.html")):
-        if file.name == "404.html":  # for servers: its addresses begin at their root
+        if file.name == "404.html":  # for servers: its links are absolute
             continue
         page.goto(file.as_uri())
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), file.name
 
 
-def test_the_colour_scheme_can_be_switched(open_page):
+def test_color_scheme_can_be_switched(open_page):
     page = open_page("index.html", DESKTOP, "light")
     before = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    for _ in range(2):  # as the system, light, dark
+    for _ in range(2):  # system, light, dark
         page.locator("form[data-md-component=palette] label:visible").click()
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before

@@ -1,4 +1,4 @@
-"""The estimators compute what their docstrings say, on labels of every kind, from any order of samples."""
+"""The estimators match their formulas, for all kinds of labels and any order of samples."""
 
 import subprocess
 import sys
@@ -21,11 +21,11 @@ ANGLES = {"cosine": reference.g_cosine, "linear": reference.g_linear, "sigmoid":
 every_angle = pytest.mark.parametrize("angle", ANGLES)
 both = pytest.mark.parametrize("cls", [SphereLogisticRegression, SphereSVC])
 DATA = {"binary": load_breast_cancer(return_X_y=True), "multiclass": load_iris(return_X_y=True)}
-both_kinds = pytest.mark.parametrize("kind", DATA)
+both_kinds = pytest.mark.parametrize("task", DATA)
 
 
 def similarities(model, X, angle):  # noqa: N803
-    """g(θ) of each sample and class, one by one, from what the estimator shows of itself."""
+    """Compute g(θ) of each sample and class in a loop from the public attributes of the estimator."""
     X = (X - X.mean(0)) / X.std(0)  # noqa: N806
     rows = np.concatenate([X, np.ones((len(X), 1))], 1)
     result = np.empty((len(X), len(model.directions_)))
@@ -38,8 +38,8 @@ def similarities(model, X, angle):  # noqa: N803
 
 @both_kinds
 @every_angle
-def test_logistic_regression_equals_the_slow_formula(kind, angle):
-    X, y = (part[:60] if kind == "binary" else part[::3] for part in DATA[kind])  # noqa: N806
+def test_logistic_regression_matches_a_loop(task, angle):
+    X, y = (array[:60] if task == "binary" else array[::3] for array in DATA[task])  # noqa: N806
     model = SphereLogisticRegression(angle=angle, random_state=0).fit(X, y)
     similarity, norm = similarities(model, X, angle)
     logits = model.scale_ * norm[:, None] * similarity
@@ -47,7 +47,7 @@ def test_logistic_regression_equals_the_slow_formula(kind, angle):
     probabilities = exponentials / exponentials.sum(1, keepdims=True)
     np.testing.assert_allclose(model.predict_proba(X), probabilities, rtol=1e-6, atol=1e-9)
     np.testing.assert_allclose(np.exp(model.predict_log_proba(X)), probabilities, rtol=1e-6, atol=1e-9)
-    scores = logits[:, 1] - logits[:, 0] if kind == "binary" else logits
+    scores = logits[:, 1] - logits[:, 0] if task == "binary" else logits
     np.testing.assert_allclose(model.decision_function(X), scores, rtol=1e-6, atol=1e-7)
     cross_entropy = -np.log(probabilities[np.arange(len(y)), y]).mean()
     penalty = len(model.classes_) * model.scale_**2 / (2 * model.C * len(y))
@@ -57,11 +57,11 @@ def test_logistic_regression_equals_the_slow_formula(kind, angle):
 @both_kinds
 @every_angle
 @pytest.mark.parametrize("loss", ["hinge", "squared_hinge"])
-def test_svc_equals_the_slow_formula(kind, angle, loss):
-    X, y = (part[:60] if kind == "binary" else part[::3] for part in DATA[kind])  # noqa: N806
+def test_svc_matches_a_loop(task, angle, loss):
+    X, y = (array[:60] if task == "binary" else array[::3] for array in DATA[task])  # noqa: N806
     model = SphereSVC(angle=angle, margin=0.7, loss=loss, random_state=0).fit(X, y)
     similarity, _ = similarities(model, X, angle)
-    scores = similarity[:, 1] - similarity[:, 0] if kind == "binary" else similarity
+    scores = similarity[:, 1] - similarity[:, 0] if task == "binary" else similarity
     np.testing.assert_allclose(model.decision_function(X), scores, rtol=1e-6, atol=1e-7)
     total = 0.0
     for row, own in zip(similarity, y, strict=True):
@@ -72,14 +72,14 @@ def test_svc_equals_the_slow_formula(kind, angle, loss):
 
 @both
 @both_kinds
-def test_it_learns(cls, kind):
-    X, y = DATA[kind]  # noqa: N806
+def test_accuracy_is_high(cls, task):
+    X, y = DATA[task]  # noqa: N806
     assert cross_val_score(cls(random_state=0), X, y, cv=5).mean() > 0.94
 
 
 @pytest.mark.parametrize("C", [0.1, 1.0, 10.0])
-def test_with_the_cosine_and_two_classes_it_is_plain_logistic_regression(C):  # noqa: N803
-    """Two opposite directions of one length are one weight, at half its penalty."""
+def test_cosine_with_two_classes_equals_plain_logistic_regression(C):  # noqa: N803
+    """Two opposite weights of the same length are equivalent to one weight at half the penalty."""
     X, y = DATA["binary"]  # noqa: N806
     X = np.concatenate([StandardScaler().fit_transform(X), np.ones((len(X), 1))], 1)  # noqa: N806
     ours = SphereLogisticRegression(C=C, standardize=False, fit_intercept=False, tol=1e-8, random_state=0).fit(X, y)
@@ -89,7 +89,7 @@ def test_with_the_cosine_and_two_classes_it_is_plain_logistic_regression(C):  # 
     np.testing.assert_allclose(ours.predict_proba(X), plain.predict_proba(X), atol=1e-4)
 
 
-def test_with_the_cosine_and_more_classes_it_is_nearly_so():
+def test_cosine_with_several_classes_is_close_to_plain_logistic_regression():
     X, y = DATA["multiclass"]  # noqa: N806
     ours = SphereLogisticRegression(random_state=0).fit(X, y)
     plain = LogisticRegression().fit(StandardScaler().fit_transform(X), y)
@@ -99,7 +99,7 @@ def test_with_the_cosine_and_more_classes_it_is_nearly_so():
 
 @both
 @every_angle
-def test_string_labels(cls, angle):
+def test_string_labels_are_predicted(cls, angle):
     X, y = DATA["multiclass"]  # noqa: N806
     names = np.array(["setosa", "versicolor", "virginica"])[y]
     model = cls(angle=angle, random_state=0).fit(X, names)
@@ -110,15 +110,15 @@ def test_string_labels(cls, angle):
 
 @both
 @both_kinds
-def test_the_order_of_samples_does_not_matter(cls, kind):
-    X, y = DATA[kind]  # noqa: N806
+def test_result_does_not_depend_on_the_order_of_samples(cls, task):
+    X, y = DATA[task]  # noqa: N806
     order = np.random.default_rng(0).permutation(len(y))
     models = [cls(random_state=3, tol=1e-9).fit(*data) for data in ((X, y), (X[order], y[order]))]
     np.testing.assert_allclose(*(model.decision_function(X) for model in models), rtol=1e-4, atol=1e-4)
 
 
 @both
-def test_same_random_state_same_result_and_torchs_own_numbers_untouched(cls):
+def test_same_random_state_gives_same_result_and_keeps_the_global_random_state(cls):
     X, y = DATA["multiclass"]  # noqa: N806
     torch.manual_seed(5)
     expected = torch.rand(3)
@@ -130,22 +130,22 @@ def test_same_random_state_same_result_and_torchs_own_numbers_untouched(cls):
 
 @both
 @both_kinds
-def test_a_warm_start_begins_where_the_last_fit_ended(cls, kind):
-    X, y = DATA[kind]  # noqa: N806
+def test_warm_start_continues_from_the_last_fit(cls, task):
+    X, y = DATA[task]  # noqa: N806
     model = cls(random_state=0, warm_start=True).fit(X, y)
     cold, directions = model.n_iter_, model.directions_.copy()
     model.fit(X, y)
     assert cold > 5
     assert model.n_iter_ <= 2
     np.testing.assert_allclose(model.directions_, directions, atol=1e-3)
-    model.fit(X[:, :2], y)  # other features: nothing to begin from
+    model.fit(X[:, :2], y)  # other features: no warm start
     assert model.directions_.shape[1] == 3
     assert model.n_iter_ > 2
 
 
 @both
-def test_where_the_origin_is(cls):
-    """Two clouds on one ray: without an intercept x and 2x are one direction; with it, or centred, they are two."""
+def test_intercept_and_standardization_separate_clouds_on_one_ray(cls):
+    """Without an intercept x and 2x have the same direction; with it, or after centering, they do not."""
     generator = np.random.default_rng(0)
     X = np.array([1.0, 1.0]) * np.repeat([1.0, 3.0], 50)[:, None] + 0.05 * generator.standard_normal((100, 2))  # noqa: N806
     y = np.repeat([0, 1], 50)
@@ -160,14 +160,14 @@ def test_where_the_origin_is(cls):
     assert min(scores.values()) == 1.0
 
 
-def test_scores_ignore_lengths_where_the_angles_are_those_of_the_raw_features():
+def test_scores_of_raw_features_ignore_their_length():
     X, y = DATA["multiclass"]  # noqa: N806
     model = SphereSVC(standardize=False, fit_intercept=False, random_state=0).fit(X, y)
     np.testing.assert_allclose(model.decision_function(7 * X), model.decision_function(X), rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(np.linalg.norm(model.directions_, axis=1), 1)
 
 
-def test_less_c_means_a_smaller_scale():
+def test_smaller_c_gives_a_smaller_scale():
     X, y = DATA["multiclass"]  # noqa: N806
     scales = [SphereLogisticRegression(C=C, random_state=0).fit(X, y).scale_ for C in (0.01, 1.0, 100.0)]
     assert scales == sorted(scales)
@@ -175,7 +175,7 @@ def test_less_c_means_a_smaller_scale():
 
 
 @both
-def test_it_works_inside_scikit_learns_tools(cls):
+def test_estimators_work_in_pipelines_grid_search_and_calibration(cls):
     X, y = DATA["multiclass"]  # noqa: N806
     name = "C" if cls is SphereLogisticRegression else "margin"
     search = GridSearchCV(cls(random_state=0), {name: np.array([0.1, 1.0], dtype=np.float32)}, cv=2).fit(X, y)
@@ -198,12 +198,12 @@ def test_it_works_inside_scikit_learns_tools(cls):
         ({"intercept_scaling": -1}, "intercept_scaling must be greater than 0"),
     ],
 )
-def test_wrong_parameters_are_named_when_fitting(cls, parameters, message):
+def test_invalid_shared_parameters_raise_value_error(cls, parameters, message):
     with pytest.raises(ValueError, match=message):
         cls(**parameters).fit(*DATA["multiclass"])
 
 
-def test_wrong_settings_of_each():
+def test_invalid_specific_parameters_raise_value_error():
     X, y = DATA["multiclass"]  # noqa: N806
     for model, message in (
         (SphereLogisticRegression(C=0), "C must be greater than 0, got 0"),
@@ -217,14 +217,14 @@ def test_wrong_settings_of_each():
 
 
 @both
-def test_too_few_iterations_are_said(cls):
+def test_too_few_iterations_warn(cls):
     with pytest.warns(ConvergenceWarning, match="stopped after 2 iterations .* raise max_iter=2"):
         cls(max_iter=2, random_state=0).fit(*DATA["multiclass"])
 
 
-def test_without_scikit_learn_one_sentence_says_what_to_install():
+def test_missing_scikit_learn_names_the_extra():
     code = "import sys; sys.modules['sklearn'] = None; import spherenet.estimators"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 1
     last = result.stderr.strip().splitlines()[-1]
-    assert last == "ImportError: spherenet.estimators needs the package scikit-learn: pip install 'spherenet[sklearn]'."
+    assert last == "spherenet.errors.MissingExtraError: sklearn is not installed: pip install 'spherenet[sklearn]'."

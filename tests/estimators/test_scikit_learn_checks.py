@@ -1,4 +1,4 @@
-"""Every check that scikit-learn has for a classifier; none is expected to fail."""
+"""All estimator checks of scikit-learn; none is expected to fail."""
 
 import os
 import subprocess
@@ -16,15 +16,15 @@ ESTIMATORS = [
 ]
 
 ARRAY_CHECK = "check_array_api_input"
-"""The one check that skips itself unless scipy was imported with a setting: it runs in a process of its own."""
+"""This check is skipped unless SCIPY_ARRAY_API is set before scipy is imported, so it runs in a separate process."""
 
 
 @parametrize_with_checks(ESTIMATORS)
-def test_scikit_learns_own_checks(estimator, check):
+def test_scikit_learn_check(estimator, check):
     check(estimator)
 
 
-def test_the_check_that_needs_a_setting_of_scipy():
+def test_array_api_check_with_scipy_array_api():
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", ARRAY_CHECK, __file__]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")} | {"SCIPY_ARRAY_API": "1"}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

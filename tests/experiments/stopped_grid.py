@@ -1,24 +1,24 @@
-"""A grid of long runs, to be interrupted: `stopped_grid.py FOLDER here|torchrun|ray JOBS`; prints what became of it."""
+"""Run a grid of long runs that a test interrupts: `stopped_grid.py FOLDER local|torchrun|ray JOBS`."""
 
 import sys
 from pathlib import Path
 
 from spherenet.cli.grid_progress import run_watched
-from spherenet.experiments.experiment import Job
-from spherenet.experiments.runner import Here
+from spherenet.experiments.jobs import Job
+from spherenet.experiments.runner import LocalLauncher
 from spherenet.training.config import TrainConfig
 
 
 def main(folder, launcher, jobs):
     config = TrainConfig(
-        widths=[4, 4, 4], batch_size=32, iterations=1_000_000, log_every=1, eval_every=500_000, threads=1, observe=False
+        widths=[4, 4, 4], batch_size=32, iterations=1_000_000, log_every=1, eval_every=500_000, threads=1, probes=False
     )
     if launcher == "ray":
-        from spherenet.experiments.runner import OnRay
+        from spherenet.experiments.runner import RayLauncher
 
-        launch = OnRay("local")
+        launch = RayLauncher("local")
     else:
-        launch = Here(1, processes=2 if launcher == "torchrun" else 1, at_once=jobs)
+        launch = LocalLauncher(1, processes=2 if launcher == "torchrun" else 1, at_once=jobs)
     runs = [Job(f"run {number}", Path(folder) / f"run-{number}", config) for number in range(jobs + 2)]
     results = run_watched("grid", runs, launch, jobs)
     for result in results:

@@ -1,4 +1,4 @@
-"""Jobs on a Ray cluster, here one of this machine alone."""
+"""Grids on a Ray cluster, here a local one."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from spherenet.runs import RunDirectory
 pytest.importorskip("ray")
 
 
-def test_a_grid_on_a_local_cluster(tmp_path):
+def test_grid_runs_on_a_local_cluster(tmp_path):
     smoke = ["reproduce", "weight-decay", "--preset", "smoke", "--only", "cosine"]
     done = in_other_processes(*smoke, "--jobs", 2, "--output", tmp_path, "--ray", "local", timeout=300)
     assert done.returncode == 0, done.stderr
@@ -17,10 +17,10 @@ def test_a_grid_on_a_local_cluster(tmp_path):
     assert all(RunDirectory.open(run).finished for run in runs)
 
 
-def test_a_cluster_that_is_not_there(tmp_path):
+def test_unreachable_cluster_exits_with_one_sentence(tmp_path):
     done = in_other_processes("reproduce", "weight-decay", "--preset", "smoke", "--output", tmp_path, "--ray", "auto")
     assert done.returncode == 2
-    said = [line for line in done.stderr.splitlines() if line.startswith("spherenet")]
-    assert len(said) == 1
-    assert "is not to be reached" in said[0]
-    assert one_sentence(said[0])
+    lines = [line for line in done.stderr.splitlines() if line.startswith("spherenet")]
+    assert len(lines) == 1
+    assert "--ray must be the address of a running cluster, got 'auto'" in lines[0]
+    assert one_sentence(lines[0])

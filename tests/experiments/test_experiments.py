@@ -1,4 +1,4 @@
-"""The paper's experiments as typed lists, and the runner that makes them: skipping, going on, failing alone."""
+"""The experiments of the paper, and the runner: skipping, resuming and failing jobs."""
 
 import json
 import re
@@ -13,36 +13,30 @@ import pytest
 
 from command_line import command, in_other_processes, one_sentence, spherenet
 from spherenet.cli import main
-from spherenet.cli.train import parser as train_parser
-from spherenet.experiments.experiment import (
-    IDS,
-    Job,
-    command_line,
-    describe_grid,
-    find_experiment,
-    jobs_of,
-    selected,
-    words_of,
-)
-from spherenet.experiments.runner import GridReporter, Here, run_jobs
+from spherenet.cli.options import config_from
+from spherenet.cli.train import train_parser
+from spherenet.experiments import EXPERIMENTS, find_experiment
+from spherenet.experiments.experiment import PAPER_MARGIN
+from spherenet.experiments.jobs import Job, command_line, create_jobs, select_cells, write_experiment
+from spherenet.experiments.runner import GridReporter, LocalLauncher, run_jobs
 from spherenet.report.grids import read_grid
 from spherenet.runs import RunDirectory
 from spherenet.training.config import TrainConfig
 
-SPEC_CELLS = {"table1": 48, "table2": 36, "table3": 6, "table4": 10, "fig-convergence-resnet": 8,
+CELL_COUNTS = {"table1": 48, "table2": 36, "table3": 6, "table4": 10, "fig-convergence-resnet": 8,
               "fig-convergence-plain": 7, "fig-width": 8, "fig-ultradeep": 6, "learnable": 2, "fig-spherenorm": 20,
               "s-softmax": 6, "weight-decay": 4, "imagenet": 3, "margin-schedule": 22}  # fmt: skip
 
 
-def here(arguments, log):
-    """Run a job in this process: no import of torch for each."""
+def run_in_process(arguments, log):
+    """Run a job in this process, which saves importing torch."""
     return main(arguments)
 
 
-@pytest.mark.parametrize("id", IDS)
-def test_the_paper_preset_has_every_cell_with_the_paper_s_settings(id):
+@pytest.mark.parametrize("id", EXPERIMENTS)
+def test_paper_preset_has_all_cells_with_the_papers_settings(id):
     cells = find_experiment(id).cells("paper")
-    assert len(cells) == SPEC_CELLS[id]
+    assert len(cells) == CELL_COUNTS[id]
     assert len({cell.name for cell in cells}) == len(cells)
     for cell in cells:
         if id != "imagenet":
@@ -51,45 +45,44 @@ def test_the_paper_preset_has_every_cell_with_the_paper_s_settings(id):
             assert config.learning_rate == (1e-4 if cell.starts_from else 1e-3)
 
 
-def test_the_tables_hold_the_paper_s_numbers():
-    """Against the numbers as printed in the paper's source, row by row, where it is at hand."""
+def test_paper_values_are_in_the_papers_source():
+    """Compare with the LaTeX source of the paper if it is available."""
     source = Path(__file__).parents[2].parent / "shared" / "paper" / "deep-hyperspherical-learning.tex"
     if not source.exists():
-        pytest.skip("the paper's source is not here")
+        pytest.skip("the source of the paper is not available")
     text = source.read_text()
     for id in ("table1", "table2", "table3", "table4"):
         for cell in find_experiment(id).cells("paper"):
-            assert f"{cell.paper:g}" in text, cell.name  # 91.7 stands for 91.70
+            assert f"{cell.paper:g}" in text, cell.name  # 91.70 is formatted as 91.7
 
 
-@pytest.mark.parametrize("id", IDS)
-def test_claims_name_cells(id):
+@pytest.mark.parametrize("id", EXPERIMENTS)
+def test_claims_compare_existing_cells(id):
     experiment = find_experiment(id)
     names = {cell.name for cell in experiment.cells("paper")}
     for claim in experiment.claims:
         assert claim.pairs
         for pair in claim.pairs:
             assert names.issuperset(pair), pair
-    assert experiment.claims_of(experiment.cells("smoke")) is not None
-    assert f"spherenet reproduce {id}" in words_of(id)
+    assert experiment.claims_about(experiment.cells("smoke")) is not None
+    assert f"spherenet reproduce {id}" in experiment.description
 
 
-@pytest.mark.parametrize("id", IDS)
+@pytest.mark.parametrize("id", EXPERIMENTS)
 @pytest.mark.parametrize("preset", ["paper", "cpu", "smoke"])
-def test_a_cell_s_command_line_makes_its_configuration(id, preset):
+def test_command_line_of_a_cell_produces_its_configuration(id, preset):
     parser = train_parser()
     for cell in find_experiment(id).cells(preset):
-        parsed = parser.values(parser.parse_args(command_line(cell.config)))
-        assert TrainConfig.from_dict(parsed) == cell.config
+        assert config_from(parser.parse_args(command_line(cell.config)), TrainConfig) == cell.config
 
 
-@pytest.mark.parametrize("id", IDS)
-def test_smoke(id, tmp_path):
+@pytest.mark.parametrize("id", EXPERIMENTS)
+def test_smoke_preset_runs_and_is_reported(id, tmp_path):
     experiment = find_experiment(id)
     cells = experiment.cells("smoke")
     folder = tmp_path / "smoke" / id
-    describe_grid(experiment, "smoke", folder)
-    results = run_jobs(jobs_of(cells, folder, range(1)), here, 1)
+    write_experiment(experiment, "smoke", folder)
+    results = run_jobs(create_jobs(cells, folder, range(1)), run_in_process, 1)
     assert [result.failure for result in results] == [None] * len(cells)
     grid = read_grid(folder)
     assert all(cell.runs for cell in grid.cells)
@@ -99,7 +92,7 @@ def test_smoke(id, tmp_path):
 TINY = TrainConfig(iterations=2, batch_size=8, widths=[4, 4, 4], eval_every=2, eval_batch_size=500)
 
 
-def test_finished_jobs_are_skipped_and_failing_ones_stop_nobody(tmp_path):
+def test_finished_jobs_are_skipped_and_a_failing_job_does_not_stop_others(tmp_path):
     jobs = [
         Job("good", tmp_path / "good", TINY),
         Job("bad", tmp_path / "bad", replace(TINY, model="cnn-1000")),
@@ -122,22 +115,22 @@ def test_finished_jobs_are_skipped_and_failing_ones_stop_nobody(tmp_path):
     assert len(calls) == 1
 
 
-def test_results_of_other_settings_are_not_mixed_in(tmp_path):
+def test_run_with_other_settings_is_rejected(tmp_path):
     job = Job("one", tmp_path / "one", TINY)
-    assert run_jobs([job], here, 1)[0].failure is None
+    assert run_jobs([job], run_in_process, 1)[0].failure is None
     other = Job("one", tmp_path / "one", replace(TINY, learning_rate=0.1))
-    assert "was run with learning_rate = 0.001, not 0.1" in run_jobs([other], here, 1)[0].failure
+    assert "was run with learning_rate = 0.001, not 0.1" in run_jobs([other], run_in_process, 1)[0].failure
 
 
-def test_a_started_job_goes_on(tmp_path):
+def test_unfinished_job_is_resumed(tmp_path):
     job = Job("one", tmp_path / "one", TINY)
-    assert run_jobs([job], here, 1)[0].failure is None
+    assert run_jobs([job], run_in_process, 1)[0].failure is None
     (job.folder / "summary.json").unlink()
     assert job.arguments()[:2] == ["train", "--resume"]
-    assert run_jobs([job], here, 1)[0].failure is None
+    assert run_jobs([job], run_in_process, 1)[0].failure is None
 
 
-def test_a_run_that_another_process_has_is_waited_for(tmp_path):
+def test_run_in_use_by_another_process_is_waited_for(tmp_path):
     job = Job("one", tmp_path / "one", TINY)
     assert not job.in_use()
     assert not job.folder.exists()
@@ -158,54 +151,54 @@ def test_a_run_that_another_process_has_is_waited_for(tmp_path):
         assert codes == [2, 0]
         with RunDirectory(job.folder).locked():
             (job.folder / "summary.json").unlink()
-            # Stopped while it waits: before the first launch it would not start at all.
-            left = pool.submit(run_jobs, [job], launch, 1, stopped=lambda: len(codes) > 2).result(120)
-            assert "in use by another process" in left[0].failure
+            # Stop while it waits; before the first launch it would not start at all.
+            interrupted = pool.submit(run_jobs, [job], launch, 1, stopped=lambda: len(codes) > 2).result(120)
+            assert "in use by another process" in interrupted[0].failure
 
 
-def test_gpus_are_dealt_out(tmp_path, monkeypatch):
+def test_gpus_are_distributed_over_runs(tmp_path, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    seen = []
+    devices = []
 
     def run(self, command, environment, log):
-        seen.append(environment.get("CUDA_VISIBLE_DEVICES"))
-        if len(seen) == 1:
-            self(["train"], log)  # while the first is running
+        devices.append(environment.get("CUDA_VISIBLE_DEVICES"))
+        if len(devices) == 1:
+            self(["train"], log)  # while the first run is active
         return 0
 
-    monkeypatch.setattr(Here, "_run", run)
-    Here(processes=2, gpus=["4", "5", "7"], at_once=2)(["train"], tmp_path / "log")
-    assert seen == ["4,5", "7,4"]
-    assert Here()(["train"], tmp_path / "log") == 0
-    assert seen[-1] is None
+    monkeypatch.setattr(LocalLauncher, "_run", run)
+    LocalLauncher(processes=2, gpus=["4", "5", "7"], at_once=2)(["train"], tmp_path / "log")
+    assert devices == ["4,5", "7,4"]
+    assert LocalLauncher()(["train"], tmp_path / "log") == 0
+    assert devices[-1] is None
 
 
-def test_fine_tuning_waits_for_its_source(tmp_path):
+def test_fine_tuning_starts_after_its_source(tmp_path):
     order = []
 
-    class Watch(GridReporter):
+    class OrderRecorder(GridReporter):
         def running(self, job):
             order.append(job.name)
 
     cells = [cell for cell in find_experiment("s-softmax").cells("smoke") if cell.name in ("fine-tuned", "softmax")]
-    results = run_jobs(jobs_of(cells[::-1], tmp_path, range(1)), here, 2, Watch())
+    results = run_jobs(create_jobs(cells[::-1], tmp_path, range(1)), run_in_process, 2, OrderRecorder())
     assert [result.failure for result in results] == [None, None]
     assert order == ["softmax seed 0", "fine-tuned seed 0"]
 
 
-def test_selecting_cells_brings_what_they_start_from():
+def test_selecting_a_cell_includes_the_cell_it_starts_from():
     cells = find_experiment("s-softmax").cells("smoke")
-    assert [cell.name for cell in selected(cells, ["fine-tuned"])] == ["softmax", "fine-tuned"]
-    assert len(selected(cells, [])) == 6
+    assert [cell.name for cell in select_cells(cells, ["fine-tuned"])] == ["softmax", "fine-tuned"]
+    assert len(select_cells(cells, [])) == 6
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_killed_grid_goes_on(tmp_path, number):
-    """SIGTERM to the grid: its runs save and leave. SIGKILL: they go on alone. Called again it ends with every cell."""
+def test_killed_grid_is_resumed(tmp_path, number):
+    """On SIGTERM the runs save and exit, on SIGKILL they continue alone. A second call finishes every cell."""
     arguments = ["reproduce", "weight-decay", "--preset", "smoke", "--output", tmp_path, "--jobs", 2]
     running = subprocess.Popen(command(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     for line in running.stderr:
-        if "begins" in line:
+        if re.search(": (begins|started)", line):
             break
     time.sleep(1)
     running.send_signal(number)
@@ -220,7 +213,7 @@ def test_a_killed_grid_goes_on(tmp_path, number):
     assert all(RunDirectory.open(run).finished for run in runs)
 
 
-def test_each_run_may_be_a_distributed_job(tmp_path):
+def test_runs_of_a_grid_can_be_distributed(tmp_path):
     only = ["reproduce", "weight-decay", "--preset", "smoke", "--only", "cosine_free"]
     done = in_other_processes(*only, "--processes", 2, "--output", tmp_path, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -229,104 +222,105 @@ def test_each_run_may_be_a_distributed_job(tmp_path):
     assert run.config["processes"] == 2
 
 
-WRONG = {
+INVALID = {
     "id": (["reproduce", "table5"], r"id must be one of .* Did you mean 'table\d'\?"),
-    "no id": (["reproduce"], "ID is missing"),
+    "no id": (["reproduce"], "ID must be the name of an experiment"),
     "cell": (["reproduce", "table1", "--only", "cosin"], "--only must be one of .* Did you mean 'cosine"),
     "seeds": (["reproduce", "table1", "--seeds", "0"], "--seeds must be at least 1, got 0"),
-    "no data": (["reproduce", "imagenet"], "imagenet has no cells in the preset cpu"),
+    "no data": (["reproduce", "imagenet"], "--preset cpu has no cells for imagenet"),
     "folds": (["tune", "--number-of-folds", "1"], "--number-of-folds must be at least 2"),
     "operator": (["tune", "--try-operators", "cos"], "--try-operators must be one of"),
     "loss": (["tune", "--try-losses", "w"], "--try-losses must be one of"),
 }
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_wrong_input(case, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("case", INVALID)
+def test_invalid_input_exits_with_one_sentence(case, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    arguments, message = WRONG[case]
+    arguments, message = INVALID[case]
     assert spherenet(*arguments) == 2
-    said = capsys.readouterr().err
-    assert re.search(message, said)
-    assert one_sentence(said)
+    message_shown = capsys.readouterr().err
+    assert re.search(message, message_shown)
+    assert one_sentence(message_shown)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_list(capsys):
+def test_list_shows_experiments_and_cells(capsys):
     assert spherenet("reproduce", "--list") == 0
-    said = capsys.readouterr().out
-    assert all(id in said for id in IDS)
+    output = capsys.readouterr().out
+    assert all(id in output for id in EXPERIMENTS)
     assert spherenet("reproduce", "table3", "--list", "--preset", "paper") == 0
-    said = capsys.readouterr().out
-    assert "sigmoid-0.1" in said
-    assert "86.29" in said
-    assert "spherenet reproduce table3" in said
+    output = capsys.readouterr().out
+    assert "sigmoid-0.1" in output
+    assert "86.29" in output
+    assert "spherenet reproduce table3" in output
 
 
-def test_tune_chooses_by_folds_and_writes_a_configuration(tmp_path, capsys, monkeypatch):
+def test_tune_selects_the_best_mean_and_writes_a_configuration(tmp_path, capsys, monkeypatch):
     from spherenet.experiments import runner
 
-    monkeypatch.setattr(runner.Here, "__call__", lambda self, arguments, log: main(arguments))
+    monkeypatch.setattr(runner.LocalLauncher, "__call__", lambda self, arguments, log: main(arguments))
     options = ["--widths", 4, 4, 4, "--batch-size", 16, "--iterations", 30, "--eval-every", 30,
                "--eval-batch-size", 500, "--learning-rate", 0.01]  # fmt: skip
     arguments = ["tune", *options, "--try-operators", "sigmoid", "none", "--try-k", 0.3, 5.0, "--number-of-folds", 2,
                  "--output", tmp_path / "tune", "--best", tmp_path / "best.yaml", "--json"]  # fmt: skip
     assert spherenet(*arguments) == 0
-    said = capsys.readouterr().out
-    result = json.loads(said[said.index('{\n  "scores"') :])
+    output = capsys.readouterr().out
+    result = json.loads(output[output.index('{\n  "scores"') :])
     means = {row["setting"]: row["mean"] for row in result["scores"]}
     assert result["best"] == max(means, key=means.get)
     names = {path.name for path in (tmp_path / "tune").iterdir()}
     assert names == {"sigmoid_k0.3_softmax", "sigmoid_k5_softmax", "none_softmax"}
-    folds = [RunDirectory.open(run).config["pictures"] for run in (tmp_path / "tune").glob("*/fold-*")]
+    folds = [RunDirectory.open(run).config["images"] for run in (tmp_path / "tune").glob("*/fold-*")]
     assert folds == [{"train": 2000, "test": 2000}] * 6
     assert spherenet("train", "--config", tmp_path / "best.yaml", "--iterations", 1, "--output", tmp_path / "run") == 0
-    assert RunDirectory.open(tmp_path / "run").config["pictures"] == {"train": 4000, "test": 1000}
+    assert RunDirectory.open(tmp_path / "run").config["images"] == {"train": 4000, "test": 1000}
 
 
-def test_folds_share_no_pictures_and_are_stratified():
+def test_folds_are_disjoint_and_stratified():
     import torch
 
     from spherenet.data import load_dataset
-    from spherenet.training.build import in_folds
+    from spherenet.training.build import split_folds
 
     dataset = load_dataset("mnist5k")
-    parts = [in_folds(dataset, 3, fold) for fold in range(3)]
-    seen = torch.cat([part.test._positions for part in parts])
-    assert sorted(seen.tolist()) == list(range(4000))
-    for part in parts:
-        assert len(part.train) + len(part.test) == 4000
-        counts = part.test.labels.bincount()
+    folds = [split_folds(dataset, 3, fold) for fold in range(3)]
+    positions = torch.cat([fold.test._positions for fold in folds])
+    assert sorted(positions.tolist()) == list(range(4000))
+    for fold in folds:
+        assert len(fold.train) + len(fold.test) == 4000
+        counts = fold.test.labels.bincount()
         assert counts.max() - counts.min() <= 1
 
 
-def test_fewer_training_pictures_are_stratified_and_the_test_pictures_stay():
+def test_subsample_is_stratified_and_keeps_the_test_split():
     from spherenet.data import load_dataset
-    from spherenet.training.build import with_fewer
+    from spherenet.training.build import subsample
 
     dataset = load_dataset("mnist5k")
-    few = with_fewer(dataset, 37)
+    few = subsample(dataset, 37)
     counts = few.train.labels.bincount(minlength=10)
     assert len(few.train) == len(set(few.train._positions.tolist())) == 37
     assert counts.max() - counts.min() <= 1
     assert few.test is dataset.test
     for wrong in (9, 4001):
-        with pytest.raises(ValueError, match=f"from 10, one of each class, to the 4000 there are, got {wrong}"):
-            with_fewer(dataset, wrong)
+        with pytest.raises(ValueError, match=rf"from 10 \(one image per class\) to 4000 \(all images\), got {wrong}"):
+            subsample(dataset, wrong)
 
 
 @pytest.mark.parametrize(
     ("options", "last"),
     [({}, 5.0), ({"lambda_floor": 20.0}, 20.0), ({"lambda_floor": 150.0}, 150.0), ({"annealing": False}, 0.0)],
 )
-def test_annealing_ends_where_it_is_told(options, last):
+def test_annealing_ends_at_its_floor(options, last):
     from spherenet.data import load_dataset
-    from spherenet.training.build import build_model, iteration_setter
+    from spherenet.training.build import build_model, lambda_setter
 
     dataset = load_dataset("mnist5k")
-    config = TrainConfig(loss="ga-linear", iterations=600, widths=[4, 4, 4], lambda_floor_at=0.5, **options)
+    options = {**PAPER_MARGIN, "lambda_floor_at": 0.5, **options}
+    config = TrainConfig(loss="ga-linear", iterations=600, widths=[4, 4, 4], **options)
     model = build_model(config, dataset)
-    set_iteration = iteration_setter(config, model)
+    set_iteration = lambda_setter(config, model)
     set_iteration(600)
     assert model.criterion.current_lambda == last
     set_iteration(299)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM at a grid: runs save and leave, no other one starts, nothing is left running."""
+"""Ctrl-C and SIGTERM stop a grid: its runs save a checkpoint and exit, and no other run starts."""
 
 import importlib.util
 import os
@@ -10,22 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from spherenet.experiments.experiment import Job
+from spherenet.experiments.jobs import Job
 from spherenet.experiments.runner import run_jobs
 from spherenet.runs import RunDirectory
 from spherenet.training.config import TrainConfig
 
 SCRIPT = Path(__file__).with_name("stopped_grid.py")
-PATIENCE = 120
+TIMEOUT = 120
 has_ray = importlib.util.find_spec("ray") is not None
 with_ray = pytest.param("ray", 1, signal.SIGINT, marks=pytest.mark.skipif(not has_ray, reason="ray is not installed"))
 
 
 @pytest.mark.parametrize(
     ("launcher", "jobs", "number"),
-    [("here", 2, signal.SIGINT), ("here", 1, signal.SIGTERM), ("torchrun", 1, signal.SIGINT), with_ray],
+    [("local", 2, signal.SIGINT), ("local", 1, signal.SIGTERM), ("torchrun", 1, signal.SIGINT), with_ray],
 )
-def test_a_stopped_grid(tmp_path, launcher, jobs, number):
+def test_stopped_grid_saves_its_runs_and_starts_no_other(tmp_path, launcher, jobs, number):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     grid = subprocess.Popen(
         [sys.executable, str(SCRIPT), str(tmp_path), launcher, str(jobs)],
@@ -38,38 +38,38 @@ def test_a_stopped_grid(tmp_path, launcher, jobs, number):
     try:
         running = [tmp_path / f"run-{index}" for index in range(jobs)]
         wait_until(lambda: all(len(RunDirectory(run).metrics) > 3 for run in map(fresh, running)), grid)
-        grid.send_signal(number)  # to the grid alone, as a cluster's manager would
-        said, _ = grid.communicate(timeout=PATIENCE)
+        grid.send_signal(number)  # to the grid only, as a cluster manager does
+        output, _ = grid.communicate(timeout=TIMEOUT)
     finally:
         grid.kill()
         grid.wait()
         grid.stdout.close()
-    assert grid.returncode == 130, said
+    assert grid.returncode == 130, output
     for run in running:
         assert not RunDirectory(run).in_use
-        newest, complaints = RunDirectory(run).newest_checkpoint()
-        assert complaints == []
-        assert newest is not None, said  # it saved when it was asked to leave
+        newest, problems = RunDirectory(run).newest_checkpoint()
+        assert problems == []
+        assert newest is not None, output  # saved on the signal
         assert newest.step > 2
     assert [entry.name for entry in sorted(tmp_path.iterdir()) if entry.is_dir()] == [run.name for run in running]
-    assert said.count("None") == 0
+    assert output.count("None") == 0
 
 
 def fresh(path):
-    """Rows are counted once and kept: look anew."""
+    """Return a new path: rows are counted once per object and kept."""
     return Path(path)
 
 
 def wait_until(condition, process):
-    ends = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while not condition():
         assert process.poll() is None
-        assert time.monotonic() < ends
+        assert time.monotonic() < deadline
         time.sleep(0.1)
 
 
-def test_no_job_starts_after_the_grid_was_stopped(tmp_path):
-    """Whatever launches them: the list of jobs itself ends."""
+def test_no_job_starts_after_stop(tmp_path):
+    """This holds for every launcher: `run_jobs` starts no further job."""
     started, stopped = [], []
 
     def launch(arguments, log):

@@ -1,4 +1,4 @@
-"""Networks that look trained: every parameter and every running statistic away from where it starts."""
+"""Networks whose parameters and running statistics differ from their initial values, as after training."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ import spherenet as sn
 WIDTHS = {"resnet-18": (4, 6, 8, 10)}
 
 
-def _lived_in(model, images):
+def _perturb(model, images):
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
@@ -28,17 +28,17 @@ def _lived_in(model, images):
 
 @pytest.fixture
 def network():
-    """Make a small network of a name and options of `create_model`, in training mode, as if trained for a while."""
+    """Return a function that creates a small network in training mode with perturbed parameters."""
 
-    def make(name="cnn-3", **options):
+    def create(name="cnn-3", **options):
         options.setdefault("widths", WIDTHS.get(name, (4, 6, 8)))
         model = sn.create_model(name, **{"operator": None, **options})
-        return _lived_in(model, torch.randn(8, model.config["in_channels"], *model.config["input_size"]))
+        return _perturb(model, torch.randn(8, model.config["in_channels"], *model.config["input_size"]))
 
-    return make
+    return create
 
 
 @pytest.fixture
-def lived_in():
-    """Move a module of one's own away from where it starts, by images."""
-    return _lived_in
+def perturb():
+    """Return a function that perturbs the parameters and statistics of a module, given a batch of images."""
+    return _perturb

@@ -1,4 +1,4 @@
-"""Model cards: what is known is said, what is not known is left out."""
+"""Model cards: complete and partial cards, and invalid fields."""
 
 import datetime
 
@@ -41,7 +41,7 @@ CIFAR-10, 50,000 images.
 
 ## Accuracy
 
-91.28% on the CIFAR-10 test images (n = 10,000; 95 % interval 90.71% to 91.82%).
+91.28% on the CIFAR-10 test images (n = 10,000; 95% interval 90.71% to 91.82%).
 
 ## Command
 
@@ -80,17 +80,17 @@ import torch
 from spherenet.export import load_metadata, load_model
 
 model = load_model("path/to/this/folder")
-print(load_metadata("path/to/this/folder"))  # class names and preprocessing, where they are known
+print(load_metadata("path/to/this/folder"))  # class names and preprocessing, if available
 scores = model(torch.zeros(1, 3, 32, 32))  # a batch of images; softmax turns scores into probabilities
 ```
 """
 
 
-def test_the_whole_card():
+def test_complete_card():
     assert FULL.to_markdown() == EXPECTED
 
 
-def test_what_is_not_known_is_left_out():
+def test_missing_fields_are_omitted():
     text = ModelCard("Only a name").to_markdown()
     assert text.startswith("# Only a name\n\n## Usage\n")
     assert text.count("##") == 1
@@ -98,21 +98,21 @@ def test_what_is_not_known_is_left_out():
     assert "## Accuracy\n\n50.00%.\n" in ModelCard("x", accuracy=0.5).to_markdown()
 
 
-def test_code_cannot_leave_its_block():
+def test_code_cannot_end_its_block():
     text = ModelCard("a\n# b", command="echo '```'", usage="````").to_markdown()
     assert text.startswith("# a # b\n")
     assert "````bash\necho '```'\n````\n" in text
     assert "`````python\n````\n`````\n" in text
 
 
-def test_versions_of_what_runs():
+def test_library_versions():
     versions = library_versions()
     assert list(versions) == ["spherenet", "torch", "Python"]
     assert versions["spherenet"] == sn.__version__
 
 
 @pytest.mark.parametrize(("hits", "n"), [(0, 5), (5, 5), (9128, 10_000), (1, 3)])
-def test_the_interval_is_where_the_normal_approximation_just_reaches(hits, n):
+def test_wilson_interval_satisfies_its_definition(hits, n):
     """Each end p satisfies |hits/n − p| = z·sqrt(p(1 − p)/n), which defines Wilson's interval."""
     fraction = hits / n
     for end in wilson_interval(fraction, n):
@@ -125,15 +125,15 @@ def test_the_interval_is_where_the_normal_approximation_just_reaches(hits, n):
         ({"accuracy": 91.28}, ValueError, "accuracy must be a fraction from 0 to 1, got 91.28"),
         ({"accuracy": "91 %"}, TypeError, "accuracy must be a number"),
         ({"accuracy": 0.9, "accuracy_n": 0}, ValueError, "accuracy_n must be at least 1, got 0"),
-        ({"name": " "}, ValueError, "name must be a word or more"),
+        ({"name": " "}, ValueError, "name must be a string that is not empty, got ' '"),
     ],
 )
-def test_wrong_fields(fields, error, message):
+def test_invalid_fields_raise(fields, error, message):
     with pytest.raises(error, match=message):
         ModelCard(**({"name": "x"} | fields))
 
 
-def test_no_clock_is_read(monkeypatch):
+def test_date_does_not_read_the_clock(monkeypatch):
     import time
 
     monkeypatch.setattr(time, "time", lambda: pytest.fail("the clock was read"))

@@ -1,4 +1,4 @@
-"""torch.export and TorchScript: the model's answers at any batch size, without this library."""
+"""torch.export and TorchScript: same scores at any batch size, without this library."""
 
 import io
 import json
@@ -13,7 +13,7 @@ from torch import nn
 import spherenet as sn
 from spherenet.errors import ModelError
 from spherenet.export import export_onnx, export_program, export_torchscript, freeze
-from spherenet.export.programs import require_same_answers, trace_program
+from spherenet.export.programs import require_same_scores, trace_program
 
 OPERATORS = [None, "cosine", "linear", "sigmoid", "learnable"]
 LOSSES = {
@@ -27,53 +27,52 @@ LOSSES = {
 
 @pytest.fixture
 def torchscript():
-    """torch.jit's functions, which say with each call that they are deprecated."""
+    """Return torch.jit, whose functions warn that they are deprecated."""
     with pytest.warns(DeprecationWarning, match=r"`torch\.jit\.load` is deprecated"):
         yield torch.jit
 
 
-def assert_answers(run, model, accuracy=1e-5):
+def assert_same_scores(run, model, accuracy=1e-5):
     model = model.eval()
     for batch in (1, 2, 5):
         images = torch.randn(batch, model.config["in_channels"], *model.config["input_size"])
         with torch.no_grad():
-            expected, found = model(images), run(images)
-            # One by one as in a batch.
-            alone = torch.cat([run(image.unsqueeze(0)) for image in images])
+            expected, actual = model(images), run(images)
+            one_by_one = torch.cat([run(image.unsqueeze(0)) for image in images])
         peak = max(1.0, expected.abs().max().item())
-        assert (found - expected).abs().max().item() <= accuracy * peak
-        assert (alone - found).abs().max().item() <= accuracy * peak
+        assert (actual - expected).abs().max().item() <= accuracy * peak
+        assert (one_by_one - actual).abs().max().item() <= accuracy * peak
 
 
 @pytest.mark.parametrize("operator", [None, "learnable"])
-def test_programs(network, tmp_path, operator):
+def test_exported_program_matches(network, tmp_path, operator):
     model = network("cnn-3", operator=operator, loss=LOSSES[operator])
-    file = export_program(model, tmp_path / "x.pt2", metadata={"class_names": ["a"]})
+    file = export_program(model, tmp_path / "x.pt2", metadata={"classes": ["a"]})
     assert file == tmp_path / "x.pt2"
     extra = {"metadata.json": ""}
     program = torch.export.load(file, extra_files=extra)
-    assert_answers(program.module(), model)
-    assert json.loads(extra["metadata.json"]) == {"class_names": ["a"]}
+    assert_same_scores(program.module(), model)
+    assert json.loads(extra["metadata.json"]) == {"classes": ["a"]}
     operations = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
     assert all(name.startswith("aten.") for name in operations)
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_scripts(network, tmp_path, operator, torchscript):
+def test_torchscript_matches(network, tmp_path, operator, torchscript):
     model = network("cnn-9", operator=operator, loss=LOSSES[operator])
     file = export_torchscript(model, tmp_path / "x.ts", metadata={"n": 3})
     extra = {"metadata.json": ""}
-    assert_answers(torchscript.load(file, _extra_files=extra), model)
+    assert_same_scores(torchscript.load(file, _extra_files=extra), model)
     assert json.loads(extra["metadata.json"]) == {"n": 3}
 
 
-def test_a_residual_network(network, tmp_path, torchscript):
+def test_torchscript_of_a_residual_network_matches(network, tmp_path, torchscript):
     model = network("resnet-32", operator="cosine", loss="w-linear", head_bias=True)
-    assert_answers(torchscript.load(export_torchscript(model, tmp_path / "x.ts")), model)
+    assert_same_scores(torchscript.load(export_torchscript(model, tmp_path / "x.ts")), model)
 
 
 class Mixed(nn.Module):
-    """Somebody's own network: padding modes, groups, a 3-D and a 1-D convolution, an angle function."""
+    """Custom network with padding modes, groups, 1-D and 3-D convolutions and a custom angle function."""
 
     def __init__(self):
         super().__init__()
@@ -89,7 +88,7 @@ class Mixed(nn.Module):
 
 
 @pytest.mark.parametrize("geometry", [(2, 4, 8, 4)], ids=str)
-def test_any_module_with_an_example(tmp_path, geometry, torchscript):
+def test_custom_module_is_exported_with_an_example(tmp_path, geometry, torchscript):
     model = Mixed().eval()
     example = torch.randn(geometry)
     for run in (
@@ -101,35 +100,37 @@ def test_any_module_with_an_example(tmp_path, geometry, torchscript):
             torch.testing.assert_close(run(images), model(images), rtol=0, atol=1e-5)
 
 
-def test_folders_take_the_usual_names(network, tmp_path):
+def test_default_file_names_in_a_folder(network, tmp_path):
     assert export_program(network(), tmp_path) == tmp_path / "model.pt2"
     assert export_torchscript(network(), tmp_path) == tmp_path / "model.ts"
 
 
-def test_nothing_of_this_machine_is_in_a_program(network):
+def test_program_contains_no_local_paths(network):
     model = network(operator="cosine")
     buffer = io.BytesIO()
     torch.export.save(trace_program(model, torch.randn(2, 3, 32, 32)), buffer)
     for name in zipfile.ZipFile(buffer).namelist():
-        assert b"frozen.py" not in zipfile.ZipFile(buffer).read(name)
+        assert b"frozen_layers.py" not in zipfile.ZipFile(buffer).read(name)
 
 
 class UsesPython(sn.AngleFunction):
     def forward(self, cosine):
-        return sn.ops.angles.linear(cosine)
+        return sn.LinearAngle()(cosine)
 
 
-def test_what_torchscript_cannot_hold(network, tmp_path):
-    """An angle function that calls an autograd function; torch.export sees through it."""
+def test_torchscript_rejects_autograd_functions(network, tmp_path):
+    """torch.export supports an angle function that calls an autograd function."""
     model = network(operator=UsesPython(), batch_norm=False)
-    with pytest.raises(ModelError, match=r"TorchScript cannot hold the model: _BoundedAsin\w* is no operation"):
+    with pytest.raises(
+        ModelError, match=r"TorchScript does not support the model: \w*Asin\w* is not a torch operation"
+    ):
         export_torchscript(model, tmp_path / "x.ts")
     assert not list(tmp_path.iterdir())
-    assert_answers(torch.export.load(export_program(model, tmp_path / "x.pt2")).module(), model)
+    assert_same_scores(torch.export.load(export_program(model, tmp_path / "x.pt2")).module(), model)
 
 
 class Fixed(nn.Module):
-    """A model that takes batches of two alone."""
+    """Model that only accepts batches of two."""
 
     def __init__(self):
         super().__init__()
@@ -144,22 +145,22 @@ class Pair(nn.Linear):
         return super().forward(input), input
 
 
-WRONG = {
-    "a fixed batch": (Fixed, {"example": torch.randn(2, 4)}, ModelError, "torch.export cannot trace the model"),
+INVALID = {
+    "fixed batch size": (Fixed, {"example": torch.randn(2, 4)}, ModelError, "torch.export cannot trace the model"),
     "two outputs": (lambda: Pair(4, 3), {"example": torch.randn(2, 4)}, ModelError, "one tensor .*, got tuple"),
-    "no rows": (lambda: nn.Flatten(0), {"example": torch.randn(2, 4)}, ModelError, r"a row for each input .* \[8\]"),
-    "another size": (lambda: nn.Linear(5, 3), {"example": torch.randn(2, 4)}, ModelError, r"shape \[2, 4\]: mat1"),
+    "one row": (lambda: nn.Flatten(0), {"example": torch.randn(2, 4)}, ModelError, r"one row per input .* \[8\]"),
+    "other input size": (lambda: nn.Linear(5, 3), {"example": torch.randn(2, 4)}, ModelError, r"shape \[2, 4\]: mat1"),
     "no example": (lambda: nn.Linear(5, 3), {}, ValueError, "example must be a batch of inputs"),
-    "no tensor": (lambda: nn.Linear(5, 3), {"example": [1.0]}, TypeError, "example must be a tensor, got list"),
-    "no batch": (lambda: nn.Linear(5, 3), {"example": torch.zeros(0, 5)}, ValueError, r"at least one input, .*\[0"),
+    "example is a list": (lambda: nn.Linear(5, 3), {"example": [1.0]}, TypeError, "example must be a tensor, got list"),
+    "empty batch": (lambda: nn.Linear(5, 3), {"example": torch.zeros(0, 5)}, ValueError, r"at least one input, .*\[0"),
     "metadata": (lambda: nn.Linear(5, 3), {"example": torch.zeros(2, 5), "metadata": {"a": 1j}}, ModelError, "complex"),
-    "a folder": (lambda: nn.Linear(5, 3), {"example": torch.zeros(2, 5)}, ModelError, "a folder has that name"),
+    "folder": (lambda: nn.Linear(5, 3), {"example": torch.zeros(2, 5)}, ModelError, "a folder has that name"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_bad_input(tmp_path, case):
-    make, options, error, message = WRONG[case]
+@pytest.mark.parametrize("case", INVALID)
+def test_invalid_arguments_and_models_raise(tmp_path, case):
+    make, options, error, message = INVALID[case]
     (tmp_path / "sub" / "model.pt2").mkdir(parents=True)
     with pytest.raises(error, match=message) as caught:
         export_program(make(), tmp_path / "sub", **options)
@@ -167,53 +168,55 @@ def test_bad_input(tmp_path, case):
     assert [path.name for path in (tmp_path / "sub").iterdir()] == ["model.pt2"]
 
 
-def test_other_answers_are_refused(network, tmp_path, monkeypatch):
-    """A frozen layer with a wrong constant must not be written."""
+def test_different_scores_raise(network, tmp_path, monkeypatch):
+    """A model with a wrong constant must not be written."""
     model = network(operator="sigmoid")
 
-    def wrong(model):
+    def wrong_freeze(model):
         frozen = freeze(model)
         frozen.features.fully_connected.angle.scale.mul_(1.001)
         return frozen
 
-    monkeypatch.setattr("spherenet.export.programs.freeze", wrong)
+    monkeypatch.setattr("spherenet.export.programs.freeze", wrong_freeze)
     for export in (export_program, export_torchscript):
-        with pytest.raises(ModelError, match=r"does not give the model's answers: .* differ by \S+, at most 1e-05"):
+        with pytest.raises(
+            ModelError, match=r"must return the scores of the model up to a difference of 1e-05, got \S+ for"
+        ):
             export(model, tmp_path / "x")
     assert not list(tmp_path.iterdir())
     export_torchscript(model, tmp_path / "x", check=False)
 
 
-def test_deep_networks_and_half_precision_are_judged_by_their_own_rounding(network):
+def test_tolerance_follows_the_rounding_error_of_the_model(network):
     example = torch.randn(2, 3, 32, 32)
     deep = network("cnn-69", operator="sigmoid", k=0.1)
-    assert require_same_answers(freeze(deep), deep, example, "the frozen model") > 1e-6
+    assert require_same_scores(freeze(deep), deep, example, "the frozen model") > 1e-6
     half = network(operator="cosine", loss="s-cosine").to(torch.bfloat16)
-    assert require_same_answers(freeze(half), half, example.to(torch.bfloat16), "the frozen model") < 0.05
+    assert require_same_scores(freeze(half), half, example.to(torch.bfloat16), "the frozen model") < 0.05
     wrong = freeze(deep)
     wrong.features.fully_connected.angle.scale.mul_(1.1)
-    with pytest.raises(ModelError, match="the wrong model does not give the model's answers"):
-        require_same_answers(wrong, deep, example, "the wrong model")
+    with pytest.raises(ModelError, match="the wrong model must return the scores of the model"):
+        require_same_scores(wrong, deep, example, "the wrong model")
 
 
 RUN_ALONE = """
 import sys, warnings
-sys.modules["spherenet"] = None  # makes every import of it fail
+sys.modules["spherenet"] = None  # makes imports of it fail
 import torch, onnxruntime
 warnings.simplefilter("ignore")
 images = torch.load("images.pt", weights_only=True)
 session = onnxruntime.InferenceSession("x.onnx", providers=["CPUExecutionProvider"])
 with torch.no_grad():
-    answers = {
+    scores = {
         "program": torch.export.load("x.pt2").module()(images),
         "torchscript": torch.jit.load("x.ts")(images),
         "onnx": torch.from_numpy(session.run(None, {"images": images.numpy()})[0]),
     }
-torch.save(answers, "answers.pt")
+torch.save(scores, "scores.pt")
 """
 
 
-def test_exported_files_need_no_spherenet(network, tmp_path):
+def test_exported_files_run_without_spherenet(network, tmp_path):
     model = network(operator="learnable", loss="w-sigmoid").eval()
     for export, name in ((export_program, "x.pt2"), (export_torchscript, "x.ts"), (export_onnx, "x.onnx")):
         export(model, tmp_path / name, check=False)
@@ -222,5 +225,5 @@ def test_exported_files_need_no_spherenet(network, tmp_path):
     subprocess.run([sys.executable, "-c", RUN_ALONE], cwd=tmp_path, check=True, timeout=300)
     with torch.no_grad():
         expected = model(images)
-    for name, found in torch.load(tmp_path / "answers.pt", weights_only=True).items():
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5, msg=name)
+    for name, actual in torch.load(tmp_path / "scores.pt", weights_only=True).items():
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5, msg=name)

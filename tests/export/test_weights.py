@@ -1,4 +1,4 @@
-"""Tensors of any module: ties, views, strict loading, and loading what fits."""
+"""`save_weights`, `load_weights` and `load_matching`: shared tensors, views, strict and partial loading."""
 
 import json
 
@@ -14,7 +14,7 @@ from spherenet.export import load_matching, load_weights, save_model, save_weigh
 
 
 class Tied(nn.Module):
-    """One tensor under three names, a view that overlaps another, and a buffer of another layout."""
+    """Module with a tensor under three names, a view that overlaps another tensor, and a channels-last buffer."""
 
     def __init__(self):
         super().__init__()
@@ -22,13 +22,13 @@ class Tied(nn.Module):
         self.second = nn.Linear(4, 4)
         self.second.weight = self.first.weight
         self.third = self.second
-        self.register_buffer("part", self.first.bias.detach()[:2])
+        self.register_buffer("view", self.first.bias.detach()[:2])
         self.register_buffer("image", torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last))
         self.register_buffer("empty", torch.zeros(0))
         self.register_buffer("also_empty", torch.zeros(0))
 
 
-def test_ties_are_stored_once_and_kept(tmp_path):
+def test_shared_tensors_are_stored_once_and_stay_shared(tmp_path):
     model, other = Tied(), Tied()
     save_weights(model, tmp_path / "w.safetensors")
     with safe_open(tmp_path / "w.safetensors", "pt") as file:
@@ -41,22 +41,22 @@ def test_ties_are_stored_once_and_kept(tmp_path):
     assert other.second.weight is other.first.weight
 
 
-def test_ties_as_other_programs_write_them(tmp_path):
-    """Under any one of their names, or several times with one value; two values are no tie."""
+def test_shared_tensors_of_other_programs(tmp_path):
+    """They may be stored under any of their names, or several times with equal values."""
     state = {name: tensor.clone().contiguous() for name, tensor in Tied().state_dict().items()}
-    ours = {name: state[name] for name in state if not name.startswith(("first.w", "second.w"))}
-    save_file(ours, tmp_path / "one.safetensors")
+    stored_once = {name: state[name] for name in state if not name.startswith(("first.w", "second.w"))}
+    save_file(stored_once, tmp_path / "one.safetensors")
     save_file(state, tmp_path / "all.safetensors")
     for name in ("one", "all"):
         model = Tied()
         load_weights(model, tmp_path / f"{name}.safetensors")
         assert torch.equal(model.first.weight, state["third.weight"])
     save_file(state | {"second.weight": torch.zeros(4, 4)}, tmp_path / "two.safetensors")
-    with pytest.raises(ModelError, match=r"has two values for second\.weight and first\.weight"):
+    with pytest.raises(ModelError, match=r"has different values for second\.weight and first\.weight"):
         load_weights(Tied(), tmp_path / "two.safetensors")
 
 
-def test_untied_weights_take_a_tied_file(tmp_path):
+def test_separate_tensors_load_a_shared_tensor(tmp_path):
     save_weights(Tied(), tmp_path / "w.safetensors")
     model = Tied()
     model.second = nn.Linear(4, 4)
@@ -67,7 +67,7 @@ def test_untied_weights_take_a_tied_file(tmp_path):
     assert torch.equal(model.third.weight, model.first.weight)
 
 
-def test_strict_loading_changes_nothing_on_failure(tmp_path):
+def test_failed_load_leaves_the_module_unchanged(tmp_path):
     save_weights(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)), tmp_path / "w.safetensors")
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -76,7 +76,7 @@ def test_strict_loading_changes_nothing_on_failure(tmp_path):
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
-def test_dtype_and_requires_grad_are_the_modules(tmp_path):
+def test_load_keeps_dtype_and_requires_grad(tmp_path):
     save_weights(nn.Linear(2, 3), tmp_path / "w.safetensors")
     model = nn.Linear(2, 3, dtype=torch.float64).requires_grad_(False)
     load_weights(model, tmp_path / "w.safetensors")
@@ -84,15 +84,15 @@ def test_dtype_and_requires_grad_are_the_modules(tmp_path):
     assert not model.weight.requires_grad
 
 
-def test_weights_of_a_folder_and_of_a_changed_network(network, tmp_path):
-    """What save_model refuses: a network with an operator of one's own."""
+def test_weights_of_a_folder_and_of_a_network_with_operator_object(network, tmp_path):
+    """`save_model` does not support operator objects."""
     angle = sn.LearnableSigmoidAngle(k=0.2)
     model = sn.create_model("cnn-3", operator=angle, widths=(2, 3, 4))
     save_weights(model, tmp_path / "w.safetensors")
-    twin = sn.create_model("cnn-3", operator=sn.LearnableSigmoidAngle(), widths=(2, 3, 4))
-    load_weights(twin, tmp_path / "w.safetensors")
+    reloaded = sn.create_model("cnn-3", operator=sn.LearnableSigmoidAngle(), widths=(2, 3, 4))
+    load_weights(reloaded, tmp_path / "w.safetensors")
     images = torch.randn(2, 3, 32, 32)
-    assert torch.equal(model(images), twin(images))
+    assert torch.equal(model(images), reloaded(images))
     saved = network(operator="cosine")
     save_model(saved, tmp_path / "folder")
     plain = network()
@@ -100,7 +100,7 @@ def test_weights_of_a_folder_and_of_a_changed_network(network, tmp_path):
     assert torch.equal(plain.head.weight, saved.head.weight)
 
 
-def test_the_file_can_change_after_it_was_read(tmp_path):
+def test_loaded_weights_do_not_depend_on_the_file(tmp_path):
     save_weights(nn.Linear(2, 3), tmp_path / "w.safetensors")
     stored = load_file(tmp_path / "w.safetensors")["weight"].clone()
     model = nn.Linear(2, 3)
@@ -109,7 +109,7 @@ def test_the_file_can_change_after_it_was_read(tmp_path):
     assert torch.equal(model.weight, stored)
 
 
-def test_fine_tuning_to_other_classes(network, tmp_path):
+def test_load_matching_for_other_classes(network, tmp_path):
     source = network(operator="cosine", loss="ga-linear", num_classes=10)
     save_model(source, tmp_path / "saved")
     model = network(operator="cosine", loss="w-cosine", num_classes=4, head_bias=True)
@@ -120,7 +120,7 @@ def test_fine_tuning_to_other_classes(network, tmp_path):
     assert torch.equal(model.head.weight, head)
     for name in match.loaded:
         assert torch.equal(model.state_dict()[name], source.state_dict()[name])
-    with pytest.raises(ModelError, match="holds no tensor that fits the model: its first names are"):
+    with pytest.raises(ModelError, match="must contain a tensor that fits the model, got only others: "):
         load_matching(nn.Linear(2, 2), tmp_path / "saved")
 
 
@@ -132,7 +132,7 @@ class WithExtraState(nn.Linear):
         pass
 
 
-WRONG = {
+UNSUPPORTED = {
     "extra state": (lambda: WithExtraState(2, 2), "_extra_state must be a tensor to be saved or loaded, got dict"),
     "lazy": (lambda: nn.LazyLinear(2), "weight has no values yet: run the model once"),
     "meta": (lambda: nn.Linear(2, 2, device="meta"), "weight has no values yet"),
@@ -146,18 +146,18 @@ def _with_buffer(tensor):
     return module
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_what_cannot_be_saved(tmp_path, case):
-    make, message = WRONG[case]
+@pytest.mark.parametrize("case", UNSUPPORTED)
+def test_unsupported_state_raises(tmp_path, case):
+    make, message = UNSUPPORTED[case]
     with pytest.raises(ModelError, match=message):
         save_weights(make(), tmp_path / "w.safetensors")
     assert not list(tmp_path.iterdir())
 
 
-def test_wrong_places(tmp_path):
+def test_invalid_paths_raise(tmp_path):
     with pytest.raises(ModelError, match="a folder has that name"):
         save_weights(nn.Linear(2, 2), tmp_path)
-    with pytest.raises(ModelError, match=r"there is no file .*model\.safetensors"):
+    with pytest.raises(ModelError, match=r"the file .*model\.safetensors does not exist"):
         load_weights(nn.Linear(2, 2), tmp_path)
-    with pytest.raises(ModelError, match=r"there is no file .*x\.safetensors"):
+    with pytest.raises(ModelError, match=r"the file .*x\.safetensors does not exist"):
         load_matching(nn.Linear(2, 2), tmp_path / "x.safetensors")

@@ -1,4 +1,4 @@
-"""Runs in processes that a test can kill: command lines in children of the fork server."""
+"""Command lines in child processes that a test can kill, started by the fork server."""
 
 import json
 import os
@@ -14,58 +14,59 @@ from faults.scale import PATIENCE
 
 OPTIONS = ["--widths", "4", "4", "4", "--batch-size", "32", "--iterations", "14", "--log-every", "2", "--eval-every",
            "4", "--checkpoint-every", "3", "--eval-batch-size", "100", "--threads", "1"]  # fmt: skip
-"""A run of half a second on 200 digits: epochs end at 6 and 12, checkpoints are due at 3, 6, 9, 12 and 14."""
+"""A run of half a second on 200 digits. Epochs end at steps 6 and 12, checkpoints are due at 3, 6, 9, 12 and 14."""
 
 
 class Child:
-    """One command line in a process of its own; `pid` is its id, `said` what it printed so far."""
+    """Command line in a child process."""
 
-    def __init__(self, server, pid, output):
+    def __init__(self, server, pid, output_file):
         self.pid = pid
-        self._server, self._output = server, output
+        self._server, self._output_file = server, output_file
         self.code = self.peak = None
 
     @property
-    def said(self):
-        return self._output.read_text(errors="replace") if self._output.exists() else ""
+    def output(self):
+        """Return what the process has printed so far."""
+        return self._output_file.read_text(errors="replace") if self._output_file.exists() else ""
 
     def signal(self, number):
-        """Send it a signal; its id stays its own until it is waited for."""
+        """Send a signal. The process id is not reused before `wait`."""
         if self.code is None:
             os.kill(self.pid, number)
 
     def kill(self):
-        """kill -9, and wait until it is gone."""
+        """Send SIGKILL and wait for the end of the process."""
         self.signal(signal.SIGKILL)
         return self.wait()
 
     def has_ended(self, timeout=0):
-        """Whether it has ended, or ends within some seconds."""
+        """Return whether the process has ended, or ends within a timeout in seconds."""
         if self.code is None:
-            answer = self._server.ask({"wait": self.pid, "timeout": timeout})
-            self.code, self.peak = answer["code"], answer["peak"]
+            reply = self._server.request({"wait": self.pid, "timeout": timeout})
+            self.code, self.peak = reply["code"], reply["peak"]
         return self.code is not None
 
     def wait(self, timeout=PATIENCE):
-        """Return its exit code, negative for the signal it died of; fail where it hangs."""
+        """Return the exit code, −number if a signal ended the process. Fail after a timeout."""
         if not self.has_ended(timeout):
             self.signal(signal.SIGKILL)
             self.has_ended(10)
-            raise AssertionError(f"the process did not end in {timeout} s; it said:\n{self.said}")
+            raise AssertionError(f"the process did not end in {timeout} s; its output:\n{self.output}")
         return self.code
 
-    def wait_for(self, words, timeout=PATIENCE):
-        """Wait until it has said something."""
-        ends = time.monotonic() + timeout
-        while words not in self.said:
-            ended = self.has_ended() and words not in self.said
-            assert not ended, f"it ended with {self.code} and never said {words!r}, but:\n{self.said}"
-            assert time.monotonic() < ends, f"it never said {words!r}, but:\n{self.said}"
+    def wait_for(self, text, timeout=PATIENCE):
+        """Wait until the output contains a text."""
+        deadline = time.monotonic() + timeout
+        while text not in self.output:
+            ended = self.has_ended() and text not in self.output
+            assert not ended, f"the process ended with {self.code} and never printed {text!r}:\n{self.output}"
+            assert time.monotonic() < deadline, f"the process never printed {text!r}:\n{self.output}"
             time.sleep(0.005)
 
 
 class Children:
-    """Starts and ends children of one fork server."""
+    """Start and end child processes of one fork server."""
 
     def __init__(self, folder):
         self.folder, self.count = folder, 0
@@ -75,31 +76,32 @@ class Children:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            start_new_session=True,  # a Ctrl-C is for the tests; the server ends when they close its input
+            start_new_session=True,  # Ctrl-C goes to the tests only; the server ends when they close its input
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
 
-    def ask(self, request):
+    def request(self, request):
+        """Send a request to the server and return its reply."""
         self.server.stdin.write(json.dumps(request) + "\n")
         self.server.stdin.flush()
         return json.loads(self.server.stdout.readline())
 
     def start(self, *arguments, environment=None, **faults):
-        """Start a command line, with the faults that `injections.inject` takes."""
+        """Start a command line with the faults of `injections.inject`."""
         self.count += 1
-        output = self.folder / f"{self.count}.txt"
-        start = {"start": [str(argument) for argument in arguments], "said": str(output)}
-        answer = self.ask({**start, "environment": environment or {}, "faults": faults})
-        return Child(self, answer["pid"], output)
+        output_file = self.folder / f"{self.count}.txt"
+        start = {"start": [str(argument) for argument in arguments], "output": str(output_file)}
+        reply = self.request({**start, "environment": environment or {}, "faults": faults})
+        return Child(self, reply["pid"], output_file)
 
     def run(self, *arguments, timeout=PATIENCE, **options):
-        """Start a command line and wait for its end."""
+        """Start a command line, wait for its end and return the child."""
         child = self.start(*arguments, **options)
         child.wait(timeout)
         return child
 
     def start_ranks(self, *arguments, world=2, faults=None):
-        """Start one command line as the processes of a run, as torchrun would; faults: those of each rank."""
+        """Start one command line in several processes, as torchrun does. faults: rank → faults of that process."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
@@ -114,7 +116,7 @@ class Children:
         ]
 
     def close(self):
-        """End the server, and with it every child that is left, and theirs."""
+        """End the server and all remaining children and their workers."""
         self.server.stdin.close()
         self.server.stdout.close()
         with suppress(subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""What the fault tests share: children that may die, and the table of what was tried."""
+"""Fixtures of the fault tests, and the table of results in docs/reliability.md."""
 
 import os
 import shutil
@@ -15,22 +15,22 @@ from faults.scale import SOAK
 HERE = Path(__file__).parent
 REPORT = HERE.parents[1] / "docs" / "reliability.md"
 KEPT = "spherenet/soak"
-"""Where pytest's cache keeps the results of a soak, by file."""
+"""Key of pytest's cache for the results of `make soak`, by file."""
 
 _reports, _deselected = [], []
 
 
 @pytest.fixture(scope="session")
 def children(tmp_path_factory):
-    """Command lines in processes of their own, cheap enough for hundreds of them."""
-    made = Children(tmp_path_factory.mktemp("children"))
-    yield made
-    made.close()
+    """Return the starter of child processes, which is fast enough for hundreds of them."""
+    started = Children(tmp_path_factory.mktemp("children"))
+    yield started
+    started.close()
 
 
 @pytest.fixture(scope="session")
 def place(tmp_path_factory):
-    """Where runs are written: in memory, for a kill cannot tell and fsync takes half of the time; in a soak on disk."""
+    """Return the folder of all runs: on disk in `make soak`, else in memory, which halves the time."""
     if SOAK or not os.access("/dev/shm", os.W_OK):
         yield tmp_path_factory.mktemp("runs")
         return
@@ -40,36 +40,36 @@ def place(tmp_path_factory):
 
 @pytest.fixture
 def folder(place):
-    """A folder of a test's own for its runs."""
+    """Return a new folder for the runs of a test."""
     return Path(tempfile.mkdtemp(dir=place))
 
 
 @pytest.fixture(scope="session")
-def whole(children, place):
-    """Finished runs that nothing happened to, by their further options: whole("--accumulate", "2")."""
-    made = {}
+def uninterrupted(children, place):
+    """Return a function for the folder of an uninterrupted run: uninterrupted("--accumulate", "2")."""
+    paths = {}
 
     def run(*options):
-        if options not in made:
-            made[options] = Path(tempfile.mkdtemp(dir=place)) / "run"
-            done = children.run("train", *OPTIONS, *options, "--output", made[options])
-            assert done.code == 0, done.said
-        return made[options]
+        if options not in paths:
+            paths[options] = Path(tempfile.mkdtemp(dir=place)) / "run"
+            done = children.run("train", *OPTIONS, *options, "--output", paths[options])
+            assert done.code == 0, done.output
+        return paths[options]
 
     return run
 
 
 @pytest.fixture(scope="session")
 def interrupted(children, place):
-    """Copies of a run that was killed when it had made so many steps: interrupted(10, folder / "run")."""
-    made = {}
+    """Return a function that copies a run killed at a step: interrupted(10, folder / "run")."""
+    originals = {}
 
     def copy(step, path):
-        if step not in made:
-            made[step] = Path(tempfile.mkdtemp(dir=place)) / "run"
-            killed = children.run("train", *OPTIONS, "--output", made[step], die_at_step={"step": step})
-            assert killed.code == -9, killed.said
-        shutil.copytree(made[step], path)
+        if step not in originals:
+            originals[step] = Path(tempfile.mkdtemp(dir=place)) / "run"
+            killed = children.run("train", *OPTIONS, "--output", originals[step], die_at_step={"step": step})
+            assert killed.code == -9, killed.output
+        shutil.copytree(originals[step], path)
         return path
 
     return copy
@@ -77,7 +77,7 @@ def interrupted(children, place):
 
 @pytest.fixture
 def tried(request):
-    """Count what a test tries, for the table: tried("kill -9 at a random moment") each time."""
+    """Return a function that counts a trial for the table: tried("kill -9 at a random moment")."""
     counts = Counter()
 
     def count(what, times=1):
@@ -104,17 +104,17 @@ def pytest_deselected(items):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item, nextitem):
-    """In a soak, keep the results of each file that ran to its end, and write the table of all that are kept.
+    """In `make soak`, store the results of each complete file and write the table of all stored results.
 
-    So the files may run one by one, and a soak that is cut off loses only the file it was at.
+    The files can be run one by one, and an interrupted soak loses only the results of the current file.
     """
     result = yield
     config, file = item.config, item.path.name
-    in_parts = _deselected or any("::" in argument for argument in config.args)
-    alone = not hasattr(config, "workerinput")  # not one of the workers of pytest-xdist, who see parts of a file
-    if SOAK and alone and not in_parts and (nextitem is None or nextitem.path != item.path):
-        found = table.results_of([report for report in _reports if Path(report.fspath).name == file])
-        kept = {**config.cache.get(KEPT, {}), **found}
+    incomplete = _deselected or any("::" in argument for argument in config.args)
+    alone = not hasattr(config, "workerinput")  # not a worker of pytest-xdist, which runs only some tests of a file
+    if SOAK and alone and not incomplete and (nextitem is None or nextitem.path != item.path):
+        results = table.results_of([report for report in _reports if Path(report.fspath).name == file])
+        kept = {**config.cache.get(KEPT, {}), **results}
         kept = {name: result for name, result in kept.items() if (HERE / name).exists()}
         config.cache.set(KEPT, kept)
         table.write(REPORT, kept)

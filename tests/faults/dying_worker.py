@@ -1,4 +1,4 @@
-"""The command line on a few digits as a worker of torchrun; the one of DIE_RANK is killed, once, at DIE_AT_STEP."""
+"""Command line on a few digits as a worker of torchrun. The worker DIE_RANK is killed once, at step DIE_AT_STEP."""
 
 import os
 import sys
@@ -13,5 +13,5 @@ from spherenet.training import run as training
 training.build_data = fork_server.build_data
 
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ.get("DIE_RANK") == os.environ["RANK"]:
-    injections.die_at_a_step(int(os.environ["DIE_AT_STEP"]))
+    injections.kill_at_step(int(os.environ["DIE_AT_STEP"]))
 sys.exit(main())

@@ -1,4 +1,4 @@
-"""What stands in a run's folder: compared bit for bit, looked at after a kill, damaged."""
+"""Checks of run directories: valid after a kill, and bit-identical to another run."""
 
 import hashlib
 import json
@@ -10,33 +10,33 @@ from spherenet.runs import RunDirectory
 from spherenet.runs.checkpoints import load_checkpoint
 from spherenet.runs.directory import examine
 
-CLOCK = ("seconds", "peak_megabytes")
-"""What differs between two equal runs."""
+VARYING = ("seconds", "peak_megabytes")
+"""Values that differ between two equal runs."""
 
 
 def is_run(path):
-    """Whether a folder became a run: before its config.json is written there is nothing to go on with."""
+    """Return whether a folder is a run, which can be resumed."""
     return (path / "config.json").is_file()
 
 
 def rows(path):
-    """The metrics without the clock."""
-    found = RunDirectory(path).metrics.read()
-    return [{name: value for name, value in row.items() if name not in CLOCK} for row in found]
+    """Return the metrics without durations."""
+    metrics = RunDirectory(path).metrics.read()
+    return [{name: value for name, value in row.items() if name not in VARYING} for row in metrics]
 
 
 def newest_step(path):
-    """The step of the newest checkpoint, which must be whole, as must all others; −1 without any."""
-    found, complaints = RunDirectory(path).checkpoints.newest()
-    assert complaints == []
-    return -1 if found is None else found.step
+    """Return the step of the newest checkpoint, −1 if there is none. It must be valid."""
+    checkpoint, errors = RunDirectory(path).checkpoints.newest()
+    assert errors == []
+    return -1 if checkpoint is None else checkpoint.step
 
 
-def assert_sound(path):
-    """After a kill: whatever is there is whole; what is not whole is known as temporary."""
+def assert_valid(path):
+    """Assert that all files of a run are valid, except for temporary ones, as after a kill."""
     if is_run(path):
         findings = examine(path)
-        assert all(finding.good for finding in findings), findings
+        assert all(finding.valid for finding in findings), findings
 
 
 def assert_no_temporaries(path):
@@ -44,44 +44,44 @@ def assert_no_temporaries(path):
 
 
 def tensors_of(path):
-    """{"step-00000014/model/head.weight": tensor, …} of every checkpoint of a run."""
+    """Return {"step-00000014/model/head.weight": tensor, …} for every checkpoint of a run."""
     checkpoints = RunDirectory(path).checkpoints
     return {
-        f"{folder.name}/{group}/{name}": tensor
-        for kind in ("step", "best")
-        for folder in checkpoints.paths(kind)
+        f"{folder.name}/{group}/{key}": tensor
+        for name in ("step", "best")
+        for folder in checkpoints.paths(name)
         for group, tensors in load_checkpoint(folder).tensors.items()
-        for name, tensor in tensors.items()
+        for key, tensor in tensors.items()
     }
 
 
-def assert_same_tensors(found, expected):
-    assert [name for name in expected if name not in found] == []
+def assert_same_tensors(tensors, expected):
+    assert [name for name in expected if name not in tensors] == []
     for name, tensor in expected.items():
-        assert found[name].dtype == tensor.dtype, name
-        assert torch.equal(found[name], tensor), name
+        assert tensors[name].dtype == tensor.dtype, name
+        assert torch.equal(tensors[name], tensor), name
 
 
-def assert_same_run(path, whole):
-    """The same checkpoints bit for bit, the same metrics and summary, and nothing left over.
+def assert_same_run(path, other):
+    """Assert that two runs have bit-identical checkpoints, the same metrics and summary, and no temporary files.
 
-    A kill between the last checkpoint and the removal of the one it makes superfluous leaves that one, whole. The
-    note of a fault stays in the metrics of a run that goes on.
+    A kill between the last checkpoint and the removal of an older one leaves the older one, which is valid. The row of
+    a fault stays in the metrics when the run is resumed.
     """
-    assert_sound(path)
+    assert_valid(path)
     assert_no_temporaries(path)
-    found, expected = ([entry.name for entry in RunDirectory(run).checkpoints.paths()] for run in (path, whole))
-    assert found[-len(expected) :] == expected
-    assert len(found) <= len(expected) + 1
-    assert_same_tensors(tensors_of(path), tensors_of(whole))
-    assert [row for row in rows(path) if row["split"] != "fault"] == rows(whole)
-    summaries = [RunDirectory(run).summary for run in (path, whole)]
-    first, second = ({name: value for name, value in found.items() if name not in CLOCK} for found in summaries)
+    names, expected = ([entry.name for entry in RunDirectory(run).checkpoints.paths()] for run in (path, other))
+    assert names[-len(expected) :] == expected
+    assert len(names) <= len(expected) + 1
+    assert_same_tensors(tensors_of(path), tensors_of(other))
+    assert [row for row in rows(path) if row["split"] != "fault"] == rows(other)
+    summaries = [RunDirectory(run).summary for run in (path, other)]
+    first, second = ({name: value for name, value in summary.items() if name not in VARYING} for summary in summaries)
     assert first == second
 
 
 def sign(checkpoint):
-    """Write the manifest that fits a checkpoint's files as they are now: what an attacker, not an accident, does."""
+    """Write a manifest with the checksums of a checkpoint's current files, as an attacker does."""
     files = sorted(file for file in checkpoint.iterdir() if file.name != "manifest.json")
     manifest = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
     (checkpoint / "manifest.json").write_text(json.dumps(manifest) + "\n")

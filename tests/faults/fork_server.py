@@ -1,10 +1,10 @@
-"""A process with torch and a few digits in memory that forks a child for each command line it is told.
+"""Server process with torch and a few digits in memory that forks a child for each requested command line.
 
-Python with torch takes seconds to start, a fork milliseconds: so a test can kill hundreds of runs. Everything runs on
-one thread, so that runs can be compared bit for bit, and so that a fork copies the whole process.
+Starting Python with torch takes seconds, a fork milliseconds, so that tests can kill hundreds of runs. Everything runs
+on one thread, so that runs are bit-identical and a fork copies the complete process.
 
-A request is a line of JSON on stdin, its answer a line on stdout:
-    {"start": [arguments of spherenet], "said": file for its output, "environment": {}, "faults": {}} → {"pid": 1}
+A request is a line of JSON on stdin, its reply a line of JSON on stdout:
+    {"start": [arguments of spherenet], "output": file, "environment": {}, "faults": {}} → {"pid": 1}
     {"wait": pid, "timeout": seconds} → {"code": exit code, −number of a signal, or null, "peak": kilobytes}
 """
 
@@ -32,13 +32,13 @@ from spherenet.training import build  # noqa: E402
 from spherenet.training import run as training  # noqa: E402
 
 TRAIN, TEST = 200, 100
-"""Pictures, of 12 × 12, of the embedded digits: at a batch of 32 an epoch is 6 steps."""
+"""Number of embedded digits, of size 12 × 12. With a batch size of 32 an epoch has 6 steps."""
 
 
 @cache
 def few_digits():
     digits = load_dataset("mnist5k", image_size=12)
-    # Every twentieth, or tenth: they stand in the order of their classes.
+    # Every twentieth or tenth image, because they are sorted by class.
     chosen = [split.subset(torch.arange(0, len(split), len(split) // count))
               for split, count in ((digits.train, TRAIN), (digits.test, TEST))]  # fmt: skip
     return replace(digits, train=chosen[0], test=chosen[1])
@@ -49,27 +49,27 @@ def build_data(config, progress=None):
 
 
 def call(arguments):
-    """The exit code of a command line, as Python would leave with it."""
+    """Run a command line and return its exit code."""
     try:
         return main(arguments)
-    except SystemExit as left:
-        return left.code if isinstance(left.code, int) else int(left.code is not None)
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException:
         traceback.print_exc()
         return 1
 
 
 def warm_up():
-    """What is loaded on first use is loaded once, here."""
+    """Load everything that is loaded on first use."""
     with tempfile.TemporaryDirectory() as folder:
         options = ["--widths", "4", "4", "4", "--iterations", "1", "--eval-batch-size", "100", "--threads", "1"]
         assert call(["train", *options, "--batch-size", "32", "--output", f"{folder}/run"]) == 0
-    sys.stdout.flush()  # or every child would print it once more
+    sys.stdout.flush()  # otherwise every child would print it again
 
 
 def child(request):
-    """Become a child: output to its file, faults in place, then the command line."""
-    output = os.open(request["said"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    """Run the command line of a request in a forked child, with its output file and faults."""
+    output = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for stream in (1, 2):
         os.dup2(output, stream)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -83,36 +83,36 @@ def child(request):
 
 
 def wait(pid, timeout):
-    ends = time.monotonic() + timeout
+    deadline = time.monotonic() + timeout
     while True:
-        found, status, usage = os.wait4(pid, os.WNOHANG)
-        if found:
+        ended, status, usage = os.wait4(pid, os.WNOHANG)
+        if ended:
             return {"code": os.waitstatus_to_exitcode(status), "peak": usage.ru_maxrss}
-        if time.monotonic() > ends:
+        if time.monotonic() > deadline:
             return {"code": None, "peak": 0}
         time.sleep(0.002)
 
 
 def serve():
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the warm-up prints is no answer
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # keeps the output of the warm-up out of the replies
     training.build_data = build_data
     warm_up()
     living = set()
     for line in sys.stdin:
         request = json.loads(line)
         if "wait" in request:
-            answer = wait(request["wait"], request["timeout"])
-            if answer["code"] is not None:
+            reply = wait(request["wait"], request["timeout"])
+            if reply["code"] is not None:
                 living.discard(request["wait"])
         else:
             pid = os.fork()
             if pid == 0:
                 child(request)
             living.add(pid)
-            answer = {"pid": pid}
-        print(json.dumps(answer), file=answers, flush=True)
-    for pid in living:  # the tests have ended
+            reply = {"pid": pid}
+        print(json.dumps(reply), file=replies, flush=True)
+    for pid in living:
         os.kill(pid, signal.SIGKILL)
 
 

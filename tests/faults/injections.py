@@ -1,4 +1,4 @@
-"""Faults that a child of the fork server brings on itself: death at a chosen point, poison, a full disk, waiting."""
+"""Faults that a child of the fork server injects into itself: SIGKILL, NaN and infinite values, a full disk, delays."""
 
 import atexit
 import json
@@ -27,82 +27,82 @@ def inject(
     stuck_worker=None,
     small_sets=False,
 ):
-    """Put the faults of a request in place; each is None or the arguments of its function."""
+    """Inject the faults of a request. Each is None or the arguments of its function."""
     for function, arguments in (
         (watch_changes, changes),
-        (die_at_a_step, die_at_step),
+        (kill_at_step, die_at_step),
         (poison_steps, poison),
         (slow_down, slow),
-        (hold_at_a_step, hold),
+        (hold_at_step, hold),
         (limit_files, largest_file),
-        (stick_workers, stuck_worker),
+        (block_workers, stuck_worker),
     ):
         if arguments is not None:
             function(**arguments)
     if small_sets:
         from faults import small_sets
 
-        small_sets.use()
+        small_sets.register()
 
 
 def die():
-    """As kill -9 does it: nothing is flushed, closed or unlocked."""
+    """Send SIGKILL to this process: nothing is flushed, closed or unlocked."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Changes:
-    """Every change that this process makes to a folder, in order; before one of them it may die."""
+    """Record of the changes that this process makes to a folder. It can be killed before one of them."""
 
     def __init__(self, folder, die_at):
         self.folder, self.die_at = os.path.realpath(folder), die_at
-        self.seen = []
+        self.record = []
 
-    def happens(self, kind, path, half=None, source=None):
-        """Note a change that is about to be made, or die there; half: makes the first half of it."""
+    def add(self, operation, path, half=None, source=None):
+        """Record a change that is about to be made, or kill the process. half: makes the first half of the change."""
         place = os.path.realpath(path)
         if os.path.commonpath([self.folder, place]) != self.folder:
             return
-        if len(self.seen) == self.die_at:
+        if len(self.record) == self.die_at:
             if half is not None:
                 half()
             die()
-        self.seen.append((kind, *(os.path.relpath(at, self.folder) for at in (place, source) if at is not None)))
+        self.record.append((operation, *(os.path.relpath(at, self.folder) for at in (place, source) if at is not None)))
 
-    def hear(self, event, arguments):
-        """Python tells of what it does with files by audit events, except for fsync and writing itself."""
+    def audit(self, event, arguments):
+        """Handle Python's audit events for files. There are none for fsync and write."""
         if event == "open" and isinstance(arguments[0], (str, bytes)):
             if arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
-                self.happens("open", os.fsdecode(arguments[0]))
+                self.add("open", os.fsdecode(arguments[0]))
         elif event in ("os.remove", "os.rmdir"):
-            self.happens(event[3:], _placed(*arguments))
+            self.add(event[3:], _absolute(*arguments))
         elif event == "os.mkdir":
-            self.happens("mkdir", _placed(arguments[0], arguments[2]))
+            self.add("mkdir", _absolute(arguments[0], arguments[2]))
         elif event == "os.rename":
-            self.happens("rename", _placed(arguments[1], arguments[3]), source=_placed(arguments[0], arguments[2]))
+            self.add("rename", _absolute(arguments[1], arguments[3]), source=_absolute(arguments[0], arguments[2]))
         elif event == "os.truncate":
-            self.happens("truncate", _of_handle(arguments[0]))
+            self.add("truncate", _path_of_handle(arguments[0]))
 
 
-def _placed(path, handle):
-    """The path that a call with dir_fd means."""
-    return os.path.join(_of_handle(handle) if handle >= 0 else "", os.fsdecode(path))
+def _absolute(path, handle):
+    """Return the path of a call with dir_fd."""
+    return os.path.join(_path_of_handle(handle) if handle >= 0 else "", os.fsdecode(path))
 
 
-def _of_handle(handle):
+def _path_of_handle(handle):
     return os.readlink(f"/proc/self/fd/{handle}")
 
 
 def watch_changes(folder, die_at=None, record=None):
-    """Die before the change of number `die_at`, half way where it is a write; note all changes in a JSON file."""
+    """Kill the process before a change, or within it if it is a write. Write all changes to the JSON file `record`."""
     changes = Changes(folder, die_at)
     fsync, write, save_file = os.fsync, os.write, checkpoints.save_file
 
     def watched_fsync(handle):
-        changes.happens("fsync", _of_handle(handle))
+        changes.add("fsync", _path_of_handle(handle))
         fsync(handle)
 
     def watched_write(handle, data):
-        changes.happens("write", _of_handle(handle), lambda: write(handle, data[: len(data) // 2]))
+        changes.add("write", _path_of_handle(handle), lambda: write(handle, data[: len(data) // 2]))
         return write(handle, data)
 
     def watched_save(tensors, path):
@@ -110,17 +110,17 @@ def watch_changes(folder, die_at=None, record=None):
             save_file(tensors, path)
             os.truncate(path, Path(path).stat().st_size // 2)
 
-        changes.happens("write", path, half)
+        changes.add("write", path, half)
         save_file(tensors, path)
 
     os.fsync, os.write, checkpoints.save_file = watched_fsync, watched_write, watched_save
-    sys.addaudithook(changes.hear)
+    sys.addaudithook(changes.audit)
     if record is not None:
-        atexit.register(lambda: Path(record).write_text(json.dumps(changes.seen)))
+        atexit.register(lambda: Path(record).write_text(json.dumps(changes.record)))
 
 
-def die_at_a_step(step, after_saving=False):
-    """Die when the optimiser has made so many steps, before or after what is then logged and saved."""
+def kill_at_step(step, after_saving=False):
+    """Kill the process after an optimizer step, before or after logging and saving."""
     after_step = Trainer._after_step
 
     def dying(self, **options):
@@ -134,31 +134,31 @@ def die_at_a_step(step, after_saving=False):
 
 
 def poison_steps(steps, where="loss", value="nan"):
-    """Let the loss, or the gradient, of these steps be NaN or infinite."""
+    """Make the loss or the gradient of some steps NaN or infinite."""
     poison, forward, step = float(value), Classifier.forward, Trainer._step
-    now = {"step": -1}
+    current = {"step": -1}
 
     def counted(self, *arguments):
-        now["step"] = self.step
+        current["step"] = self.step
         try:
             return step(self, *arguments)
         finally:
-            now["step"] = -1
+            current["step"] = -1
 
     def poisoned(self, images, labels=None):
-        answer = forward(self, images, labels)
-        if labels is None or not self.training or now["step"] not in steps:
-            return answer
+        result = forward(self, images, labels)
+        if labels is None or not self.training or current["step"] not in steps:
+            return result
         if where == "loss":
-            return answer[0] + torch.tensor(poison), answer[1]
-        answer[0].register_hook(lambda gradient: gradient * poison)
-        return answer
+            return result[0] + torch.tensor(poison), result[1]
+        result[0].register_hook(lambda gradient: gradient * poison)
+        return result
 
     Trainer._step, Classifier.forward = counted, poisoned
 
 
 def slow_down(seconds):
-    """Let each step take longer."""
+    """Delay each step."""
     step = Trainer._step
 
     def slow(self, *arguments):
@@ -168,42 +168,42 @@ def slow_down(seconds):
     Trainer._step = slow
 
 
-def hold_at_a_step(step, until):
-    """Make so many steps, and no more before a file is there."""
-    make_step = Trainer._step
+def hold_at_step(step, until):
+    """Wait at a step until a file exists."""
+    original = Trainer._step
 
     def holding(self, *arguments):
         while self.step == step and not Path(until).exists():
             time.sleep(0.005)
-        return make_step(self, *arguments)
+        return original(self, *arguments)
 
     Trainer._step = holding
 
 
-def stick_workers(after):
-    """Let a worker hang forever when it has read so many batches."""
+def block_workers(after):
+    """Block a worker forever after it has read some batches."""
     read, calls = folder_split._BatchReader.__call__, []
 
-    def sticking(self, key):
+    def blocking(self, key):
         calls.append(key)
         while len(calls) > after:
             time.sleep(60)
         return read(self, key)
 
-    folder_split._BatchReader.__call__ = sticking
+    folder_split._BatchReader.__call__ = blocking
 
 
 def limit_files(size):
-    """Refuse to let a file grow beyond so many bytes, as a full disk does.
+    """Limit the size of files, which has the effect of a full disk.
 
-    What the child says goes to a file too: through another process, which has no limit.
+    The output of the child goes to a file too, through another process without the limit.
     """
     reading, writing = os.pipe()
     writer = os.fork()
     if writer == 0:
         os.close(writing)
-        while said := os.read(reading, 1 << 16):
-            os.write(1, said)
+        while text := os.read(reading, 1 << 16):
+            os.write(1, text)
         os._exit(0)
     os.close(reading)
     for stream in (1, 2):

@@ -1,4 +1,4 @@
-"""A process that trains for long and watches itself: python leaking.py STEPS RUNS READERS prints what it saw."""
+"""Train for long and print the resources in use: python leaking.py STEPS RUNS READERS."""
 
 import gc
 import json
@@ -15,17 +15,17 @@ torch.set_num_threads(1)
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import spherenet as sn  # noqa: E402
-from faults.small_sets import write_pictures  # noqa: E402
+from faults.small_sets import write_images  # noqa: E402
 from spherenet.data import load_dataset  # noqa: E402
 from spherenet.training import run as training  # noqa: E402
 from spherenet.training.config import TrainConfig  # noqa: E402
 
 SIZES = (1, 2, 5, 12, 30, 70, 130, 200, 150, 90, 40, 17, 7, 3)
-"""Batches that grow and shrink."""
+"""Batch sizes, growing and shrinking."""
 
 
-def held():
-    """Memory in kilobytes, and the numbers of threads, open files and child processes of this process."""
+def resources():
+    """Return the memory in kilobytes and the numbers of threads, open files and child processes of this process."""
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     tasks = os.listdir("/proc/self/task")
@@ -45,67 +45,67 @@ def _children(task):
 
 
 def settled(first):
-    """What is held when threads that are just ending have ended; `first` is what they should come down to."""
-    now = held()
+    """Return the resources when ending threads have ended, i.e. when the counts have fallen to those of `first`."""
+    current = resources()
     for _ in range(100):
-        if first is None or all(now[name] <= first[name] for name in ("threads", "files", "processes")):
+        if first is None or all(current[name] <= first[name] for name in ("threads", "files", "processes")):
             break
         time.sleep(0.1)
-        now = held()
-    return now
+        current = resources()
+    return current
 
 
 def batches(steps):
-    """Training steps on batches of every size; looked at after each round of sizes."""
+    """Train on batches of every size and return the resources after each round of sizes."""
     model = sn.create_model("cnn-3", 10, operator="learnable", loss="ga-linear", widths=(4, 4, 4), in_channels=1,
                             input_size=20)  # fmt: skip
     optimizer = torch.optim.Adam(sn.param_groups(model, 5e-4), fused=True)
     generator = torch.Generator().manual_seed(0)
-    seen = []
+    measured = []
     for step in range(steps):
         size = SIZES[step % len(SIZES)]
         images = torch.randn(size, 1, 20, 20, generator=generator)
         if size == 1:
-            model.eval()  # BatchNorm has no statistics of one picture
+            model.eval()  # BatchNorm needs more than one image
         loss, _ = model(images, torch.randint(10, (size,), generator=generator))
         model.train()
         optimizer.zero_grad()
         (loss + 1e-4 * sn.orthogonality(model)).backward()
         optimizer.step()
         if step % len(SIZES) == len(SIZES) - 1:
-            seen.append(held())
-    return seen
+            measured.append(resources())
+    return measured
 
 
 def runs(count, folder):
-    """Whole runs, with evaluations and checkpoints, one after the other."""
+    """Train complete runs, with evaluations and checkpoints, and return the resources after each."""
     digits = load_dataset("mnist5k", image_size=12)
     train, test = digits.train.subset(torch.arange(0, 4000, 20)), digits.test.subset(torch.arange(0, 1000, 10))
     few = replace(digits, train=train, test=test)
     training.build_data = lambda config, progress=None: few
     config = TrainConfig(widths=[4, 4, 4], iterations=10, batch_size=32, eval_every=5, checkpoint_every=3, log_every=2)
-    seen = []
+    measured = []
     for number in range(count + 1):
         training.train(config, folder / str(number))
-        seen.append(held())
-    return seen
+        measured.append(resources())
+    return measured
 
 
 def readers(count, folder):
-    """Loaders of pictures with workers: read to the end, closed half way, or forgotten."""
-    write_pictures(folder / "pictures", per_class=12)
-    split = load_dataset("folder", folder / "pictures", image_size=12).train
-    seen = []
+    """Open loaders with workers that are read to the end, closed early or dropped; return the resources after each."""
+    write_images(folder / "images", per_class=12)
+    split = load_dataset("folder", folder / "images", image_size=12).train
+    measured = []
     for number in range(count + 1):
         order = [(0, torch.arange(first, first + 4)) for first in range(0, 20, 4)]
-        found = split.batches(order, device=torch.device("cpu"), augmentation=None, workers=2)
-        for _ in zip(range(2 if number % 3 else 10), found, strict=False):
+        loader = split.batches(order, device=torch.device("cpu"), augmentation=None, workers=2)
+        for _ in zip(range(2 if number % 3 else 10), loader, strict=False):
             pass
         if number % 3 == 1:
-            found.close()
-        del found
-        seen.append(settled(seen[0] if seen else None))
-    return seen
+            loader.close()
+        del loader
+        measured.append(settled(measured[0] if measured else None))
+    return measured
 
 
 if __name__ == "__main__":

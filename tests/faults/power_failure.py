@@ -1,10 +1,10 @@
-"""A power failure, made on a disk of one's own: `python tests/faults/power_failure.py [times]`.
+"""Simulate power failures on a loop device: `python tests/faults/power_failure.py [times]`.
 
-A run is trained on an ext4 file system in a file. At a random moment the file is copied as it is: what the run has
-written but not synced is still in the memory of the system, as after a loss of power. The copy is mounted, which
-replays its journal, and must hold a run that `doctor` finds nothing wrong with and that is resumed to the end.
+A run is trained on an ext4 file system in a file. At a random moment the file is copied. As after a power failure, the
+copy lacks what the run has written but not synced. It is mounted, which replays its journal, and must contain a run
+that `doctor` finds valid and that can be resumed to the end.
 
-It needs the right to mount loop devices; the exit code is 77 without it. `test_power.py` runs it where it is allowed.
+Mounting loop devices requires privileges. The exit code is 77 without them. `test_power_failure.py` runs this script.
 """
 
 import os
@@ -19,7 +19,7 @@ from pathlib import Path
 
 NOT_ALLOWED = 77
 OPTIONS = ["--widths", "4", "4", "4", "--batch-size", "32", "--iterations", "60", "--log-every", "1", "--eval-every",
-           "10", "--checkpoint-every", "5", "--eval-batch-size", "500", "--threads", "1", "--observe",
+           "10", "--checkpoint-every", "5", "--eval-batch-size", "500", "--threads", "1", "--probes",
            "false"]  # fmt: skip
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
@@ -39,7 +39,7 @@ def mounted(disk, place):
 
 
 def is_allowed(folder):
-    """Whether a file can be made a disk and mounted here."""
+    """Return whether loop devices can be mounted."""
     disk = folder / "try.img"
     try:
         make_disk(disk)
@@ -58,7 +58,7 @@ def make_disk(disk):
 
 
 def lose_power(folder, moment):
-    """Train, copy the disk after so many seconds of training, and return what is wrong with the copy, if anything."""
+    """Train, copy the disk after some seconds of training, and return a problem of the copy, None if there is none."""
     disk, copy = folder / "disk.img", folder / "copy.img"
     make_disk(disk)
     with mounted(disk, folder / "disk") as place:
@@ -90,7 +90,7 @@ def lose_power(folder, moment):
 
 def main(times):
     chance = random.Random(0)
-    # In memory where that is possible: what is synced is what has reached this file, and its own disk does not matter.
+    # In memory if possible: synced data are those in this file, whether it is on a disk or not.
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=memory) as name:
         folder = Path(name)
@@ -102,7 +102,7 @@ def main(times):
             if problem is not None:
                 print(f"power failure {number}: {problem}")
                 return 1
-    print(f"{times} power failures, all held")
+    print(f"{times} power failures, no run was corrupt")
     return 0
 
 

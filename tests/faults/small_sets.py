@@ -1,4 +1,4 @@
-"""Data sets of a few pictures in the official forms, good ones, for the tests to spoil."""
+"""Small valid data sets in the official formats, which the tests corrupt."""
 
 import io
 import pickle
@@ -8,28 +8,30 @@ from dataclasses import replace
 import numpy as np
 from PIL import Image
 
-from spherenet.data import registry as catalogue
-from spherenet.data.cifar import CIFAR10, CIFAR100
+from spherenet.data import DATASETS
+from spherenet.data.cifar import CIFAR10, CIFAR100, cifar_info
 
 COUNT = 40
-"""Pictures a file."""
+"""Images per file."""
 
 
 def small(form):
-    """CIFAR-10 or CIFAR-100 with few pictures a file; all else is official."""
+    """Return the format of CIFAR-10 or CIFAR-100 with few images per file."""
     return replace(form, train=dict.fromkeys(form.train, COUNT), test=dict.fromkeys(form.test, COUNT))
 
 
 SMALL10, SMALL100 = small(CIFAR10), small(CIFAR100)
 
 
-def use():
-    """Let the library take the small forms for the official ones."""
-    catalogue.CIFAR_FORMATS.update(cifar10=SMALL10, cifar100=SMALL100)
+def register():
+    """Replace the official formats by the small ones."""
+    DATASETS.update(
+        cifar10=cifar_info(SMALL10, augmentation="flip"), cifar100=cifar_info(SMALL100, augmentation="flips-crop")
+    )
 
 
-def pictures(form):
-    """{file: (planes uint8 [COUNT, 3072], labels)} of a set."""
+def random_images(form):
+    """Return {file: (planes uint8 [COUNT, 3072], labels)} of a data set."""
     generator = np.random.default_rng(0)
     labels = np.arange(COUNT) % len(form.classes)
     return {
@@ -38,19 +40,19 @@ def pictures(form):
 
 
 def binary_files(form):
-    """{name: bytes} of the binary layout."""
+    """Return {name: bytes} in the binary format."""
     files = {}
-    for name, (planes, labels) in pictures(form).items():
+    for name, (planes, labels) in random_images(form).items():
         columns = [labels[:, None]] * form.label_bytes
         files[f"{name}.bin"] = np.concatenate([*columns, planes], axis=1).astype(np.uint8).tobytes()
     return files
 
 
 def pickled_files(form, protocol=2):
-    """{name: bytes} of the -py layout."""
+    """Return {name: bytes} in the -py format."""
     return {
         name: pickle.dumps({b"data": planes, form.label_key.encode(): labels.tolist()}, protocol=protocol)
-        for name, (planes, labels) in pictures(form).items()
+        for name, (planes, labels) in random_images(form).items()
     }
 
 
@@ -61,13 +63,13 @@ def write_folder(folder, files):
     return folder
 
 
-def member(name, data=b"", kind=tarfile.REGTYPE, **fields):
-    """One member of an archive."""
-    made = tarfile.TarInfo(name)
-    made.size, made.type = len(data), kind
+def member(name, data=b"", member_type=tarfile.REGTYPE, **fields):
+    """Return a member of an archive and its data."""
+    info = tarfile.TarInfo(name)
+    info.size, info.type = len(data), member_type
     for field, value in fields.items():
-        setattr(made, field, value)
-    return made, data
+        setattr(info, field, value)
+    return info, data
 
 
 def write_archive(path, members):
@@ -79,12 +81,12 @@ def write_archive(path, members):
 
 
 def members_of(form):
-    """The members of the official binary archive."""
+    """Return the members of the official binary archive."""
     return [member(f"{form.binary_folder}/{name}", data) for name, data in binary_files(form).items()]
 
 
-def write_pictures(root, per_class=4, size=12):
-    """A folder of two classes of small pictures; return the picture files."""
+def write_images(root, per_class=4, size=12):
+    """Write a folder of two classes of small images and return the paths of the images."""
     generator = np.random.default_rng(0)
     paths = []
     for name in ("cat", "dog"):

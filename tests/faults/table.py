@@ -1,4 +1,4 @@
-"""The table of docs/reliability.md, made of the reports of the tests; results of earlier sessions are kept by file."""
+"""The table of results in docs/reliability.md, from the reports of the tests. Results of earlier sessions are kept."""
 
 import platform
 import subprocess
@@ -12,7 +12,7 @@ BEGIN, END = "<!-- written by make soak: begin -->", "<!-- written by make soak:
 
 POINTS = {
     1: "kill -9",
-    2: "damaged checkpoints",
+    2: "corrupt checkpoints",
     3: "disk full",
     4: "hostile pickles",
     5: "hostile archives",
@@ -30,33 +30,33 @@ POINTS = {
 }
 
 TOTALS = {1: "kill -9", 11: "a"}
-"""Points of which the rows that begin so are added up: what counts is how often, whatever the kind."""
+"""Points with a row for the total of all rows that start with this text."""
 
 
 def results_of(reports):
-    """{file: what its tests tried, how often, and what came of it}, as JSON takes it."""
+    """Return {file: date, system, number of tests and rows of the table} as JSON values."""
     by_file = {}
     for report in reports:
         by_file.setdefault(Path(report.fspath).name, []).append(report)
-    here = {"when": f"{datetime.now(timezone.utc).date()}, commit {_commit()}", "where": _where()}
+    session = {"when": f"{datetime.now(timezone.utc).date()}, commit {_commit()}", "where": _where()}
     return {
-        file: {**here, "tests": len({report.nodeid for report in found}), "rows": _rows(found)}
-        for file, found in by_file.items()
+        file: {**session, "tests": len({report.nodeid for report in own}), "rows": _rows(own)}
+        for file, own in by_file.items()
     }
 
 
 def write(path, results):
-    """Put the results of all files between the two markers of a page; what stands around them stays."""
+    """Write the table between the two markers of a page."""
     text = path.read_text(encoding="utf-8")
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
-    assert begin, f"{path} has no place for the table"
-    assert end, f"{path} has no end of the table"
+    assert begin, f"{path} has no start marker of the table"
+    assert end, f"{path} has no end marker of the table"
     path.write_text(f"{before}{BEGIN}\n{in_markdown(results)}\n{END}{after}", encoding="utf-8")
 
 
 def in_markdown(results):
-    """The table: a row for each thing that was tried."""
+    """Return the sessions and the table, with one row per fault."""
     sessions, rows = {}, {}
     for result in results.values():
         points = sessions.setdefault((result["when"], result["where"]), {"tests": 0, "failed": 0, "points": set()})
@@ -85,7 +85,7 @@ def in_markdown(results):
 
 
 def _rows(reports):
-    """What the tests of a file tried."""
+    """Return the rows of the table for the tests of a file."""
     outcomes = {}
     for report in reports:
         if report.when == "call" or report.outcome != "passed":

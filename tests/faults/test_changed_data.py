@@ -1,4 +1,4 @@
-"""Data that changed since a run was started, and another implementation: refused or said, never passed over."""
+"""Data that changed since a run was started are rejected, and another implementation is reported."""
 
 import shutil
 
@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from faults.children import OPTIONS
-from faults.folders import tensors_of
-from faults.small_sets import write_pictures
+from faults.folders import sign, tensors_of
+from faults.small_sets import write_images
 from spherenet.runs import RunDirectory
 from spherenet.runs.checkpoints import load_checkpoint
 
@@ -17,12 +17,12 @@ IMAGES = ["--data", "folder", "--image-size", "12", "--batch-size", "4", "--work
 
 @pytest.fixture
 def run(children, folder):
-    """A run on a folder of images that was interrupted, and its folder."""
-    write_pictures(folder / "images", per_class=12)
-    made = folder / "run"
-    options = [*OPTIONS, *IMAGES, "--data-dir", folder / "images", "--output", made]
+    """Return an interrupted run on a folder of images."""
+    write_images(folder / "images", per_class=12)
+    path = folder / "run"
+    options = [*OPTIONS, *IMAGES, "--data-dir", folder / "images", "--output", path]
     assert children.run("train", *options, die_at_step={"step": 10}).code == -9
-    return made
+    return path
 
 
 def rename_a_class(images):
@@ -46,68 +46,64 @@ CHANGES = {
 
 @pytest.mark.parametrize("case", CHANGES)
 @pytest.mark.parametrize("verb", ["resume", "evaluate"])
-def test_changed_data_are_refused(children, run, tried, case, verb):
-    change, words = CHANGES[case]
+def test_changed_data_are_rejected(children, run, tried, case, verb):
+    change, message = CHANGES[case]
     change(run.parent / "images")
     arguments = ["train", "--resume", run] if verb == "resume" else ["evaluate", run]
     done = children.run(*arguments)
-    assert done.code == 2, done.said
-    assert words in done.said
-    assert "--allow-changes" in done.said
-    assert "Traceback" not in done.said
+    assert done.code == 2, done.output
+    assert message in done.output
+    assert "--allow-changes" in done.output
+    assert "Traceback" not in done.output
     if case != "a renamed class":
         assert children.run(*arguments, "--allow-changes").code == 0
     tried(f"{case}, then {verb}")
 
 
-def test_another_directory_with_the_same_images_is_no_change(children, run, tried):
+def test_same_images_in_another_directory_are_accepted(children, run, tried):
     (run.parent / "images").rename(run.parent / "moved")
     assert children.run("evaluate", run, "--data-dir", run.parent / "moved").code == 0
     assert children.run("train", "--resume", run, "--data-dir", run.parent / "moved").code == 0
     tried("the same images in another place")
 
 
-def test_another_implementation_is_said(children, interrupted, folder, tried):
+def test_another_implementation_is_reported(children, interrupted, folder, tried):
     run = interrupted(10, folder / "run")
     for checkpoint in RunDirectory(run).checkpoints.paths():
         state = load_checkpoint(checkpoint).state
         assert state["implementation"]
         text = (checkpoint / "state.json").read_text()
         (checkpoint / "state.json").write_text(text.replace(state["implementation"], "abacus"))
-        from faults.folders import sign
-
         sign(checkpoint)
     done = children.run("train", "--resume", run)
-    assert done.code == 0, done.said
-    assert "computed by the implementation 'abacus'" in done.said
+    assert done.code == 0, done.output
+    assert "computed by the implementation 'abacus'" in done.output
     tried("another implementation on --resume")
 
 
-def test_the_best_checkpoint_of_an_abandoned_branch_is_gone(children, interrupted, folder, tried):
-    """Resumed with other options from step 3, a best one of step 8 has nothing to do with the run any more."""
+def test_best_checkpoint_of_an_abandoned_branch_is_removed(children, interrupted, folder, tried):
+    """A best checkpoint after the step from which a run is resumed with other options does not belong to the run."""
     run = interrupted(10, folder / "run")
-    found = RunDirectory(run)
-    (best,) = found.checkpoints.paths("best")
+    directory = RunDirectory(run)
+    (best,) = directory.checkpoints.paths("best")
     assert int(best.name.split("-")[1]) > 3
-    for checkpoint in found.checkpoints.paths()[-1:]:
-        shutil.rmtree(checkpoint)  # those left: step 6
+    for checkpoint in directory.checkpoints.paths()[-1:]:
+        shutil.rmtree(checkpoint)  # the checkpoint of step 6 remains
     shutil.copytree(best, best.with_name("best-00000012"))
     shutil.rmtree(best)
     state = best.with_name("best-00000012") / "state.json"
     state.write_text(state.read_text().replace(f'"step": {int(best.name[5:])}', '"step": 12'))
-    from faults.folders import sign
-
     sign(state.parent)
     abandoned = {name: tensor for name, tensor in tensors_of(run).items() if name.startswith("best")}
-    # A learning rate of 0 never makes the network better than it was: nothing may replace the abandoned one by luck.
+    # A learning rate of 0 never improves the network, so no better checkpoint can replace the abandoned one by chance.
     options = ["--learning-rate", 0, "--milestones", 1000, "--allow-changes"]
     done = children.run("train", "--resume", run, *options)
-    assert done.code == 0, done.said
-    summary, (kept,) = found.summary, found.checkpoints.paths("best")
+    assert done.code == 0, done.output
+    summary, (kept,) = directory.summary, directory.checkpoints.paths("best")
     assert int(kept.name.split("-")[1]) == summary["best_step"]
     assert load_checkpoint(kept).state["accuracy"] == summary["best_accuracy"]
-    now = tensors_of(run)
-    assert any(not torch.equal(now[name.replace("best-00000012", kept.name)], tensor)
+    current = tensors_of(run)
+    assert any(not torch.equal(current[name.replace("best-00000012", kept.name)], tensor)
                for name, tensor in abandoned.items())  # fmt: skip
     exported = folder / "exported"
     assert children.run("export", run, exported).code == 0

@@ -1,4 +1,4 @@
-"""A disk that fills up: one sentence, an exit code that is not 0, and everything that was saved is still there."""
+"""A full disk ends a run with one sentence and an exit code other than 0, and everything saved before is valid."""
 
 import json
 import os
@@ -12,21 +12,21 @@ import pytest
 
 from command_line import one_sentence
 from faults.children import OPTIONS
-from faults.folders import assert_no_temporaries, assert_same_run, assert_sound, newest_step
+from faults.folders import assert_no_temporaries, assert_same_run, assert_valid, newest_step
 from faults.scale import DISK_LIMITS, PATIENCE
 from spherenet.runs import RunDirectory
 
 POINT = 3
 
 
-def complaint(child):
-    """What it said last; the lines before are those of a healthy run."""
-    assert "Traceback" not in child.said, child.said
-    return child.said.strip().splitlines()[-1]
+def last_line(child):
+    """Return the last line of the output, without a traceback. The lines before report progress."""
+    assert "Traceback" not in child.output, child.output
+    return child.output.strip().splitlines()[-1]
 
 
-def test_a_checkpoint_does_not_fit(children, interrupted, whole, folder, tried):
-    """A limit on the size of files that each file of the next checkpoint exceeds in turn."""
+def test_checkpoint_that_does_not_fit_keeps_the_earlier_one(children, interrupted, uninterrupted, folder, tried):
+    """Each file of the next checkpoint exceeds the limit on the size of files in turn."""
     newest = RunDirectory(interrupted(4, folder / "sizes")).checkpoints.paths()[-1]
     sizes = sorted(file.stat().st_size for file in newest.glob("*.safetensors"))
     first, last = sizes[0], sizes[-1]
@@ -34,87 +34,87 @@ def test_a_checkpoint_does_not_fit(children, interrupted, whole, folder, tried):
     for number, limit in enumerate(limits[:DISK_LIMITS]):
         run = interrupted(4, folder / str(number))  # its checkpoint is that of step 3
         child = children.run("train", "--resume", run, largest_file={"size": limit})
-        assert child.code == 2, child.said
-        assert re.search("(best-00000004|step-00000006) could not be written", complaint(child))
-        assert "earlier ones are intact" in complaint(child)
-        assert_sound(run)
+        assert child.code == 2, child.output
+        assert re.search("(best-00000004|step-00000006) could not be written", last_line(child))
+        assert "earlier ones are valid" in last_line(child)
+        assert_valid(run)
         assert newest_step(run) == 3
         assert_no_temporaries(run)
         assert children.run("train", "--resume", run).code == 0
-        assert_same_run(run, whole())
+        assert_same_run(run, uninterrupted())
         tried("a checkpoint that exceeds the largest file allowed")
 
 
-@pytest.mark.parametrize("room", [0, 20])
-def test_the_metrics_do_not_fit(children, interrupted, whole, folder, tried, room):
-    """No byte of the next row fits, or a part of it; the checkpoint of step 6 would come later."""
+@pytest.mark.parametrize("space", [0, 20])
+def test_row_that_does_not_fit_keeps_the_earlier_rows(children, interrupted, uninterrupted, folder, tried, space):
+    """Nothing or only the start of the next row fits."""
     run = interrupted(4, folder / "run")
-    limit = (run / "metrics.jsonl").stat().st_size + room
+    limit = (run / "metrics.jsonl").stat().st_size + space
     child = children.run("train", "--resume", run, largest_file={"size": limit})
-    assert child.code == 2, child.said
-    reason = "the disk is full" if room else "File too large"
-    assert f"metrics.jsonl could not be written ({reason}); the rows before are intact." in complaint(child)
-    assert_sound(run)
+    assert child.code == 2, child.output
+    reason = "the disk is full" if space else "File too large"
+    assert f"metrics.jsonl could not be written ({reason}); earlier rows are valid." in last_line(child)
+    assert_valid(run)
     assert newest_step(run) == 3
     assert children.run("train", "--resume", run).code == 0
-    assert_same_run(run, whole())
+    assert_same_run(run, uninterrupted())
     tried("a row of metrics that exceeds the largest file allowed")
 
 
-def test_nothing_fits(children, folder, tried):
-    """Not even config.json: the folder is not a run, nothing half written is left, and it can be used again."""
+def test_disk_without_space_leaves_no_files(children, folder, tried):
+    """Not even config.json fits: the folder is not a run, has no temporary files and can be used again."""
     run = folder / "run"
     child = children.run("train", *OPTIONS, "--output", run, largest_file={"size": 100})
-    assert child.code == 2, child.said
-    assert one_sentence(child.said), child.said
+    assert child.code == 2, child.output
+    assert one_sentence(child.output), child.output
     assert [entry.name for entry in run.iterdir() if entry.name != ".lock"] == []
     assert children.run("train", *OPTIONS, "--iterations", 1, "--output", run).code == 0
-    tried("a disk that has no room for a run at all")
+    tried("a disk without space for a run")
 
 
 ON_A_SMALL_DISK = """
 import json, subprocess, sys
 from spherenet.cli import main
 from spherenet.runs.directory import examine
-disk, answers, *options = sys.argv[1:]
+disk, results, *options = sys.argv[1:]
 run = f"{disk}/run"
 options += ["--image-size", "12", "--iterations", "90", "--log-every", "1", "--eval-every", "30"]
 filled = main(["train", *options, "--output", run])
-findings = [(finding.part, finding.good) for finding in examine(run)]
+findings = [(finding.name, finding.valid) for finding in examine(run)]
 subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
 resumed = main(["train", "--resume", run, "--iterations", "30", "--allow-changes"])
-after = [(finding.part, finding.good) for finding in examine(run)]
-json.dump([filled, findings, resumed, after], open(answers, "w"))
+after = [(finding.name, finding.valid) for finding in examine(run)]
+json.dump([filled, findings, resumed, after], open(results, "w"))
 """
 
 
-def test_a_full_device(tmp_path, tried):
-    """A run on a disk of its own that fills up; when there is room again, it goes on."""
-    disk, answers = tmp_path / "disk", tmp_path / "answers.json"
+def test_run_on_a_full_device_is_resumed_later(tmp_path, tried):
+    """A run fills a small disk, and is resumed when there is space again."""
+    disk, results = tmp_path / "disk", tmp_path / "results.json"
     disk.mkdir()
-    alone = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+    unshared = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
     mount = f"mount -t tmpfs -o size=120k tmpfs '{disk}'"
-    if not shutil.which("unshare") or subprocess.run([*alone, mount], capture_output=True).returncode:
-        pytest.skip("this system lets nobody mount a small disk")
-    program = [sys.executable, "-c", ON_A_SMALL_DISK, disk, answers, *OPTIONS]
+    if not shutil.which("unshare") or subprocess.run([*unshared, mount], capture_output=True).returncode:
+        pytest.skip("mounting a small disk is not allowed")
+    program = [sys.executable, "-c", ON_A_SMALL_DISK, disk, results, *OPTIONS]
     done = subprocess.run(
-        [*alone, f"{mount} && exec {shlex.join(map(str, program))}"],
+        [*unshared, f"{mount} && exec {shlex.join(map(str, program))}"],
         env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=2 * PATIENCE,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "No space left on device" in done.stderr
     assert "Traceback" not in done.stderr
-    filled, findings, resumed, after = json.loads(answers.read_text())
+    filled, findings, resumed, after = json.loads(results.read_text())
     assert filled == 2
     assert resumed == 0, done.stderr
-    assert all(good for _, good in findings + after), findings + after
-    assert any(part.startswith("checkpoints/step") for part, _ in findings)
+    assert all(valid for _, valid in findings + after), findings + after
+    assert any(name.startswith("checkpoints/step") for name, _ in findings)
     assert ["checkpoints/step-00000030", True] in after
-    tried("a run on a device that fills up, and goes on when there is room")
+    tried("a run on a device that fills up, and resumes when there is space")
 
 
-def test_an_answer_that_cannot_be_printed(tmp_path, tried):
-    """A result that never reached its reader is no success."""
+def test_output_to_a_full_device_is_an_error(tmp_path, tried):
+    """The exit code is not 0 if the result cannot be printed."""
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "spherenet", "--version"], stdout=full, stderr=subprocess.PIPE, timeout=PATIENCE

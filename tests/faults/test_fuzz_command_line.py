@@ -1,4 +1,4 @@
-"""Every verb over mutated files of runs, models and options: a result or one sentence, in bounded time and memory."""
+"""Commands with mutated runs, models and option files end with a result or one sentence, in bounded time and memory."""
 
 import json
 import random
@@ -11,30 +11,30 @@ from PIL import Image
 
 from command_line import spherenet
 from faults.fork_server import build_data
-from faults.mutation import LONGEST_ANSWER, mutated_bytes, mutated_value
+from faults.mutation import TIMEOUT, mutated_bytes, mutated_value
 from faults.scale import COMMAND_LINES
 from spherenet.training import run as training
 from spherenet.training.config import TrainConfig
 
 POINT = 15
 CODES = {0, 1, 2}
-"""Not 70, which is an internal error, and no exception at all."""
+"""Allowed exit codes; 70 is an internal error."""
 
 FILES = ("config.json", "metrics.jsonl", "summary.json", "checkpoints/{step}/manifest.json",
          "checkpoints/{step}/state.json", "checkpoints/{step}/model.safetensors")  # fmt: skip
 
 
-class Hangs(BaseException):
-    """No Exception, so that no handler of errors swallows it."""
+class Timeout(BaseException):
+    """Not an Exception, so that error handlers do not catch it."""
 
 
 @contextmanager
-def no_hang(what):
+def no_hang(arguments):
     def fail(*_):
-        raise Hangs(what)
+        raise Timeout(arguments)
 
     before = signal.signal(signal.SIGALRM, fail)
-    signal.alarm(LONGEST_ANSWER)
+    signal.alarm(TIMEOUT)
     try:
         yield
     finally:
@@ -49,12 +49,12 @@ def image(tmp_path):
 
 
 @pytest.fixture
-def run(whole, tmp_path):
-    return shutil.copytree(whole(), tmp_path / "run")
+def run(uninterrupted, tmp_path):
+    return shutil.copytree(uninterrupted(), tmp_path / "run")
 
 
-def changed(content, name, chance):
-    """The content of a file with some bytes changed, or, of JSON, some values."""
+def mutated_file(content, name, chance):
+    """Return the content of a file with some bytes or, in JSON files, some values changed."""
     if chance.random() < 0.5:
         return mutated_bytes(content, chance)
     if name.endswith(".json"):
@@ -65,21 +65,21 @@ def changed(content, name, chance):
     return mutated_bytes(content, chance)
 
 
-def answers(arguments, capsys):
-    """Call a verb: its code is an allowed one, and an error is one sentence of bounded length."""
+def run_command(arguments, capsys):
+    """Run a command and return its exit code, which must be allowed. An error is one sentence of bounded length."""
     with no_hang(arguments):
         code = spherenet(*arguments)
-    said = capsys.readouterr()
-    assert code in CODES, (code, arguments, said.err)
-    assert "Traceback" not in said.err
-    assert "internal error" not in said.err, (arguments, said.err)
-    assert len(said.err) < 20_000
-    assert not any(ord(character) < 32 and character != "\n" for character in said.err)
+    errors = capsys.readouterr().err
+    assert code in CODES, (code, arguments, errors)
+    assert "Traceback" not in errors
+    assert "internal error" not in errors, (arguments, errors)
+    assert len(errors) < 20_000
+    assert not any(ord(character) < 32 and character != "\n" for character in errors)
     return code
 
 
-def test_runs(run, image, tmp_path, capsys, monkeypatch, tried):
-    monkeypatch.setattr(training, "build_data", build_data)  # the few digits that the run was trained on
+def test_mutated_runs(run, image, tmp_path, capsys, monkeypatch, tried):
+    monkeypatch.setattr(training, "build_data", build_data)  # the digits that the run was trained on
     chance = random.Random(0)
     step = sorted((run / "checkpoints").glob("step-*"))[-1].name
     files = [name.format(step=step) for name in FILES]
@@ -100,17 +100,17 @@ def test_runs(run, image, tmp_path, capsys, monkeypatch, tried):
         if verb == "resume":
             (run / "summary.json").unlink()
         if (run / name).exists():
-            (run / name).write_bytes(changed(contents[name], name, chance))
-        codes.add(answers(verbs[verb](), capsys))
+            (run / name).write_bytes(mutated_file(contents[name], name, chance))
+        codes.add(run_command(verbs[verb](), capsys))
         (run / name).write_bytes(contents[name])
-        if verb == "resume":  # what it made anew, or removed
+        if verb == "resume":  # it changes other files
             shutil.rmtree(run)
             shutil.copytree(aside, run)
         tried(f"{verb} of a run with a mutated file")
     assert {0, 2} <= codes
 
 
-def test_models(run, image, tmp_path, capsys, tried):
+def test_mutated_models(run, image, tmp_path, capsys, tried):
     chance, model = random.Random(1), tmp_path / "model"
     assert spherenet("export", run, model) == 0
     capsys.readouterr()
@@ -118,15 +118,15 @@ def test_models(run, image, tmp_path, capsys, tried):
     codes = set()
     for _ in range(COMMAND_LINES * 2 // 10):
         name = chance.choice(sorted(contents))
-        (model / name).write_bytes(changed(contents[name], name, chance))
-        codes.add(answers(["predict", image, "--run", model, *chance.choice([[], ["--json"]])], capsys))
+        (model / name).write_bytes(mutated_file(contents[name], name, chance))
+        codes.add(run_command(["predict", image, "--run", model, *chance.choice([[], ["--json"]])], capsys))
         (model / name).write_bytes(contents[name])
         tried("predict with a mutated model")
     assert 2 in codes
 
 
-def test_options(tmp_path, capsys, tried):
-    """A file of options as --config takes it, up to the point where training would begin."""
+def test_mutated_option_files(tmp_path, capsys, tried):
+    """Option files for --config, without training."""
     chance, path = random.Random(2), tmp_path / "my.yaml"
     values = TrainConfig(widths=[4, 4, 4], milestones=[3], iterations=1).as_dict()
     text = "".join(f"{name}: {json.dumps(value)}\n" for name, value in values.items()).encode()
@@ -134,7 +134,7 @@ def test_options(tmp_path, capsys, tried):
     for number in range(COMMAND_LINES * 2 // 10):
         mutated = json.dumps(mutated_value(values, chance)).encode() if number % 2 else mutated_bytes(text, chance)
         path.write_bytes(mutated)
-        # A folder that cannot be made: whatever is right with the options, nothing is trained.
-        codes.add(answers(["train", "--config", path, "--output", path / "run"], capsys))
+        # The output folder cannot be created, so that nothing is trained with valid options.
+        codes.add(run_command(["train", "--config", path, "--output", path / "run"], capsys))
         tried("train with mutated options")
     assert codes <= {1, 2}

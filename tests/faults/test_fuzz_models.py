@@ -1,4 +1,4 @@
-"""Fuzzed folders of saved models: a clean ModelError, or exactly the weights that stand in them."""
+"""Readers of mutated saved models raise an error of one sentence or return the exact weights."""
 
 import json
 import random
@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 import spherenet as sn
-from faults.mutation import answer, mutated_bytes, mutated_value
+from faults.mutation import call_reader, mutated_bytes, mutated_value
 from faults.scale import FUZZ_INPUTS
 from spherenet.errors import DataError, ModelError, RunError
 from spherenet.export import load_metadata, load_model, save_model
@@ -29,7 +29,7 @@ def saved(tmp_path):
 
 
 def read(folder):
-    """Load a model by every door, and compare it with its file."""
+    """Load a model with every function, and compare it with its file."""
     load_metadata(folder)
     model = load_model(folder)
     stored = load_file(folder / "model.safetensors")
@@ -43,7 +43,7 @@ def read(folder):
     assert len(predictor.classes) >= 0
 
 
-def bytes_of(name):
+def mutate_bytes(name):
     def change(folder, chance):
         path = folder / name
         path.write_bytes(mutated_bytes(path.read_bytes(), chance))
@@ -51,35 +51,35 @@ def bytes_of(name):
     return change
 
 
-def odd_config(folder, chance):
+def mutate_config(folder, chance):
     path = folder / "config.json"
     path.write_text(json.dumps(mutated_value(json.loads(path.read_text()), chance)))
 
 
-def odd_header(folder, chance):
+def mutate_header(folder, chance):
     path = folder / "model.safetensors"
-    whole = path.read_bytes()
-    length = int.from_bytes(whole[:8], "little")
-    header = json.dumps(mutated_value(json.loads(whole[8 : 8 + length]), chance)).encode()
-    path.write_bytes(len(header).to_bytes(8, "little") + header + whole[8 + length :])
+    original = path.read_bytes()
+    length = int.from_bytes(original[:8], "little")
+    header = json.dumps(mutated_value(json.loads(original[8 : 8 + length]), chance)).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + original[8 + length :])
 
 
 CHANGES = {
-    "config.json": bytes_of("config.json"),
-    "values of config.json": odd_config,
-    "model.safetensors": bytes_of("model.safetensors"),
-    "the header of model.safetensors": odd_header,
+    "config.json": mutate_bytes("config.json"),
+    "values of config.json": mutate_config,
+    "model.safetensors": mutate_bytes("model.safetensors"),
+    "the header of model.safetensors": mutate_header,
 }
 
 
-@pytest.mark.parametrize("part", CHANGES)
-def test_saved_models(saved, tmp_path, tried, part):
+@pytest.mark.parametrize("mutation", CHANGES)
+def test_mutated_saved_model(saved, tmp_path, tried, mutation):
     chance = random.Random(0)
-    refused, folder, times = 0, tmp_path / "fuzzed", FUZZ_INPUTS // 2
+    rejected, folder, times = 0, tmp_path / "fuzzed", FUZZ_INPUTS // 2
     for _ in range(times):
         shutil.copytree(saved, folder, dirs_exist_ok=True)
-        CHANGES[part](folder, chance)
-        _, sentence = answer(read, folder, (ModelError, DataError, RunError))
-        refused += sentence is not None
+        CHANGES[mutation](folder, chance)
+        _, message = call_reader(read, folder, (ModelError, DataError, RunError))
+        rejected += message is not None
         tried("a saved model with a fuzzed file")
-    assert refused > times // 10
+    assert rejected > times // 10

@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import pathlib, sys, torch
 sys.path.insert(0, "tests")
-from spherenet.kernels import native
-native.PATH = pathlib.Path(sys.argv[1])
+from spherenet.kernels import library, native
+library.PATH = pathlib.Path(sys.argv[1])
 import spherenet as sn
 from cases import GEOMETRIES, OPERATORS
 calls = 0
@@ -28,7 +28,7 @@ for geometry in GEOMETRIES:
                 x = geometry.images(3, dtype)
                 for images in (x, x.transpose(1, -1).contiguous().transpose(1, -1)):
                     images = images.detach().requires_grad_()
-                    with sn.functional.backend("native"):
+                    with sn.backend("native"):
                         layer(images).sum().backward()
                     calls += 1
 for threads in (1, 2, 5):
@@ -50,9 +50,9 @@ print(native.instruction_set(), calls)
 
 @pytest.fixture(scope="module")
 def sanitized(tmp_path_factory):
-    """The library built with both sanitizers, and the runtime that must be loaded first."""
+    """Build the library with both sanitizers; return it and the runtime libraries to preload."""
     if not SOAK:
-        pytest.skip("builds the kernels anew and runs them slowly: make soak")
+        pytest.skip("builds the kernels and runs them slowly: only in make soak")
     if shutil.which("g++") is None:
         pytest.skip("needs g++")
     folder = tmp_path_factory.mktemp("sanitized")
@@ -64,8 +64,8 @@ def sanitized(tmp_path_factory):
     library = folder / "lib/spherenet/kernels/_native.so"
     assert library.exists(), done.stderr
     names = ["libasan.so", "libubsan.so"]
-    found = [subprocess.check_output(["g++", f"-print-file-name={name}"], text=True).strip() for name in names]
-    return library, ":".join(found)
+    paths = [subprocess.check_output(["g++", f"-print-file-name={name}"], text=True).strip() for name in names]
+    return library, ":".join(paths)
 
 
 @pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
@@ -74,7 +74,7 @@ def test_no_access_out_of_bounds_and_no_undefined_behavior(sanitized, isa, tried
     environment = {
         **os.environ,
         "LD_PRELOAD": preload,
-        "ASAN_OPTIONS": "detect_leaks=0:halt_on_error=1",  # Python itself leaks at its end
+        "ASAN_OPTIONS": "detect_leaks=0:halt_on_error=1",  # Python itself leaks memory at exit
         "SPHERENET_ISA": isa,
         "PYTHONPATH": str(ROOT / "src"),
     }

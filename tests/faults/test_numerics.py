@@ -1,4 +1,4 @@
-"""Numbers at the ends of their range: no NaN from finite input, and right results wherever float32 can hold them."""
+"""Extreme inputs: finite input gives finite output, and results are correct if float32 can represent them."""
 
 import pytest
 import torch
@@ -7,30 +7,30 @@ import spherenet as sn
 from cases import OPERATORS, oracle_conv, oracle_linear
 from faults.scale import SOAK, STRESS_DRAWS, STRESS_SCALES, STRESS_WEIGHTS
 from loss_cases import COMMON, LOSSES
-from spherenet.functional import backend
+from spherenet.kernels.dispatch import backend
 from spherenet.kernels import dispatch
 from spherenet.layers.head import AngularHead
 
 POINT = 12
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 TINY_TO_HUGE = (0.0, 1e-45, 1e-40, 1e-38, 1e-30, 1e-18, 1e-9, 1e-4, 1.0, 1e4, 1e9, 1e15, 1e18, 1e21, 1e30, 3e38)
-"""From denormal numbers, which bfloat16 has too, to the largest."""
+"""Scales from denormal numbers, which bfloat16 has too, to the largest."""
 
 ONLY_FLOAT64 = (5e-324, 1e-310, 1e-200, 1e100, 1e160, 1e300)
-RIGHT = (1e-18, 1e-12, 1e-6, 1e-3, 1.0, 1e3, 1e6, 1e12, 1e18)
-"""Where results must be right in float32 (SPEC 1)."""
+CORRECT = (1e-18, 1e-12, 1e-6, 1e-3, 1.0, 1e3, 1e6, 1e12, 1e18)
+"""Scales at which results must be correct in float32 (Eq. 2)."""
 
 by_operator = pytest.mark.parametrize("operator", OPERATORS, ids=str)
 by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 by_loss = pytest.mark.parametrize("case", COMMON, ids=str)
-by_kind = pytest.mark.parametrize("kind", ["conv", "linear"])
+by_layer = pytest.mark.parametrize("name", ["conv", "linear"])
 
 
 def chosen(scales):
-    """Some of the scales, the first and the last among them."""
+    """Return some of the scales, including the first and the last."""
     last = len(scales) - 1
-    many = min(STRESS_SCALES, len(scales))
-    return [scales[round(number * last / (many - 1))] for number in range(many)]
+    count = min(STRESS_SCALES, len(scales))
+    return [scales[round(number * last / (count - 1))] for number in range(count)]
 
 
 def scales(dtype):
@@ -38,7 +38,7 @@ def scales(dtype):
 
 
 def extremes(count, *shape, scale, dtype):
-    """Four times `count` inputs: random, one number everywhere, its negative, and all magnitudes up to the scale."""
+    """Return 4·`count` inputs: random, constant, negative constant, and of all magnitudes up to the scale."""
     limit = torch.finfo(dtype).max
     noise = torch.rand(count, *shape, dtype=torch.float64) * 2 - 1
     spread = noise * torch.rand(count, *shape, dtype=torch.float64) ** 60
@@ -46,8 +46,8 @@ def extremes(count, *shape, scale, dtype):
     return (torch.cat([noise, ones, -ones, spread]) * scale).clamp(-limit, limit).to(dtype)
 
 
-def make_layer(kind, operator, dtype):
-    if kind == "linear":
+def make_layer(name, operator, dtype):
+    if name == "linear":
         return sn.SphereLinear(6, 5, **operator.arguments, dtype=dtype)
     return sn.SphereConv2d(3, 4, 3, padding=1, **operator.arguments, dtype=dtype)
 
@@ -62,17 +62,17 @@ def assert_finite(tensors, message):
 
 
 @by_operator
-@by_kind
+@by_layer
 @by_dtype
 @pytest.mark.parametrize("path", ["fused", "reference"])
-def test_layers_are_finite(operator, kind, dtype, path, tried):
+def test_layers_are_finite(operator, name, dtype, path, tried):
     """Forward and backward, with inputs and weights of every scale."""
     with backend(path):
         for draw in range(STRESS_DRAWS):
             torch.manual_seed(draw)
             for scale in scales(dtype):
-                layer = make_layer(kind, operator, dtype)
-                images = extremes(2, *SHAPES[kind], scale=scale, dtype=dtype).requires_grad_()
+                layer = make_layer(name, operator, dtype)
+                images = extremes(2, *SHAPES[name], scale=scale, dtype=dtype).requires_grad_()
                 filters, *rest = layer.weight.shape
                 weights = (None, *extremes(filters, *rest, scale=scale, dtype=dtype).split(filters))
                 for weight in weights[:STRESS_WEIGHTS]:
@@ -81,26 +81,25 @@ def test_layers_are_finite(operator, kind, dtype, path, tried):
                             layer.weight.copy_(weight)
                     out = layer(images)
                     assert (out.abs() <= 1.01).all(), (scale, out)
-                    found = torch.autograd.grad(out.sum(), (images, *layer.parameters()))
-                    assert_finite((out, *found), scale)
+                    grads = torch.autograd.grad(out.sum(), (images, *layer.parameters()))
+                    assert_finite((out, *grads), scale)
                     tried("an operator, forward and backward, on extreme input: finite")
 
 
 @by_operator
-@by_kind
-def test_layers_are_right(operator, kind, tried):
-    """float32 against the slow reference in float64, from 1e-18 to 1e18; gradients relative to their peak.
+@by_layer
+def test_layers_are_correct(operator, name, tried):
+    """float32 against the oracle in float64, from 1e-18 to 1e18. Gradients are relative to their largest value.
 
-    The reference's own θ is rounded to 2e-16 near π/2, where tiny patches have it; there the same formula that float32
-    uses, in float64, is the measure.
+    Near π/2, the angle of tiny patches, the oracle rounds θ to 2e-16. There the formula of float32 is used in float64.
     """
-    oracle = oracle_conv if kind == "conv" else oracle_linear
+    oracle = oracle_conv if name == "conv" else oracle_linear
     for draw in range(STRESS_DRAWS):
-        for scale in chosen(RIGHT):
+        for scale in chosen(CORRECT):
             torch.manual_seed(draw)
-            layer, exact = make_layer(kind, operator, torch.float32), make_layer(kind, operator, torch.float64)
+            layer, exact = make_layer(name, operator, torch.float32), make_layer(name, operator, torch.float64)
             exact.load_state_dict(layer.state_dict())
-            images = (torch.randn(2, *SHAPES[kind]) * scale).requires_grad_()
+            images = (torch.randn(2, *SHAPES[name]) * scale).requires_grad_()
             doubled = images.detach().double().requires_grad_()
             out, slow = layer(images), oracle(exact, doubled, operator)
             upstream = torch.randn(out.shape)
@@ -111,13 +110,13 @@ def test_layers_are_right(operator, kind, tried):
             assert worst(out, fast) < 2e-6, scale
             assert (out.double() - slow).abs().max() < 2e-6 * slow.abs().max() + 1e-15, scale
             assert max(map(worst, grads, slow_grads)) < 2e-5, scale
-            tried("an operator, forward and backward, against float64: right")
+            tried("an operator, forward and backward, against float64: correct")
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=lambda dtype: str(dtype).removeprefix("torch."))
 @by_operator
-def test_native_kernels(operator, dtype, tried):
-    """Maps that several threads share, in both memory formats: finite everywhere, and right where they must be."""
+def test_native_kernels_are_finite_and_correct(operator, dtype, tried):
+    """Feature maps that several threads compute are finite for all inputs and correct at the scales of `CORRECT`."""
     assert dispatch.implementation(torch.ones(1)) == "native"
     for scale in scales(dtype):
         torch.manual_seed(0)
@@ -125,24 +124,24 @@ def test_native_kernels(operator, dtype, tried):
         images = extremes(4, 3, 32, 32, scale=scale, dtype=dtype).requires_grad_()
         out = layer(images)
         upstream = torch.randn(out.shape).to(dtype)
-        found = torch.autograd.grad(out, (images, *layer.parameters()), upstream)
+        grads = torch.autograd.grad(out, (images, *layer.parameters()), upstream)
         assert (out.abs() <= 1.01).all(), scale
-        assert_finite((out, *found), scale)
+        assert_finite((out, *grads), scale)
         tried("an operator's native kernels, forward and backward, on extreme input: finite")
         if dtype == torch.float32 and 1e-18 <= scale <= 1e18:
             exact = sn.SphereConv2d(3, 16, 3, padding=1, **operator.arguments, dtype=torch.float64)
             exact.load_state_dict(layer.state_dict())
             doubled = images.detach().double().requires_grad_()
-            right = exact(doubled)
-            grads = torch.autograd.grad(right, (doubled, exact.weight), upstream.double())
-            assert (out.double() - right).abs().max() < 5e-7, scale
-            assert max(map(worst, found, grads)) < 2e-5, scale
-            tried("an operator's native kernels, forward and backward, against float64: right")
+            expected = exact(doubled)
+            expected_grads = torch.autograd.grad(expected, (doubled, exact.weight), upstream.double())
+            assert (out.double() - expected).abs().max() < 5e-7, scale
+            assert max(map(worst, grads, expected_grads)) < 2e-5, scale
+            tried("an operator's native kernels, forward and backward, against float64: correct")
 
 
-def worst(found, exact):
-    """The largest error relative to the peak."""
-    return ((found.double() - exact).abs().max() / exact.abs().max()).item()
+def worst(values, exact):
+    """Return the largest error relative to the largest value."""
+    return ((values.double() - exact).abs().max() / exact.abs().max()).item()
 
 
 def head_of(weight):
@@ -163,21 +162,21 @@ def test_losses_are_finite(case, dtype, tried):
             for weight_scale in (scale, 1.0, 1e-30, 1e30):
                 head = head_of(extremes(1, 5, scale=weight_scale, dtype=dtype))
                 value = case.make()(head(features), labels)
-                found = torch.autograd.grad(value, (features, *head.parameters()))
-                assert_finite((value, *found), (scale, weight_scale))
+                grads = torch.autograd.grad(value, (features, *head.parameters()))
+                assert_finite((value, *grads), (scale, weight_scale))
                 tried("a loss, forward and backward, on extreme input: finite")
 
 
-# Left out: g of users. A class that gives g in cos φ loses half its digits where φ nears 0 and π. The parabola's slope
-# jumps where two pieces of ψ meet, and the features of 1e-18, all at π/2, stand on such a point.
-OURS = [case for case in (LOSSES if SOAK else COMMON) if "halved" not in case.name and "parabola" not in case.name]
+# Without custom angle functions. A class that defines g by cos φ loses half of its digits near 0 and π. The slope of
+# the parabola has a jump between two segments of ψ, and the features of 1e-18, all at π/2, are at such a point.
+BUILT_IN = [case for case in (LOSSES if SOAK else COMMON) if "halved" not in case.name and "parabola" not in case.name]
 
 
-@pytest.mark.parametrize("case", OURS, ids=str)
-def test_losses_are_right(case, tried):
-    """float32 against float64, from 1e-18 to 1e18; relative to the largest logit, of which a loss is a difference."""
+@pytest.mark.parametrize("case", BUILT_IN, ids=str)
+def test_losses_are_correct(case, tried):
+    """float32 against float64, from 1e-18 to 1e18, relative to the largest logit: a loss is a difference of logits."""
     for draw in range(STRESS_DRAWS):
-        for scale in chosen(RIGHT):
+        for scale in chosen(CORRECT):
             torch.manual_seed(draw)
             features, weight = torch.randn(6, 5) * scale, torch.randn(4, 5)
             labels = torch.randint(4, (6,))
@@ -190,23 +189,23 @@ def test_losses_are_right(case, tried):
             for number, (exact, single) in enumerate(zip(*results, strict=True)):
                 peak = max(exact.abs().max().item(), largest if number == 0 else 0)
                 assert (single.double() - exact).abs().max() <= 3e-5 * peak + 1e-12, (scale, number)
-            tried("a loss, forward and backward, against float64: right")
+            tried("a loss, forward and backward, against float64: correct")
 
 
 @by_operator
 @by_dtype
-def test_whole_networks(operator, dtype, tried):
-    """Pictures of every scale, constant ones and denormal ones, through a network and its loss."""
+def test_networks_are_finite(operator, dtype, tried):
+    """Images of every scale, also constant and denormal ones, through a network and its loss."""
     for scale in chosen(TINY_TO_HUGE):
         torch.manual_seed(0)
         model = sn.create_model("cnn-3", 4, **operator.arguments, loss="ga-linear", widths=(4, 4, 4), in_channels=1,
                                 input_size=8)  # fmt: skip
         model = model.to(dtype)
         images = extremes(4, 1, 8, 8, scale=scale, dtype=dtype)
-        # All kinds together, and each alone: BatchNorm tells.
+        # All inputs together and each type alone, because the statistics of BatchNorm differ.
         for batch in (images, *images.split(4))[:STRESS_WEIGHTS]:
             model.zero_grad()
             loss, scores = model(batch, torch.arange(len(batch)) % 4)
             loss.backward()
             assert_finite((loss, scores, *(parameter.grad for parameter in model.parameters())), scale)
-            tried("a network on extreme pictures: finite")
+            tried("a network on extreme images: finite")

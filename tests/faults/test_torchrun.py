@@ -1,4 +1,4 @@
-"""Under torchrun itself: signals passed on; a lost worker ends the job, restarts lead to the right weights."""
+"""Runs under torchrun: signals are forwarded, a killed worker ends the job, restarted runs are bit-identical."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ WORKER = Path(__file__).with_name("dying_worker.py")
 
 
 class Job:
-    """A run of two processes under torchrun, and what it prints."""
+    """Run of two processes under torchrun, with its output."""
 
     def __init__(self, *arguments, restarts=0, **environment):
         self.process = subprocess.Popen(
@@ -37,11 +37,11 @@ class Job:
         with self.process.stderr as lines:
             self.lines.extend(iter(lines.readline, ""))
 
-    def wait_for(self, words):
-        ends = time.monotonic() + PATIENCE
-        while not any(words in line for line in list(self.lines)):
-            assert time.monotonic() < ends, self.said
-            assert self.process.poll() is None, self.said
+    def wait_for(self, text):
+        deadline = time.monotonic() + PATIENCE
+        while not any(text in line for line in list(self.lines)):
+            assert time.monotonic() < deadline, self.output
+            assert self.process.poll() is None, self.output
             time.sleep(0.02)
 
     def wait(self):
@@ -53,48 +53,48 @@ class Job:
         return code
 
     @property
-    def said(self):
+    def output(self):
         return "".join(self.lines)
 
 
-in_a_soak = pytest.mark.skipif(not SOAK, reason="three more starts of torch: in a soak only")
+in_a_soak = pytest.mark.skipif(not SOAK, reason="starts torch three more times: only in make soak")
 
 
 @pytest.mark.parametrize("lost", ["0", "1"] if SOAK else ["1"])
-def test_a_killed_worker_is_started_again_and_the_run_goes_on(children, tmp_path, tried, lost):
-    """To the weights of two processes that nothing happened to."""
-    run, whole = tmp_path / "run", tmp_path / "whole"
-    ranks = children.start_ranks("train", *OPTIONS, "--output", whole)
-    assert [rank.wait() for rank in ranks] == [0, 0], [rank.said for rank in ranks]
+def test_killed_worker_is_restarted_and_the_run_resumed(children, tmp_path, tried, lost):
+    """The weights are those of an uninterrupted run of two processes."""
+    run, expected = tmp_path / "run", tmp_path / "expected"
+    ranks = children.start_ranks("train", *OPTIONS, "--output", expected)
+    assert [rank.wait() for rank in ranks] == [0, 0], [rank.output for rank in ranks]
     job = Job(*OPTIONS, "--output", run, restarts=2, DIE_AT_STEP="7", DIE_RANK=lost)
-    assert job.wait() == 0, job.said
-    assert "training from step 6 to 14" in job.said
+    assert job.wait() == 0, job.output
+    assert "training from step 6 to 14" in job.output
     assert RunDirectory(run).finished
-    assert_same_tensors(tensors_of(run), tensors_of(whole))
+    assert_same_tensors(tensors_of(run), tensors_of(expected))
     tried("a worker of torchrun killed, with restarts")
 
 
 @in_a_soak
-def test_without_restarts_a_killed_worker_ends_the_job(tmp_path, tried):
+def test_killed_worker_ends_the_job_without_restarts(tmp_path, tried):
     run = tmp_path / "run"
     job = Job(*OPTIONS, "--output", run, DIE_AT_STEP="7", DIE_RANK="1")
-    began = time.monotonic()
+    start = time.monotonic()
     assert job.wait() != 0
-    assert time.monotonic() - began < PATIENCE
+    assert time.monotonic() - start < PATIENCE
     assert newest_step(run) == 6
     tried("a worker of torchrun killed, without restarts")
 
 
 @in_a_soak
-def test_ctrl_c_at_torchrun_saves_and_leaves(tmp_path, tried):
-    """The workers have sessions of their own: torchrun alone hears the terminal and passes it on."""
+def test_ctrl_c_at_torchrun_saves_and_stops(tmp_path, tried):
+    """torchrun forwards the signal to the workers, which are in other sessions."""
     run = tmp_path / "run"
     job = Job(*OPTIONS, "--iterations", 100_000, "--log-every", 1, "--checkpoint-every", 100_000, "--output", run)
     job.wait_for("step 3/")
-    began = time.monotonic()
+    start = time.monotonic()
     job.process.send_signal(signal.SIGINT)
     assert job.wait() != 0
-    assert time.monotonic() - began < 60
-    assert "saved at step" in job.said
+    assert time.monotonic() - start < 60
+    assert "saved at step" in job.output
     assert newest_step(run) >= 3
     tried("Ctrl-C at torchrun")

@@ -1,4 +1,4 @@
-"""Processes that read images and fail, hang or find no shared memory: an error in seconds, and signals are heard."""
+"""Workers that fail, hang or have no shared memory cause an error within seconds, and signals are handled."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ import torch
 from faults.children import OPTIONS
 from faults.folders import newest_step
 from faults.scale import PATIENCE
-from faults.small_sets import write_pictures
+from faults.small_sets import write_images
 from spherenet.data import workers as reading_ahead
 from spherenet.data.workers import read_ahead
 from spherenet.errors import DataError
@@ -23,28 +23,28 @@ IMAGES = ["--data", "folder", "--image-size", "12", "--batch-size", "4", "--work
 
 
 class Lost:
-    """A value whose pickling fails in the worker's background thread: it never arrives, and the worker lives on."""
+    """Value that never arrives, because pickling it fails in the background thread of the worker."""
 
     def __reduce__(self):
-        raise OSError("no room")
+        raise OSError("no space")
 
 
 def lose(key):
     return Lost() if key == 2 else torch.tensor(key)
 
 
-def test_a_value_that_never_arrives_is_an_error(monkeypatch, tried):
-    monkeypatch.setattr(reading_ahead, "LONGEST_WAIT", 2)
+def test_value_that_never_arrives_is_an_error(monkeypatch, tried):
+    monkeypatch.setattr(reading_ahead, "MAX_WAIT", 2)
     values = read_ahead(lose, range(5), workers=1)
-    began = time.monotonic()
+    start = time.monotonic()
     assert [int(next(values)), int(next(values))] == [0, 1]
     with pytest.raises(DataError, match="no images arrived for 2 s"):
         next(values)
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - start < 60
     tried("a batch that never arrives from a worker")
 
 
-def test_whoever_waits_is_asked_whether_to_go_on(monkeypatch, tried):
+def test_waiting_can_be_interrupted(monkeypatch, tried):
     class Enough(BaseException):
         pass
 
@@ -52,27 +52,27 @@ def test_whoever_waits_is_asked_whether_to_go_on(monkeypatch, tried):
         raise Enough
 
     values = read_ahead(lose, iter([2]), workers=1, while_waiting=enough)
-    began = time.monotonic()
+    start = time.monotonic()
     with pytest.raises(Enough):
         next(values)
-    assert time.monotonic() - began < 30
-    tried("a batch that never arrives from a worker, and a reason not to wait")
+    assert time.monotonic() - start < 30
+    tried("a batch that never arrives from a worker, interrupted")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
-def test_signals_are_heard_while_no_batch_arrives(children, folder, tried, number):
-    """The run saves what it has and leaves, as if the signal had come in a step."""
-    write_pictures(folder / "images", per_class=12)
+def test_signal_while_no_batch_arrives_saves_and_stops(children, folder, tried, number):
+    """As if the signal had been received in a step."""
+    write_images(folder / "images", per_class=12)
     run = folder / "run"
     options = [*OPTIONS, *IMAGES, "--data-dir", folder / "images", "--checkpoint-every", 100, "--eval-every", 100]
     child = children.start("train", *options, "--output", run, stuck_worker={"after": 5})
     child.wait_for("step 4/14")
     time.sleep(1)
-    began = time.monotonic()
+    start = time.monotonic()
     child.signal(number)
-    assert child.wait() == 128 + number, child.said
-    assert time.monotonic() - began < 30
-    assert "saved at step" in child.said
+    assert child.wait() == 128 + number, child.output
+    assert time.monotonic() - start < 30
+    assert "saved at step" in child.output
     assert newest_step(run) >= 4
     assert children.run("train", "--resume", run).code == 0
     tried(f"{number.name} while a worker hangs")
@@ -85,10 +85,10 @@ def can_mount():
     return subprocess.run(command, capture_output=True).returncode == 0
 
 
-@pytest.mark.skipif(not can_mount(), reason="mounting in a namespace of one's own is not allowed here")
-def test_a_small_shared_memory(tmp_path, tried):
-    """As Docker has it: 64 MB, which two batches of photographs fill."""
-    write_pictures(tmp_path / "images", per_class=12, size=40)
+@pytest.mark.skipif(not can_mount(), reason="mounting in a namespace is not allowed")
+def test_small_shared_memory_is_an_error(tmp_path, tried):
+    """Docker has 64 MB of shared memory by default, which two batches of photographs exceed."""
+    write_images(tmp_path / "images", per_class=12, size=40)
     run = tmp_path / "run"
     options = ["--data", "folder", "--data-dir", tmp_path / "images", "--image-size", 224, "--batch-size", 16,
                "--workers", 1, "--iterations", 2, "--widths", 4, 4, 4, "--output", run]  # fmt: skip

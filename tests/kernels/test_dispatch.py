@@ -1,7 +1,6 @@
-"""One module decides which implementation runs; every private call into torch still means what it is used for."""
+"""Choice of the implementation, the native library, and the private torch API that `dispatch` calls."""
 
 import copy
-import importlib
 import logging
 import os
 import subprocess
@@ -14,10 +13,11 @@ from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
 import spherenet as sn
-from spherenet.kernels import dispatch, native
+from spherenet.kernels import blockwise, dispatch, library, native
 from spherenet.kernels import sphere_conv as unit_weights
 from spherenet.kernels.dispatch import compiled_or_plain
 from spherenet.layers.head import AngularHead
+from spherenet.losses import base as losses
 
 
 def test_cpu_layers_are_native():
@@ -28,22 +28,62 @@ def test_cpu_layers_are_native():
 
 def test_backend_names():
     x = torch.randn(3)
-    with sn.functional.backend("reference"):
+    with sn.backend("reference"):
         assert dispatch.implementation(x) == "plain"
         assert dispatch.implementation_name("cpu") == "plain"
-        with sn.functional.backend("native"):
+        with sn.backend("native"):
             assert dispatch.implementation(x) == "native"
-        with sn.functional.backend("fused"):  # the name until 0.1
+        with sn.backend("fused"):  # the name until 0.1
             assert dispatch.implementation(x) == "native"
         assert dispatch.current_backend() == "reference"
     with (
         pytest.raises(ValueError, match=r"backend must be one of 'auto', 'native', .*, got 'fast'"),
-        sn.functional.backend("fast"),
+        sn.backend("fast"),
     ):
         pass
 
 
-def test_what_only_the_plain_formula_can_do():
+def test_backend_without_with_is_global():
+    x, results = torch.randn(3), []
+
+    def read():
+        results.append(dispatch.implementation(x))
+
+    sn.backend("reference")
+    try:
+        read()
+        thread = threading.Thread(target=read)
+        thread.start()
+        thread.join()
+        with sn.backend("native"):
+            read()
+        read()
+    finally:
+        sn.backend("auto")
+    read()
+    assert results == ["plain", "plain", "native", "plain", "native"]
+
+
+def test_backend_in_with_applies_to_this_thread_only():
+    results = []
+    with sn.backend("reference"):
+        thread = threading.Thread(target=lambda: results.append(dispatch.implementation(torch.randn(3))))
+        thread.start()
+        thread.join()
+    assert results == ["native"]
+
+
+def test_backward_uses_implementation_of_forward():
+    layer, x = sn.SphereConv2d(3, 4, 3), torch.randn(2, 3, 6, 6)
+    layer(x).sum().backward()
+    expected, layer.weight.grad = layer.weight.grad, None
+    out = layer(x).sum()
+    with sn.backend("reference"):
+        out.backward()
+    torch.testing.assert_close(layer.weight.grad, expected)
+
+
+def test_unsupported_calls_use_plain_formula():
     x = torch.randn(3, 4)
     assert dispatch.implementation(x, has_kernel=False) == "plain"
     assert dispatch.implementation(x[:0]) == "plain"
@@ -56,24 +96,23 @@ def test_what_only_the_plain_formula_can_do():
     assert dispatch.implementation(x) == "native"
 
 
-def test_reference_switches_heads_and_losses_too(monkeypatch):
+def test_reference_backend_applies_to_heads_and_losses(monkeypatch):
     monkeypatch.setattr(dispatch, "LARGE_MAP", 0)
     calls = []
-    for module, name in (("layers.head", "angular_cosine"), ("losses.base", "angular_cross_entropy")):
-        found = importlib.import_module(f"spherenet.{module}")
-        original = getattr(found, name)
-        monkeypatch.setattr(found, name, lambda *a, f=original, n=name: calls.append(n) or f(*a))
+    for module, name in ((blockwise, "angular_cosine"), (losses, "angular_cross_entropy")):
+        original = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *a, f=original, n=name: calls.append(n) or f(*a))
     head, loss = AngularHead(4, 3), sn.WSoftmaxLoss("linear")
     features, labels = torch.randn(5, 4), torch.randint(3, (5,))
     expected = loss(head(features), labels)
     assert calls == ["angular_cosine", "angular_cross_entropy"]
-    with sn.functional.backend("reference"):
+    with sn.backend("reference"):
         torch.testing.assert_close(loss(head(features), labels), expected)
     assert len(calls) == 2
 
 
 def run_fresh(code, **environment):
-    """Run code in a new process and return what it printed."""
+    """Run code in a new process and return its output."""
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **environment}, timeout=120
     )
@@ -81,7 +120,7 @@ def run_fresh(code, **environment):
     return done.stdout, done.stderr
 
 
-def test_a_first_layer_loads_no_compiler():
+def test_first_layer_does_not_import_compiler():
     code = (
         "import sys, torch, spherenet as sn\n"
         "layer = sn.SphereConv2d(3, 4, 3, operator='learnable')\n"
@@ -91,8 +130,8 @@ def test_a_first_layer_loads_no_compiler():
     assert run_fresh(code)[0].strip() == "[]"
 
 
-def test_one_thread_pool_is_shared_with_torch():
-    """In a process of its own: other packages bring thread pools too."""
+def test_thread_pool_is_shared_with_torch():
+    """Runs in a new process, because other packages have thread pools too."""
     if sys.platform != "linux":
         pytest.skip("reads /proc")
     code = (
@@ -106,13 +145,15 @@ LAYER = "import torch, spherenet as sn; layer = sn.SphereConv2d(3, 20, 3); print
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\x7fELF", b"no library at all" * 9, "truncated"], ids=str)
-def test_a_missing_or_corrupt_library_is_one_sentence(tmp_path, content):
+def test_missing_or_corrupt_library_logs_one_line(tmp_path, content):
     path = tmp_path / "_native.so"
     if content == "truncated":
-        path.write_bytes(native.PATH.read_bytes()[:-4000])
+        path.write_bytes(library.PATH.read_bytes()[:-4000])
     elif content is not None:
         path.write_bytes(content)
-    code = f"import pathlib\nfrom spherenet.kernels import native\nnative.PATH = pathlib.Path({str(path)!r})\n{LAYER}\n"
+    code = (
+        f"import pathlib\nfrom spherenet.kernels import library\nlibrary.PATH = pathlib.Path({str(path)!r})\n{LAYER}\n"
+    )
     code += "from spherenet.kernels import dispatch; print(dispatch.implementation_name('cpu'))"
     stdout, stderr = run_fresh(code)
     assert stdout.split("\n")[:2] == ["torch.Size([1, 20, 7, 7])", "plain"]
@@ -120,15 +161,15 @@ def test_a_missing_or_corrupt_library_is_one_sentence(tmp_path, content):
     assert "runs without native kernels" in stderr
 
 
-def test_a_library_of_another_version_is_refused(monkeypatch):
-    monkeypatch.setattr(native, "INTERFACE_VERSION", 99)
+def test_library_of_another_version_is_rejected(monkeypatch):
+    monkeypatch.setattr(library, "INTERFACE_VERSION", 99)
     with pytest.raises(ValueError, match="interface version 1, this package needs 99"):
-        native._open(native.PATH)
+        library.open_library(library.PATH)
 
 
 @pytest.mark.parametrize("name", ["baseline", "avx2", "avx512"])
-def test_every_instruction_set_gives_the_same_layer(name):
-    """In a process of its own each: the choice is made once, when the library is loaded."""
+def test_instruction_sets_give_same_results(name):
+    """Each runs in a new process, because the library chooses the instruction set when it is loaded."""
     with open("/proc/cpuinfo") as file:
         flags = file.read()
     if {"avx2": "avx2", "avx512": "avx512f"}.get(name, "") not in flags:
@@ -149,7 +190,7 @@ for operator in ("cosine", "linear", "sigmoid", "learnable"):
                 found = []
                 for backend, module in (("reference", copy.deepcopy(layer).to(wide)), ("native", layer)):
                     images = x.to(module.weight.dtype, copy=True).requires_grad_()
-                    with sn.functional.backend(backend):
+                    with sn.backend(backend):
                         out = module(images)
                     out.square().sum().backward()
                     found.append([out, images.grad, *(p.grad.clone() for p in module.parameters())])
@@ -162,8 +203,8 @@ print(native.instruction_set(), worst < 80, worst)
     assert (chosen, close) == (name, "True"), worst
 
 
-def test_two_python_threads_at_once():
-    """Each thread has its own scratch memory; results are those of one thread."""
+def test_two_python_threads():
+    """Each thread has its own scratch memory; results equal those of one thread."""
     layers = [sn.SphereConv2d(8, 24, 3, padding=1, operator="sigmoid") for _ in range(2)]
     inputs = [torch.randn(4, 8, 20, 20) for _ in range(2)]
 
@@ -201,7 +242,7 @@ def normalizations(monkeypatch):
     return counted
 
 
-def test_unit_weights_are_kept_in_inference(normalizations):
+def test_unit_weights_are_cached_in_inference(normalizations):
     layer, x = sn.SphereConv2d(3, 4, 3), torch.randn(2, 3, 6, 6)
     with torch.no_grad():
         first = layer(x)
@@ -215,33 +256,33 @@ def test_unit_weights_are_kept_in_inference(normalizations):
     "change",
     [
         lambda weight: weight.mul_(-1),
-        lambda weight: weight.data.mul_(-1),  # no version counter tells of this
+        lambda weight: weight.data.mul_(-1),  # does not advance the version counter
         lambda weight: weight.data.view(-1)[5:6].add_(1),
         lambda weight: weight.data.copy_(weight.flip(0)),
         lambda weight: setattr(weight, "data", weight.detach() * -1),
     ],
 )
-def test_a_changed_weight_is_noticed(change):
+def test_changed_weight_is_detected(change):
     layer, x = sn.SphereConv2d(3, 4, 3), torch.randn(2, 3, 6, 6)
     with torch.no_grad():
         layer(x)
         change(layer.weight)
-        with sn.functional.backend("reference"):
+        with sn.backend("reference"):
             expected = layer(x)
         torch.testing.assert_close(layer(x), expected)
 
 
-def test_kept_weights_go_with_their_layer():
-    before = len(unit_weights._kept)
+def test_cached_unit_weights_are_freed_with_layer():
+    before = len(unit_weights._unit_weights)
     layer = sn.SphereConv2d(3, 4, 3)
     with torch.no_grad():
         layer(torch.randn(2, 3, 6, 6))
-    assert len(unit_weights._kept) == before + 1
+    assert len(unit_weights._unit_weights) == before + 1
     del layer
-    assert len(unit_weights._kept) == before
+    assert len(unit_weights._unit_weights) == before
 
 
-def test_inference_mode_and_no_grad_share_nothing_they_should_not():
+def test_inference_mode_tensors_are_not_cached():
     layer, x = sn.SphereConv2d(3, 4, 3), torch.randn(2, 3, 6, 6)
     with torch.inference_mode():
         first = layer(x)
@@ -262,7 +303,7 @@ def test_compiled_equals_plain(operator):
     for backend in ("reference", "compiled"):
         layer.zero_grad()
         images = x.clone().requires_grad_()
-        with sn.functional.backend(backend):
+        with sn.backend(backend):
             out = layer(images)
         out.square().sum().backward()
         found.append((out.detach(), images.grad, layer.weight.grad.clone()))
@@ -270,7 +311,7 @@ def test_compiled_equals_plain(operator):
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_a_failing_compilation_falls_back_for_that_call_only(monkeypatch, caplog):
+def test_failed_compilation_uses_plain_formula_for_that_signature(monkeypatch, caplog):
     from torch._dynamo.exc import BackendCompilerFailed
 
     class Failing:

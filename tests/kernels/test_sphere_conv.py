@@ -1,4 +1,4 @@
-"""Every implementation of the kernels equals the plain formula, value and all gradients, and keeps what it promises."""
+"""Fused kernels against the plain formula: values, all gradients, memory, and behavior inside torch."""
 
 import math
 
@@ -12,6 +12,7 @@ import spherenet as sn
 from cases import GEOMETRIES, OPERATORS, Geometry
 from spherenet.kernels import native
 from spherenet.kernels.operators import forward_operator
+from spherenet.ops import sphere_conv as plain
 
 every_operator = pytest.mark.parametrize("operator", OPERATORS, ids=str)
 LAYOUTS = {
@@ -26,19 +27,19 @@ LAYOUTS = {
 
 
 def gradients(layer, x, backend, weighting=None):
-    """Output and gradients of input and parameters under one backend."""
+    """Return the output and the gradients of input and parameters under one backend."""
     layer.zero_grad()
     x = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
-    with sn.functional.backend(backend):
+    with sn.backend(backend):
         out = layer(x)
     weighting = torch.randn_like(out, dtype=torch.float64) if weighting is None else weighting
     out.backward(weighting.to(out.dtype))
-    found = {"input": x.grad} | {name: p.grad.clone() for name, p in layer.named_parameters()}
-    return out.detach(), found, weighting
+    result = {"input": x.grad} | {name: p.grad.clone() for name, p in layer.named_parameters()}
+    return out.detach(), result, weighting
 
 
 def assert_same(layer, x, rtol, backend="auto"):
-    """The backend equals the plain formula; each gradient's error is relative to its largest entry."""
+    """Compare a backend with the plain formula; errors of gradients are relative to their largest entry."""
     expected, expected_gradients, weighting = gradients(layer, x, "reference")
     got, got_gradients, _ = gradients(layer, x, backend, weighting)
     assert got.dtype == expected.dtype
@@ -62,7 +63,7 @@ def in_layout(name, layer, x):
 
 @every_operator
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
-def test_equal_in_float64_over_every_geometry(geometry, operator):
+def test_all_geometries_in_float64(geometry, operator):
     layer = geometry.layer(**operator.arguments, bias=True, rescale="learned")
     assert_same(layer, geometry.images(), 1e-10)
     assert_same(geometry.layer(**operator.arguments), geometry.images(), 1e-10)
@@ -70,7 +71,7 @@ def test_equal_in_float64_over_every_geometry(geometry, operator):
 
 @every_operator
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
-def test_equal_in_float32_over_every_geometry(geometry, operator):
+def test_all_geometries_in_float32(geometry, operator):
     layer = geometry.layer(**operator.arguments, dtype=torch.float32)
     assert_same(layer, geometry.images(dtype=torch.float32), 2e-5)
 
@@ -86,8 +87,8 @@ def test_layouts_in_float32(layout, operator, affine):
 
 @every_operator
 @pytest.mark.parametrize("layout", ["planes", "rows"])
-def test_parity_with_float64_to_a_few_roundings(operator, layout):
-    """Native float32 against the same layer in float64; the float32 convolution rounds as much as the kernels."""
+def test_float32_equals_float64_up_to_a_few_roundings(operator, layout):
+    """The float32 convolution itself rounds as much as the kernels."""
     torch.manual_seed(1)
     double = sn.SphereConv2d(32, 48, 3, padding=1, **operator.arguments, dtype=torch.float64)
     x = torch.randn(4, 32, 10, 10, dtype=torch.float64)
@@ -118,12 +119,12 @@ def test_linear_layers(operator, rescale):
 def test_half_precision(operator, dtype, layout, rescale):
     geometry = LAYOUTS[layout]
     layer, x = geometry.layer(**operator.arguments, rescale=rescale, dtype=dtype), geometry.images(3, dtype)
-    # Two roundings of a half-precision result may fall on either side.
+    # A half-precision result may be rounded up or down.
     assert_same(*in_layout(layout, layer, x), 8 * torch.finfo(dtype).eps * max(1, operator.steepest()))
 
 
 @every_operator
-def test_autocast_normalizes_float32_weights_into_half(operator):
+def test_autocast_with_float32_weights(operator):
     layer, x = sn.SphereConv2d(4, 20, 3, **operator.arguments), torch.randn(3, 4, 7, 7)
     with torch.autocast("cpu", torch.bfloat16):
         assert layer(x).dtype == torch.bfloat16
@@ -141,7 +142,7 @@ def test_gradcheck(operator):
     def run(x, *values):
         return torch.func.functional_call(layer, dict(zip(names, values, strict=True)), (x,))
 
-    with sn.functional.backend("native"):
+    with sn.backend("native"):
         assert torch.autograd.gradcheck(run, (x, *values))
         assert torch.autograd.gradgradcheck(run, (x, *values), fast_mode=True)
 
@@ -149,7 +150,7 @@ def test_gradcheck(operator):
 @every_operator
 @pytest.mark.parametrize("layout", ["planes", "rows"])
 def test_edges(operator, layout):
-    """Zero patches, θ = 0 and π, overflowing patches: defined values, finite gradients."""
+    """Zero patches, θ = 0 and π, and overflowing patches have defined values and finite gradients."""
     layer = sn.SphereConv2d(4, 20, 3, **operator.arguments)
     x = torch.randn(6, 4, 5, 5)
     layer, x = in_layout(layout, layer, x)
@@ -172,7 +173,7 @@ def test_edges(operator, layout):
 
 @pytest.mark.parametrize("k", [1e-6, 0.01, 3.0, 100.0, 1e4])
 def test_extreme_k_against_float64(k):
-    """A sigmoid that is a step or a line: values and gradients, where a formula with 1 − t loses all digits."""
+    """For a sigmoid that is almost a step or a line, a formula with 1 − t would lose all digits."""
     layer = sn.SphereConv2d(4, 20, 3, operator="sigmoid", k=k)
     double = sn.SphereConv2d(4, 20, 3, operator="sigmoid", k=k, dtype=torch.float64)
     double.load_state_dict({"weight": layer.weight.double()})
@@ -188,12 +189,12 @@ def test_extreme_k_against_float64(k):
 
 
 def test_small_cosines_keep_their_digits():
-    """Patches that are nearly orthogonal to the kernel: the sigmoid is right relative to its value."""
+    """For patches nearly orthogonal to the kernel, the sigmoid is accurate relative to its value."""
     layer = sn.SphereLinear(2, 1, operator="sigmoid", k=0.3)
     with torch.no_grad():
         layer.weight.copy_(torch.tensor([[1.0, 0.0]]))
         x = torch.tensor([[10.0**-power, 1.0] for power in range(1, 30)])
-        with sn.functional.backend("reference"):
+        with sn.backend("reference"):
             expected = sn.SphereLinear(2, 1, operator="sigmoid", k=0.3, dtype=torch.float64)
             expected.weight.copy_(layer.weight)
             expected = expected(x.double())
@@ -232,8 +233,8 @@ def test_empty_batches(make, shape):
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
 @pytest.mark.parametrize("batch", [1, 2, 5])
-def test_any_number_of_threads_gives_the_same_numbers(threads, batch):
-    """A batch smaller than the number of threads is cut into bands of its images."""
+def test_number_of_threads_does_not_change_result(threads, batch):
+    """A batch smaller than the number of threads is divided into bands of images."""
     layer = sn.SphereConv2d(8, 32, 3, padding=1, operator="learnable", rescale="learned")
     x = torch.randn(batch, 8, 40, 37)
     before = torch.get_num_threads()
@@ -245,7 +246,7 @@ def test_any_number_of_threads_gives_the_same_numbers(threads, batch):
         torch.set_num_threads(before)
 
 
-def test_same_numbers_twice():
+def test_results_are_reproducible():
     layer, x = sn.SphereConv2d(8, 32, 3, operator="learnable", rescale="learned"), torch.randn(33, 8, 12, 12)
     first, second = gradients(layer, x, "auto"), None
     second = gradients(layer, x, "auto", first[2])
@@ -257,8 +258,8 @@ def samples_for_opcheck():
     x, w, k = torch.randn(2, 4, 5, 6), torch.randn(4, 4, 3, 3), torch.full((4,), 0.3)
     one, two, zero, beta = [1, 1], [2, 2], [0, 0], torch.full((4,), 1.5)
 
-    def call(x, w, k, geometry, angle, keep=False, bias=None, beta=None, gamma=None, fixed_k=0.3):
-        return (x, w, k, bias, beta, gamma, None, *geometry, 1e-4, angle, fixed_k, keep)
+    def call(x, w, k, geometry, angle, save_cosine=False, bias=None, beta=None, gamma=None, constant_k=0.3):
+        return (x, w, k, bias, beta, gamma, None, *geometry, 1e-4, angle, constant_k, save_cosine)
 
     yield "cosine", call(x, w, None, (one, one, one, 1), "cosine")
     yield "linear", call(x, w, None, (one, one, one, 1), "linear")
@@ -282,8 +283,8 @@ def test_opcheck(sample):
     torch.library.opcheck(forward_operator, tuple(arguments))
 
 
-def test_flop_counters_see_the_convolution():
-    """Forward and backward count as those of the plain convolution."""
+def test_flop_counter_counts_convolution():
+    """Forward and backward count like those of the plain convolution."""
     x = torch.randn(2, 8, 10, 10, requires_grad=True)
     counts = []
     for layer in (nn.Conv2d(8, 16, 3, stride=2, bias=False), sn.SphereConv2d(8, 16, 3, stride=2, operator="sigmoid")):
@@ -300,7 +301,7 @@ def test_flop_counters_see_the_convolution():
 
 
 def saved_bytes(layer, x):
-    """Bytes that autograd keeps for backward, each storage once, without those of the input and the parameters."""
+    """Return the bytes that autograd saves for backward, each storage once, without input and parameters."""
     owned = {t.untyped_storage().data_ptr() for t in (x, *layer.parameters())}
     kept = {}
 
@@ -315,7 +316,7 @@ def saved_bytes(layer, x):
 
 
 @every_operator
-def test_forward_keeps_its_output_the_norm_map_and_small_things(operator):
+def test_forward_saves_output_norms_and_small_tensors(operator):
     layer = sn.SphereConv2d(16, 32, 3, padding=1, **operator.arguments)
     x = torch.randn(4, 16, 12, 12, requires_grad=True)
     out, kept = saved_bytes(layer, x)
@@ -325,7 +326,7 @@ def test_forward_keeps_its_output_the_norm_map_and_small_things(operator):
 
 
 @pytest.mark.parametrize(("operator", "maps"), [("cosine", 0), ("linear", 1), ("sigmoid", 1)])
-def test_half_precision_keeps_one_more_map_unless_g_is_the_cosine(operator, maps):
+def test_half_precision_saves_cosines_unless_g_is_cosine(operator, maps):
     layer = sn.SphereConv2d(16, 32, 3, padding=1, operator=operator, dtype=torch.bfloat16)
     x = torch.randn(4, 16, 12, 12, dtype=torch.bfloat16, requires_grad=True)
     out, kept = saved_bytes(layer, x)
@@ -335,14 +336,14 @@ def test_half_precision_keeps_one_more_map_unless_g_is_the_cosine(operator, maps
 
 @every_operator
 @pytest.mark.parametrize("change", [nn.ReLU(inplace=True), lambda y: y.mul_(3), lambda y: y.clamp_(0.1, 0.2)])
-def test_outputs_changed_in_place_still_give_right_gradients(operator, change):
+def test_gradients_after_in_place_change_of_output(operator, change):
     layer = sn.SphereConv2d(3, 4, 3, **operator.arguments, dtype=torch.float64)
     x = torch.randn(2, 3, 6, 6, dtype=torch.float64)
 
     def run(backend):
         layer.zero_grad()
         inputs = x.clone().requires_grad_()
-        with sn.functional.backend(backend):
+        with sn.backend(backend):
             change(layer(inputs)).square().sum().backward()
         return [inputs.grad, *(p.grad.clone() for p in layer.parameters())]
 
@@ -350,10 +351,10 @@ def test_outputs_changed_in_place_still_give_right_gradients(operator, change):
         torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-11)
 
 
-def test_nothing_is_convolved_again_unless_the_output_was_changed(monkeypatch):
+def test_convolution_is_repeated_only_after_in_place_change(monkeypatch):
     again = []
-    original = sn.ops.composite.cosines
-    monkeypatch.setattr(sn.ops.composite, "cosines", lambda *a, **k: again.append(1) or original(*a, **k))
+    original = plain.cosines
+    monkeypatch.setattr(plain, "cosines", lambda *a, **k: again.append(1) or original(*a, **k))
     layer, x = sn.SphereConv2d(3, 4, 3), torch.randn(2, 3, 6, 6)
     nn.functional.relu(layer(x)).sum().backward()
     assert not again
@@ -369,7 +370,7 @@ def test_activation_checkpointing():
     torch.testing.assert_close(got, expected)
 
 
-def test_retain_graph_and_frozen_parts():
+def test_retain_graph_and_frozen_weight():
     layer, x = sn.SphereConv2d(3, 4, 3, operator="learnable"), torch.randn(2, 3, 6, 6)
     out = layer(x).square().sum()
     first = torch.autograd.grad(out, layer.weight, retain_graph=True)[0]
@@ -382,8 +383,8 @@ def test_retain_graph_and_frozen_parts():
         torch.testing.assert_close(layer(x), layer(x.clone()))
 
 
-def test_two_backward_passes_in_a_row_do_not_share_memory():
-    """Backward works in memory that is kept from call to call; gradients that were returned stay what they were."""
+def test_consecutive_backward_passes_do_not_share_memory():
+    """Backward reuses scratch memory, but gradients that were returned do not change."""
     layers = [sn.SphereConv2d(3, 8, 3, padding=1), sn.SphereConv2d(8, 8, 3, padding=1)]
     x = torch.randn(4, 3, 9, 9, requires_grad=True)
     outputs = [layers[0](x), layers[1](torch.randn(4, 8, 9, 9))]

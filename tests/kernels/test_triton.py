@@ -1,4 +1,4 @@
-"""Runs the checks of the Triton kernels in Triton's interpreter, which needs a process of its own."""
+"""Run the checks of the Triton kernels in Triton's interpreter, which needs a separate process."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ def test_kernels_in_the_interpreter():
     assert " passed" in done.stdout
 
 
-def test_import_and_cpu_forward_leave_triton_alone():
+def test_cpu_forward_does_not_import_triton():
     code = (
         "import sys, torch, spherenet as sn; sn.SphereConv2d(3, 4, 3)(torch.randn(1, 3, 5, 5)).sum().backward();"
         "assert 'spherenet.kernels.triton' not in sys.modules"

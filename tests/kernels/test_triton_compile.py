@@ -1,4 +1,4 @@
-"""Every Triton kernel compiles for real GPUs without one: PTX and cubin, registers and spills within bounds."""
+"""Every Triton kernel compiles for GPUs, without one: PTX and cubin, registers and spills within bounds."""
 
 import re
 import subprocess
@@ -6,8 +6,9 @@ import subprocess
 import pytest
 import torch
 
-from spherenet.kernels.interface import Affine, Angle
+from spherenet.angles import make_angle
 from spherenet.ops.geometry import Geometry
+from spherenet.ops.sphere_conv import Affine, Operation
 
 triton = pytest.importorskip("triton", reason="triton is not installed: pip install triton==3.7.1 (Linux, x86-64)")
 
@@ -18,7 +19,7 @@ from triton.runtime.jit import JITFunction  # noqa: E402
 from spherenet.kernels import triton as kernels  # noqa: E402
 
 MOST_REGISTERS = 128  # four warps per block: at least 16 of 64 warps stay resident per multiprocessor
-MOST_SPILLED = 16  # bytes per thread: ptxas parks a value or two outside the loops to fit one more block
+MOST_SPILLED = 16  # bytes per thread: ptxas spills a value or two outside of loops to fit one more block
 POINTERS = {torch.float32: "*fp32", torch.float64: "*fp64", torch.bfloat16: "*bf16", torch.float16: "*fp16"}
 ARCHITECTURES = (80, 90)
 
@@ -54,26 +55,17 @@ def captured_launches(monkeypatch, dtype, name, k, affine, memory_format, needs,
     """The launches of one layer, forward and backward, recorded instead of run."""
     launches = []
     monkeypatch.setattr(JITFunction, "run", lambda self, *a, grid, warmup, **c: launches.append((self, a, c)))
-    geometry = Geometry((1, 1), tuple(n // 2 for n in size), (1, 1), groups)
+    geometry = Geometry(size, (1, 1), tuple(n // 2 for n in size), (1, 1), groups)
     x = torch.empty(16, 64, 32, 32, dtype=dtype).to(memory_format=memory_format)
     weight = torch.empty(64, 64 // groups, *size).to(memory_format=memory_format)
     unit, scale = kernels.unit_weight(weight, 1e-4, dtype)
     product = torch.empty(16, 64, 32, 32, dtype=dtype).to(memory_format=memory_format)
-    keep = dtype != torch.float32 or any(v is not None for v in affine)
-    angle = Angle(name, k)
-    out, inverse_norm, cosine = kernels.forward(product, x, size, geometry, 1e-4, angle, affine, keep)
+    save_cosine = dtype != torch.float32 or any(v is not None for v in affine)
+    operation = Operation(make_angle(name), geometry, 1e-4, "triton", save_cosine)
+    out, inverse_norm, cosine = kernels.forward(product, x, operation, k, affine)
+    saved = cosine if save_cosine else out
     grad_product, spread, _ = kernels.backward(
-        torch.empty_like(out),
-        cosine if keep else out,
-        keep,
-        inverse_norm,
-        x,
-        size,
-        geometry,
-        angle,
-        affine,
-        True,
-        *needs,
+        torch.empty_like(out), saved, inverse_norm, x, operation, k, affine, True, *needs
     )
     kernels.correct(torch.empty_like(x), x, spread, groups)
     kernels.unit_weight_backward(torch.empty_like(unit), unit, scale, weight.dtype)
@@ -119,7 +111,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_kernels_compile_and_fit_the_registers(case, monkeypatch, tmp_path):
+def test_kernels_compile_within_register_bounds(case, monkeypatch, tmp_path):
     launches = captured_launches(monkeypatch, *CASES[case])
     assert len(launches) == 5
     for launch in launches:
@@ -139,7 +131,7 @@ def test_kernels_compile_for_rocm(monkeypatch):
         assert compiled.asm["hsaco"]
 
 
-def test_large_windows_take_a_launch_for_the_squares(monkeypatch, tmp_path):
+def test_large_windows_use_separate_launch_for_squares(monkeypatch, tmp_path):
     launches = captured_launches(
         monkeypatch, torch.float32, "cosine", None, NONE, torch.channels_last, (False, False), size=(7, 7), groups=2
     )
@@ -159,7 +151,7 @@ def test_offline_compilation_reports_an_error(monkeypatch):
 
 
 class NoGPU:
-    """What Triton's runtime asks a driver before it launches; there is none here to launch on."""
+    """The methods of a driver that Triton's runtime calls before a launch; there is no GPU."""
 
     def __init__(self, architecture):
         self.architecture = architecture
@@ -176,11 +168,11 @@ class NoGPU:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("case", ["learnable", "rescaled bfloat16"])
-def test_the_runtime_specializes_and_compiles_real_calls(case, architecture, monkeypatch):
-    """The way of a call up to the launch itself: binding, specialization of arguments, cache key, compilation."""
+def test_runtime_specializes_and_compiles_calls(case, architecture, monkeypatch):
+    """Run a call up to the launch itself: binding, specialization of arguments, cache key, compilation."""
     with monkeypatch.context() as patch:
         launches = captured_launches(patch, *CASES[case])
-    # The runtime remembers compiled kernels by device, which is 0 here whatever the architecture.
+    # The runtime caches compiled kernels by device, which is always 0 here.
     monkeypatch.setattr(triton.runtime.driver, "_active", NoGPU(architecture))
     for kernel, arguments, constants in launches:
         kernel.device_caches.clear()

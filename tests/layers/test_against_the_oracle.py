@@ -1,4 +1,4 @@
-"""Every layer equals the slow reference, value and gradients, over geometries × operators, in float64."""
+"""Layers equal the reference in value and gradients, over geometries × operators, in float64."""
 
 import hypothesis.strategies as st
 import pytest
@@ -17,12 +17,12 @@ def assert_same_with_gradients(layer, inputs, expected_function):
     got, expected = layer(inputs), expected_function(inputs)
     torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
     weighting = torch.randn_like(got)
-    wanted = [inputs, *layer.parameters()]
+    tensors = [inputs, *layer.parameters()]
     names = ["input", *(name for name, _ in layer.named_parameters())]
     for name, a, b in zip(
         names,
-        torch.autograd.grad(got, wanted, weighting),
-        torch.autograd.grad(expected, wanted, weighting),
+        torch.autograd.grad(got, tensors, weighting),
+        torch.autograd.grad(expected, tensors, weighting),
         strict=True,
     ):
         torch.testing.assert_close(
@@ -32,7 +32,7 @@ def assert_same_with_gradients(layer, inputs, expected_function):
 
 @every_operator
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
-def test_convolutions(geometry, operator):
+def test_convolutions_equal_oracle(geometry, operator):
     layer = geometry.layer(**operator.arguments)
     assert_same_with_gradients(layer, geometry.images(), lambda x: oracle_conv(layer, x, operator))
 
@@ -56,7 +56,7 @@ def test_fixed_rescaling(operator):
 
 @every_operator
 @pytest.mark.parametrize("extras", [{}, {"bias": True, "rescale": "learned"}], ids=["plain", "bias-rescale"])
-def test_linear(operator, extras):
+def test_linear_equals_oracle(operator, extras):
     layer = sn.SphereLinear(7, 5, **operator.arguments, **extras, dtype=torch.float64)
     assert_same_with_gradients(layer, torch.randn(6, 7).double(), lambda x: oracle_linear(layer, x, operator))
 
@@ -69,12 +69,12 @@ def test_linear_takes_any_leading_dimensions():
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
-def test_unbatched_input_is_a_batch_of_one(geometry):
+def test_unbatched_input_equals_batch_of_one(geometry):
     layer, images = geometry.layer(operator="learnable", bias=True, rescale="learned"), geometry.images(1)
     torch.testing.assert_close(layer(images[0]), layer(images)[0])
 
 
-def test_a_fully_connected_layer_is_a_convolution_whose_kernel_covers_the_map():
+def test_linear_equals_convolution_with_kernel_of_input_size():
     conv = sn.SphereConv2d(3, 5, 4, operator="sigmoid")
     linear = sn.SphereLinear(48, 5, operator="sigmoid")
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Wrong arguments: an error of the right type that names the argument, the value and what is allowed."""
+"""Wrong arguments raise an error that states the argument, the value and what is allowed."""
 
 import math
 from functools import partial
@@ -88,14 +88,14 @@ CALLS = {
 
 
 @pytest.mark.parametrize("case", CONSTRUCTORS)
-def test_constructor(case):
+def test_constructor_raises(case):
     call, error, message = CONSTRUCTORS[case]
     with pytest.raises(error, match=message):
         call()
 
 
 @pytest.mark.parametrize("case", CALLS)
-def test_call(case):
+def test_call_raises(case):
     call, error, message = CALLS[case]
     with pytest.raises(error, match=message):
         call()

@@ -1,4 +1,4 @@
-"""A spherical layer can stand wherever torch's own stood: arguments, shapes, state, tools of torch."""
+"""Sphere layers replace torch's layers: arguments, shapes, state, tools of torch."""
 
 import copy
 import inspect
@@ -13,13 +13,13 @@ from torch.testing._internal.common_modules import module_db
 
 import spherenet as sn
 
-TWINS = {
+COUNTERPARTS = {
     nn.Conv1d: sn.SphereConv1d,
     nn.Conv2d: sn.SphereConv2d,
     nn.Conv3d: sn.SphereConv3d,
     nn.Linear: sn.SphereLinear,
 }
-LAZY_TWINS = {
+LAZY_COUNTERPARTS = {
     nn.LazyConv1d: sn.LazySphereConv1d,
     nn.LazyConv2d: sn.LazySphereConv2d,
     nn.LazyConv3d: sn.LazySphereConv3d,
@@ -30,67 +30,69 @@ every_operator = pytest.mark.parametrize("operator", OPERATORS)
 
 
 def samples_of_torch():
-    """Every constructor and forward call that torch keeps in its own test database for these classes."""
+    """Yield the constructor and forward calls of torch's own test database for these classes."""
     for info in module_db:
-        twin = (TWINS | LAZY_TWINS).get(info.module_cls)
-        if twin is None:
+        counterpart = (COUNTERPARTS | LAZY_COUNTERPARTS).get(info.module_cls)
+        if counterpart is None:
             continue
         calls = info.module_inputs_func(info, device="cpu", dtype=torch.float32, requires_grad=True, training=True)
         for index, call in enumerate(calls):
-            made, called = call.constructor_input, call.forward_input
+            constructor, forward = call.constructor_input, call.forward_input
             yield pytest.param(
                 info.module_cls,
-                twin,
-                made.args,
-                made.kwargs,
-                (*called.args, *called.kwargs.values()),
+                counterpart,
+                constructor.args,
+                constructor.kwargs,
+                (*forward.args, *forward.kwargs.values()),
                 id=f"{info.name}-{index}-{call.desc}",
             )
     for sample in [*common_nn.get_new_module_tests(), *common_nn.module_tests]:  # torch's older table
         plain = getattr(nn, sample.get("module_name", ""), None)
-        if plain in TWINS:
+        if plain in COUNTERPARTS:
             inputs = sample["input_fn"]() if "input_fn" in sample else torch.randn(sample["input_size"])
             name = f"older-{plain.__name__}-{sample.get('desc', 'plain')}"
-            yield pytest.param(plain, TWINS[plain], sample["constructor_args"], {}, (inputs,), id=name)
+            yield pytest.param(plain, COUNTERPARTS[plain], sample["constructor_args"], {}, (inputs,), id=name)
 
 
 SAMPLES = list(samples_of_torch())
 
 
-def test_torch_still_keeps_samples_of_every_class():
-    assert {sample.values[0] for sample in SAMPLES} == set(TWINS | LAZY_TWINS) - {nn.LazyLinear}  # it keeps none
+def test_torch_has_samples_of_every_class():
+    assert {sample.values[0] for sample in SAMPLES} == set(COUNTERPARTS | LAZY_COUNTERPARTS) - {
+        nn.LazyLinear
+    }  # torch has none
     assert len(SAMPLES) >= 60
 
 
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")  # of the plain twin
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")  # of the plain layer
 @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature:UserWarning")
 @every_operator
-@pytest.mark.parametrize(("plain", "twin", "sizes", "options", "inputs"), SAMPLES)
-def test_torchs_own_samples_run_with_the_same_shape(plain, twin, sizes, options, inputs, operator):
+@pytest.mark.parametrize(("plain", "counterpart", "sizes", "options", "inputs"), SAMPLES)
+def test_samples_of_torch_have_same_output_shape(plain, counterpart, sizes, options, inputs, operator):
     expected = plain(*sizes, **options)(*inputs)
-    got = twin(*sizes, **options, operator=operator)(*inputs)
+    got = counterpart(*sizes, **options, operator=operator)(*inputs)
     assert got.shape == expected.shape
     assert got.isfinite().all()
     got.sum().backward()
 
 
-@pytest.mark.parametrize(("plain", "twin"), TWINS.items(), ids=lambda c: c.__name__)
-def test_arguments_come_in_torchs_order(plain, twin):
+@pytest.mark.parametrize(("plain", "counterpart"), COUNTERPARTS.items(), ids=lambda c: c.__name__)
+def test_order_of_arguments_equals_torch(plain, counterpart):
     positional = [
         name
         for name, p in inspect.signature(plain).parameters.items()
         if p.kind is p.POSITIONAL_OR_KEYWORD and name not in ("device", "dtype")
     ]
-    assert list(inspect.signature(twin).parameters)[: len(positional)] == positional
+    assert list(inspect.signature(counterpart).parameters)[: len(positional)] == positional
 
 
-@pytest.mark.parametrize(("plain", "twin"), TWINS.items(), ids=lambda c: c.__name__)
-def test_same_seed_same_weights_and_isinstance(plain, twin):
+@pytest.mark.parametrize(("plain", "counterpart"), COUNTERPARTS.items(), ids=lambda c: c.__name__)
+def test_same_seed_gives_weights_of_torch(plain, counterpart):
     sizes = (6, 8) if plain is nn.Linear else (6, 8, 3)
     torch.manual_seed(1)
     expected = plain(*sizes, bias=False)
     torch.manual_seed(1)
-    layer = twin(*sizes)
+    layer = counterpart(*sizes)
     assert isinstance(layer, plain)
     torch.testing.assert_close(layer.weight, expected.weight, rtol=0, atol=0)
     layer.load_state_dict(expected.state_dict())
@@ -99,8 +101,8 @@ def test_same_seed_same_weights_and_isinstance(plain, twin):
 @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature:UserWarning")
 @every_operator
 @pytest.mark.parametrize("bias", [False, True])
-def test_lazy_layers_become_what_they_stand_for(operator, bias):
-    for lazy, twin, shape in [
+def test_lazy_layers_are_initialized_by_first_input(operator, bias):
+    for lazy, counterpart, shape in [
         (sn.LazySphereConv1d(4, 3, operator=operator, bias=bias), sn.SphereConv1d, (2, 3, 5)),
         (sn.LazySphereConv2d(4, 3, operator=operator, bias=bias), sn.SphereConv2d, (2, 3, 5, 5)),
         (sn.LazySphereConv3d(4, 3, operator=operator, bias=bias), sn.SphereConv3d, (2, 3, 5, 5, 5)),
@@ -108,10 +110,10 @@ def test_lazy_layers_become_what_they_stand_for(operator, bias):
     ]:
         assert lazy.has_uninitialized_params()
         lazy(torch.randn(shape))
-        assert type(lazy) is twin
-        sizes = (3, 4) if twin is sn.SphereLinear else (3, 4, 3)
-        assert repr(lazy) == repr(twin(*sizes, operator=operator, bias=bias))
-        twin(*sizes, operator=operator, bias=bias).load_state_dict(lazy.state_dict())
+        assert type(lazy) is counterpart
+        sizes = (3, 4) if counterpart is sn.SphereLinear else (3, 4, 3)
+        assert repr(lazy) == repr(counterpart(*sizes, operator=operator, bias=bias))
+        counterpart(*sizes, operator=operator, bias=bias).load_state_dict(lazy.state_dict())
 
 
 def test_repr_shows_geometry_and_operator():
@@ -122,7 +124,7 @@ def test_repr_shows_geometry_and_operator():
     assert "eps=0.0001" in repr(sn.SphereLinear(3, 4))
 
 
-def test_reset_parameters_restores_everything_learned():
+def test_reset_parameters_restores_all_parameters():
     layer = sn.SphereConv2d(3, 8, 3, operator="learnable", k=0.4, rescale="learned", bias=True)
     with torch.no_grad():
         for parameter in layer.parameters():
@@ -143,8 +145,8 @@ def test_state_dict_keys_are_fixed(operator):
     assert {name: tuple(value.shape) for name, value in layer.state_dict().items()} == expected
 
 
-def test_state_saved_by_the_first_version_still_gives_the_same_outputs():
-    """Numbers written down when the layout was fixed; they guard names, parametrisation of k and formula together."""
+def test_state_of_first_version_gives_same_outputs():
+    """Stored numbers detect changes of names, of the parametrization of k and of the formula."""
     layer = sn.SphereLinear(2, 2, operator="learnable", bias=True, rescale="learned")
     layer.load_state_dict(
         {
@@ -161,21 +163,21 @@ def test_state_saved_by_the_first_version_still_gives_the_same_outputs():
 
 @every_operator
 @pytest.mark.parametrize("copier", ["deepcopy", "pickle", "torch.save"])
-def test_copies_compute_the_same(operator, copier):
+def test_copies_give_same_outputs(operator, copier):
     layer = sn.SphereConv2d(3, 4, 3, operator=operator, rescale="learned")
     if copier == "deepcopy":
-        twin = copy.deepcopy(layer)
+        counterpart = copy.deepcopy(layer)
     elif copier == "pickle":
-        twin = pickle.loads(pickle.dumps(layer))
+        counterpart = pickle.loads(pickle.dumps(layer))
     else:
         file = io.BytesIO()
         torch.save(layer.state_dict(), file)
         file.seek(0)
-        twin = sn.SphereConv2d(3, 4, 3, operator=operator, rescale="learned")
-        twin.load_state_dict(torch.load(file, weights_only=True))
+        counterpart = sn.SphereConv2d(3, 4, 3, operator=operator, rescale="learned")
+        counterpart.load_state_dict(torch.load(file, weights_only=True))
     x = torch.randn(2, 3, 5, 5)
-    torch.testing.assert_close(twin(x), layer(x), rtol=0, atol=0)
-    assert twin.weight.data_ptr() != layer.weight.data_ptr()
+    torch.testing.assert_close(counterpart(x), layer(x), rtol=0, atol=0)
+    assert counterpart.weight.data_ptr() != layer.weight.data_ptr()
 
 
 @pytest.mark.parametrize("size", [(2, 3, 6, 6), (2, 3, 6, 6, 6)])
@@ -192,7 +194,7 @@ def test_channels_last_is_kept(operator, size):
 
 
 @every_operator
-def test_autocast_returns_what_a_convolution_returns(operator):
+def test_autocast_returns_dtype_of_convolution(operator):
     layer = sn.SphereConv2d(3, 4, 3, operator=operator, bias=True, rescale="learned")
     linear = sn.SphereLinear(5, 4, operator=operator)
     x, rows = torch.randn(2, 3, 6, 6, requires_grad=True), torch.randn(3, 5)
@@ -208,7 +210,7 @@ def test_autocast_returns_what_a_convolution_returns(operator):
 
 
 def test_norms_stay_float32_under_autocast():
-    """A norm taken in bfloat16 would move outputs by up to 0.4 %; the product alone moves them by less."""
+    """A norm in bfloat16 would change outputs by up to 0.4 %, the product alone by less."""
     layer = sn.SphereConv2d(64, 4, 3)
     x = torch.rand(1, 64, 8, 8) + 3
     with torch.autocast("cpu", dtype=torch.bfloat16):

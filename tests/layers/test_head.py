@@ -1,4 +1,4 @@
-"""AngularHead: its outputs by the slow formula, its number formats, its wrong arguments."""
+"""AngularHead: outputs against the reference, dtypes, wrong arguments."""
 
 import math
 
@@ -23,7 +23,7 @@ def path(request, monkeypatch):
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_outputs_are_the_printed_formulas(bias, path):
+def test_outputs_equal_reference(bias, path):
     head = AngularHead(4, 5, bias, dtype=torch.float64)
     x = torch.randn(3, 4, dtype=torch.float64)
     output = head(x)
@@ -37,7 +37,7 @@ def test_outputs_are_the_printed_formulas(bias, path):
     assert output.bias is None if not bias else torch.equal(output.bias, head.bias)
 
 
-def test_cosines_times_norms_are_the_linear_layer(path):
+def test_cosines_times_norms_equal_linear_layer(path):
     head = AngularHead(6, 5)
     x = torch.randn(4, 6)
     output = head(x)
@@ -71,14 +71,14 @@ def test_half_precision_is_computed_in_float32(weight_dtype, feature_dtype, path
     x = torch.randn(3, 64).to(feature_dtype).requires_grad_()
     output = head(x)
     assert {part.dtype for part in output} == {torch.float32}
-    torch.testing.assert_close(output.cosine, float_twin(head)(x.float()).cosine)
+    torch.testing.assert_close(output.cosine, in_float32(head)(x.float()).cosine)
     output.cosine.sum().backward()
     assert x.grad.dtype == feature_dtype
     assert head.weight.grad.dtype == weight_dtype
 
 
-def float_twin(head):
-    """The same weights in float32."""
+def in_float32(head):
+    """Return a head with the same weights in float32."""
     other = AngularHead(head.in_features, head.num_classes, bias=head.bias is not None)
     other.load_state_dict(head.state_dict())
     return other
@@ -92,7 +92,7 @@ def test_autocast_leaves_cosines_exact(path):
     assert torch.equal(under_autocast, head(x).cosine)
 
 
-def test_a_zero_feature_has_cosine_zero_and_a_finite_gradient(path):
+def test_zero_feature_has_cosine_zero_and_finite_gradient(path):
     head, x = AngularHead(4, 5), torch.zeros(2, 4, requires_grad=True)
     output = head(x)
     assert (output.cosine == 0).all()
@@ -117,7 +117,7 @@ def test_gradcheck(bias, path):
     assert torch.autograd.gradgradcheck(function, (x, *values))
 
 
-def test_weights_live_in_the_module():
+def test_state_dict_and_repr():
     head = AngularHead(4, 5, bias=True)
     assert {name: tuple(value.shape) for name, value in head.state_dict().items()} == {"weight": (5, 4), "bias": (5,)}
     assert AngularHead(4, 5).state_dict().keys() == {"weight"}
@@ -125,7 +125,7 @@ def test_weights_live_in_the_module():
     assert AngularHead(4, 5, device="meta", dtype=torch.float64).weight.is_meta
 
 
-def test_directions_start_evenly_over_the_sphere():
+def test_initial_directions_are_uniform():
     head = AngularHead(64, 5000, bias=True)
     assert head.weight.std().item() == pytest.approx((2 / 64) ** 0.5, rel=0.01)
     assert F.normalize(head.weight).mean(0).norm() < 0.03
@@ -135,7 +135,7 @@ def test_directions_start_evenly_over_the_sphere():
     assert not torch.equal(head.weight, before)
 
 
-def test_the_meta_device_gives_shapes():
+def test_meta_device_gives_shapes():
     output = AngularHead(4, 5, device="meta")(torch.empty(3, 4, device="meta"))
     assert output.cosine.shape == (3, 5)
 
@@ -157,6 +157,6 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("call", "error", "message"), WRONG.values(), ids=WRONG)
-def test_wrong_arguments(call, error, message):
+def test_wrong_arguments_raise(call, error, message):
     with pytest.raises(error, match=message):
         call()

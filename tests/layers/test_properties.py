@@ -1,4 +1,4 @@
-"""What makes a layer spherical, operator × property: invariances, range, bounded gradients, edges, dtypes."""
+"""Properties of sphere layers for all operators: invariances, range, bounded gradients, edge cases, dtypes."""
 
 import math
 
@@ -18,11 +18,11 @@ LAYERS = {
     "grouped": (lambda **kw: sn.SphereConv2d(4, 4, 3, groups=2, **kw), (2, 4, 5, 5)),
     "linear": (lambda **kw: sn.SphereLinear(6, 4, **kw), (5, 6)),
 }
-every_layer = pytest.mark.parametrize("kind", LAYERS)
+every_layer = pytest.mark.parametrize("layer_name", LAYERS)
 
 
-def build(kind, **arguments):
-    make, shape = LAYERS[kind]
+def build(layer_name, **arguments):
+    make, shape = LAYERS[layer_name]
     dtype = arguments.get("dtype", torch.float32)
     return make(**arguments), torch.randn(shape, dtype=dtype)
 
@@ -30,8 +30,8 @@ def build(kind, **arguments):
 @every_operator
 @every_layer
 @pytest.mark.parametrize("scale", [0.25, 3.0, 1e4])
-def test_invariant_to_the_scale_of_input_and_of_weights(kind, operator, scale):
-    layer, x = build(kind, **operator.arguments, eps=1e-12, dtype=torch.float64)
+def test_output_does_not_depend_on_scale_of_input_and_weights(layer_name, operator, scale):
+    layer, x = build(layer_name, **operator.arguments, eps=1e-12, dtype=torch.float64)
     expected = layer(x)
     torch.testing.assert_close(layer(x * scale), expected, rtol=0, atol=1e-9)
     with torch.no_grad():
@@ -42,8 +42,8 @@ def test_invariant_to_the_scale_of_input_and_of_weights(kind, operator, scale):
 @every_operator
 @every_layer
 @every_dtype
-def test_outputs_lie_between_minus_one_and_one(kind, operator, dtype):
-    layer, x = build(kind, **operator.arguments, dtype=dtype)
+def test_outputs_are_between_minus_one_and_one(layer_name, operator, dtype):
+    layer, x = build(layer_name, **operator.arguments, dtype=dtype)
     with torch.no_grad():
         layer.weight[0] = 1.0
         layer.weight[1] = -1.0
@@ -52,13 +52,13 @@ def test_outputs_lie_between_minus_one_and_one(kind, operator, dtype):
 
 
 @every_operator
-def test_odd_about_a_right_angle(operator):
+def test_output_is_odd(operator):
     layer, x = build("conv2d", **operator.arguments)
     torch.testing.assert_close(layer(-x), -layer(x), rtol=0, atol=0)
 
 
 @every_operator
-def test_decreases_as_the_patch_turns_away(operator):
+def test_output_decreases_with_angle(operator):
     layer = sn.SphereLinear(2, 1, **operator.arguments, eps=1e-30, dtype=torch.float64)
     with torch.no_grad():
         layer.weight.copy_(torch.tensor([[1.0, 0.0]]))
@@ -70,8 +70,8 @@ def test_decreases_as_the_patch_turns_away(operator):
 
 @every_operator
 @every_layer
-def test_gradcheck_and_gradgradcheck(kind, operator):
-    layer, x = build(kind, **operator.arguments, bias=True, rescale="learned", dtype=torch.float64)
+def test_gradcheck_and_gradgradcheck(layer_name, operator):
+    layer, x = build(layer_name, **operator.arguments, bias=True, rescale="learned", dtype=torch.float64)
     x = x[:1].requires_grad_()
     names, values = zip(*layer.named_parameters(), strict=True)
 
@@ -88,8 +88,8 @@ def test_gradcheck_and_gradgradcheck(kind, operator):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("theta", [0.0, 1e-6, 1e-4, 1e-3, 1e-2, 0.3, math.pi / 2, math.pi - 1e-3, math.pi])
 @pytest.mark.parametrize("length", [1e-2, 1.0, 1e3])
-def test_gradient_is_bounded_by_the_steepest_slope_over_the_length(operator, dtype, theta, length):
-    """‖∂g/∂x‖ ≤ max|dg/dθ|/‖x‖, however small the angle (5 % for float32's own cosine)."""
+def test_gradient_is_at_most_steepest_slope_over_norm(operator, dtype, theta, length):
+    """‖∂g/∂x‖ ≤ max|dg/dθ|/‖x‖ for all angles, with 5 % for the rounding of the cosine in float32."""
     w = torch.randn(64, dtype=torch.float64)
     w /= w.norm()
     sideways = torch.randn(64, dtype=torch.float64)
@@ -107,8 +107,8 @@ def test_gradient_is_bounded_by_the_steepest_slope_over_the_length(operator, dty
 @every_operator
 @every_layer
 @every_dtype
-def test_zero_input_gives_zero_with_finite_gradients(kind, operator, dtype):
-    layer, x = build(kind, **operator.arguments, dtype=dtype)
+def test_zero_input_gives_zero_with_finite_gradients(layer_name, operator, dtype):
+    layer, x = build(layer_name, **operator.arguments, dtype=dtype)
     x = torch.zeros_like(x).requires_grad_()
     out = layer(x)
     assert (out == 0).all()
@@ -134,8 +134,8 @@ def test_theta_zero_and_pi_are_finite(operator, dtype, sign, eps):
 
 
 @every_operator
-def test_a_zero_patch_among_others(operator):
-    """Padding meets a dark border: those outputs are 0, the others those of the image alone."""
+def test_zero_patches_at_border(operator):
+    """Outputs at a zero border with padding are 0; the others equal those of the image without border."""
     layer = sn.SphereConv2d(3, 4, 3, padding=1, **operator.arguments)
     x = torch.zeros(1, 3, 12, 12)
     x[..., :4, :4] = torch.randn(1, 3, 4, 4)
@@ -151,8 +151,8 @@ def test_a_zero_patch_among_others(operator):
 @every_layer
 @every_dtype
 @pytest.mark.parametrize("exponent", [-45, -30, -18, -9, 9, 18, 30, 38])
-def test_finite_in_finite_out(kind, operator, dtype, exponent):
-    layer, x = build(kind, **operator.arguments, dtype=dtype)
+def test_finite_input_gives_finite_output(layer_name, operator, dtype, exponent):
+    layer, x = build(layer_name, **operator.arguments, dtype=dtype)
     limit = torch.finfo(dtype).max / 16
     x = (x.double() * 10.0**exponent).clamp(-limit, limit).to(dtype).requires_grad_()
     out = layer(x)
@@ -164,18 +164,18 @@ def test_finite_in_finite_out(kind, operator, dtype, exponent):
 
 @every_operator
 @pytest.mark.parametrize("exponent", [-18, -9, 0, 9, 18])
-def test_float32_is_right_from_1e_minus_18_to_1e_plus_18(operator, exponent):
+def test_float32_is_accurate_from_1e_minus_18_to_1e18(operator, exponent):
     layer = sn.SphereConv2d(600, 4, 3, **operator.arguments)
-    twin = sn.SphereConv2d(600, 4, 3, **operator.arguments, dtype=torch.float64)
+    counterpart = sn.SphereConv2d(600, 4, 3, **operator.arguments, dtype=torch.float64)
     x = torch.randn(1, 600, 4, 4)
     with torch.no_grad():
         layer.weight.mul_(10.0**exponent)
         x *= 10.0**exponent
-        twin.weight.copy_(layer.weight)
-    torch.testing.assert_close(layer(x).double(), twin(x.double()), rtol=1e-4, atol=1e-6)
+        counterpart.weight.copy_(layer.weight)
+    torch.testing.assert_close(layer(x).double(), counterpart(x.double()), rtol=1e-4, atol=1e-6)
 
 
-def test_weights_or_inputs_beyond_measure_count_as_zero():
+def test_overflowing_weights_and_inputs_count_as_zero():
     layer = sn.SphereConv2d(3, 4, 3)
     assert (layer(torch.full((1, 3, 4, 4), 1e30)) == 0).all()
     with torch.no_grad():
@@ -183,13 +183,13 @@ def test_weights_or_inputs_beyond_measure_count_as_zero():
     assert (layer(torch.randn(1, 3, 4, 4)) == 0).all()
 
 
-def test_nan_input_is_not_hidden():
+def test_nan_input_gives_nan():
     assert sn.SphereConv2d(3, 4, 3)(torch.full((1, 3, 4, 4), math.nan)).isnan().all()
 
 
 @every_layer
-def test_empty_batch(kind):
-    layer, x = build(kind, operator="learnable", rescale="learned")
+def test_empty_batch(layer_name):
+    layer, x = build(layer_name, operator="learnable", rescale="learned")
     x = x[:0].requires_grad_()
     out = layer(x)
     assert out.shape[0] == 0
@@ -201,8 +201,8 @@ def test_empty_batch(kind):
 @every_operator
 @every_layer
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_near_float32(kind, operator, dtype):
-    layer, x = build(kind, **operator.arguments)
+def test_half_precision_is_close_to_float32(layer_name, operator, dtype):
+    layer, x = build(layer_name, **operator.arguments)
     expected = layer(x)
     half = layer.to(dtype)
     got = half(x.to(dtype))
@@ -245,7 +245,7 @@ def test_functions_equal_layers(geometry):
         torch.testing.assert_close(out, layer(x))
 
 
-def test_function_defaults_are_the_layers():
+def test_defaults_of_functions_equal_layers():
     x, w = torch.randn(2, 3, 5, 5), torch.randn(4, 3, 3, 3)
     layer = sn.SphereConv2d(3, 4, 3)
     with torch.no_grad():

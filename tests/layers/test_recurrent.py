@@ -1,4 +1,4 @@
-"""The recurrent sphere layers stand where torch's stood, and their gates are those of the slow formula."""
+"""Recurrent sphere layers replace torch's, and their gates equal the reference."""
 
 import copy
 import inspect
@@ -17,8 +17,8 @@ from spherenet.layers.recurrent import SphereGRU, SphereGRUCell, SphereLSTM, Sph
 
 CELLS = {nn.LSTMCell: SphereLSTMCell, nn.GRUCell: SphereGRUCell}
 SEQUENCES = {nn.LSTM: SphereLSTM, nn.GRU: SphereGRU}
-both_cells = pytest.mark.parametrize(("plain", "twin"), CELLS.items(), ids=["LSTMCell", "GRUCell"])
-both_sequences = pytest.mark.parametrize(("plain", "twin"), SEQUENCES.items(), ids=["LSTM", "GRU"])
+both_cells = pytest.mark.parametrize(("plain", "counterpart"), CELLS.items(), ids=["LSTMCell", "GRUCell"])
+both_sequences = pytest.mark.parametrize(("plain", "counterpart"), SEQUENCES.items(), ids=["LSTM", "GRU"])
 every_operator = pytest.mark.parametrize("operator", OPERATORS, ids=str)
 OPTIONS = [
     dict(zip(("num_layers", "batch_first", "bidirectional"), values, strict=True))
@@ -28,12 +28,12 @@ every_option = pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "-".joi
 
 
 def flat(result):
-    """The tensors of a result: output, h_n, c_n."""
+    """Return the tensors of a result: output, h_n, c_n."""
     return [result] if isinstance(result, torch.Tensor) else [tensor for part in result for tensor in flat(part)]
 
 
 def state_for(layer, shape, **options):
-    """A random state as the layer takes it: h, or (h, c)."""
+    """Return a random state: h, or (h, c)."""
     is_lstm = "LSTM" in type(layer).__name__
     return (torch.randn(shape, **options), torch.randn(shape, **options)) if is_lstm else torch.randn(shape, **options)
 
@@ -54,8 +54,8 @@ def assert_all_close(got, expected, **tolerances):
 @both_cells
 @pytest.mark.parametrize("batch", [(), (4,), (0,)], ids=str)
 @pytest.mark.parametrize("given_state", [False, True])
-def test_cells_have_torchs_shapes(plain, twin, batch, given_state):
-    ordinary, cell = plain(6, 8), twin(6, 8)
+def test_cells_have_shapes_of_torch(plain, counterpart, batch, given_state):
+    ordinary, cell = plain(6, 8), counterpart(6, 8)
     assert cell.weight_ih.shape == ordinary.weight_ih.shape
     assert cell.weight_hh.shape == ordinary.weight_hh.shape
     x, state = torch.randn(*batch, 6), state_for(cell, (*batch, 8)) if given_state else None
@@ -67,9 +67,9 @@ def test_cells_have_torchs_shapes(plain, twin, batch, given_state):
 @every_option
 @pytest.mark.parametrize("batched", [True, False])
 @pytest.mark.parametrize("given_state", [False, True])
-def test_with_plain_layers_for_gates_it_is_torchs_own(plain, twin, options, batched, given_state):
-    """Order of gates, of layers and of directions, shapes and states: all but the angles, checked against torch."""
-    ordinary, layer = plain(6, 8, **options), twin(6, 8, **options)
+def test_with_plain_layers_as_gates_equals_torch(plain, counterpart, options, batched, given_state):
+    """Compare the order of gates, layers and directions, shapes and states with torch, without angles."""
+    ordinary, layer = plain(6, 8, **options), counterpart(6, 8, **options)
     for index, cell in enumerate(layer.cells):
         directions = 2 if options["bidirectional"] else 1
         suffix = f"l{index // directions}" + ("_reverse" if index % directions else "")
@@ -86,8 +86,8 @@ def test_with_plain_layers_for_gates_it_is_torchs_own(plain, twin, options, batc
 @both_sequences
 @every_option
 @pytest.mark.parametrize("bias", [False, True])
-def test_sequences_have_torchs_shapes_and_finite_gradients(plain, twin, options, bias):
-    layer, x = twin(6, 8, bias=bias, operator="learnable", **options), input_for(options, True)
+def test_sequences_have_shapes_of_torch_and_finite_gradients(plain, counterpart, options, bias):
+    layer, x = counterpart(6, 8, bias=bias, operator="learnable", **options), input_for(options, True)
     got = layer(x)
     for a, b in zip(flat(got), flat(plain(6, 8, **options)(x)), strict=True):
         assert a.shape == b.shape
@@ -98,33 +98,33 @@ def test_sequences_have_torchs_shapes_and_finite_gradients(plain, twin, options,
 
 
 @both_sequences
-def test_arguments_come_in_torchs_order(plain, twin):
+def test_order_of_arguments_equals_torch(plain, counterpart):
     torchs = [
         name
         for name in inspect.signature(nn.RNNBase).parameters
         if name not in ("mode", "proj_size", "device", "dtype")
     ]
-    assert list(inspect.signature(twin).parameters)[: len(torchs)] == torchs
+    assert list(inspect.signature(counterpart).parameters)[: len(torchs)] == torchs
 
 
 def slow_lstm(of_x, of_h, state):
-    """h′ and c′ of one hidden unit, from the parts of its four gates."""
+    """Return h′ and c′ of one hidden unit from the contributions to its four gates."""
     i, f, n, o = (x + h for x, h in zip(of_x, of_h, strict=True))
     c = state[1] / (1 + math.exp(-f)) + math.tanh(n) / (1 + math.exp(-i))
     return math.tanh(c) / (1 + math.exp(-o)), c
 
 
 def slow_gru(of_x, of_h, state):
-    """h′ of one hidden unit, from the parts of its three gates."""
+    """Return h′ of one hidden unit from the contributions to its three gates."""
     r, z = (1 / (1 + math.exp(-x - h)) for x, h in zip(of_x[:2], of_h[:2], strict=True))
     return ((1 - z) * math.tanh(of_x[2] + r * of_h[2]) + z * state[0],)
 
 
 @every_operator
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize(("twin", "slow"), [(SphereLSTMCell, slow_lstm), (SphereGRUCell, slow_gru)])
-def test_cells_equal_the_slow_formula(twin, slow, operator, bias):
-    cell = twin(3, 5, bias, **operator.arguments, dtype=torch.float64)
+@pytest.mark.parametrize(("counterpart", "slow"), [(SphereLSTMCell, slow_lstm), (SphereGRUCell, slow_gru)])
+def test_cells_equal_reference(counterpart, slow, operator, bias):
+    cell = counterpart(3, 5, bias, **operator.arguments, dtype=torch.float64)
     for parameter in cell.parameters():
         nn.init.normal_(parameter)
     x, hx = torch.randn(2, 3, dtype=torch.float64), state_for(cell, (2, 5), dtype=torch.float64)
@@ -137,8 +137,8 @@ def test_cells_equal_the_slow_formula(twin, slow, operator, bias):
 
 
 @both_sequences
-def test_sequences_equal_their_cells_step_by_step(plain, twin):
-    layer, x = twin(6, 8, num_layers=2, bidirectional=True), torch.randn(5, 4, 6)
+def test_sequences_equal_cells_step_by_step(plain, counterpart):
+    layer, x = counterpart(6, 8, num_layers=2, bidirectional=True), torch.randn(5, 4, 6)
     seen, last = x, []
     for index in (0, 2):
         outputs = []
@@ -155,8 +155,8 @@ def test_sequences_equal_their_cells_step_by_step(plain, twin):
 
 @both_cells
 @pytest.mark.parametrize("operator", ["cosine", "linear", "learnable"])
-def test_gradients_of_a_cell_against_finite_differences(plain, twin, operator):
-    cell = twin(2, 3, operator=operator, dtype=torch.float64)
+def test_gradients_of_a_cell_against_finite_differences(plain, counterpart, operator):
+    cell = counterpart(2, 3, operator=operator, dtype=torch.float64)
     state = flat(state_for(cell, (2, 3), dtype=torch.float64))
     names, values = zip(*cell.named_parameters(), strict=True)
 
@@ -169,16 +169,16 @@ def test_gradients_of_a_cell_against_finite_differences(plain, twin, operator):
 
 
 @both_sequences
-def test_gradients_of_a_sequence_against_finite_differences(plain, twin):
-    layer = twin(2, 2, num_layers=2, bidirectional=True, operator="sigmoid", dtype=torch.float64)
+def test_gradients_of_a_sequence_against_finite_differences(plain, counterpart):
+    layer = counterpart(2, 2, num_layers=2, bidirectional=True, operator="sigmoid", dtype=torch.float64)
     x = torch.randn(3, 1, 2, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: tuple(flat(layer(x))), [x])
 
 
 @both_cells
 @every_operator
-def test_a_zero_state_and_a_zero_input_have_finite_gradients(plain, twin, operator):
-    cell = twin(3, 4, **operator.arguments)
+def test_zero_state_and_zero_input_have_finite_gradients(plain, counterpart, operator):
+    cell = counterpart(3, 4, **operator.arguments)
     x = torch.zeros(2, 3, requires_grad=True)
     state = [torch.zeros(2, 4, requires_grad=True) for _ in range(cell.num_states)]
     out = flat(cell(x, tuple(state) if len(state) == 2 else state[0]))
@@ -190,8 +190,8 @@ def test_a_zero_state_and_a_zero_input_have_finite_gradients(plain, twin, operat
 
 @both_sequences
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision(plain, twin, dtype):
-    layer, x = twin(6, 8, num_layers=2, operator="learnable"), torch.randn(5, 4, 6)
+def test_half_precision(plain, counterpart, dtype):
+    layer, x = counterpart(6, 8, num_layers=2, operator="learnable"), torch.randn(5, 4, 6)
     expected = layer(x)
     half = copy.deepcopy(layer).to(dtype)
     got = half(x.to(dtype))
@@ -202,8 +202,8 @@ def test_half_precision(plain, twin, dtype):
 
 
 @both_sequences
-def test_autocast(plain, twin):
-    layer, x = twin(6, 8, num_layers=2), torch.randn(5, 4, 6)
+def test_autocast(plain, counterpart):
+    layer, x = counterpart(6, 8, num_layers=2), torch.randn(5, 4, 6)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         got = layer(x)
     assert_all_close([tensor.float() for tensor in flat(got)], flat(layer(x)), rtol=0, atol=0.03)
@@ -213,14 +213,14 @@ def test_autocast(plain, twin):
 
 @both_sequences
 @pytest.mark.parametrize("copier", ["deepcopy", "pickle", "torch.save"])
-def test_copies_compute_the_same(plain, twin, copier):
+def test_copies_give_same_outputs(plain, counterpart, copier):
     arguments = {"num_layers": 2, "bidirectional": True, "operator": "learnable"}
-    layer, x = twin(6, 8, **arguments), torch.randn(5, 4, 6)
+    layer, x = counterpart(6, 8, **arguments), torch.randn(5, 4, 6)
     if copier == "torch.save":
         file = io.BytesIO()
         torch.save(layer.state_dict(), file)
         file.seek(0)
-        other = twin(6, 8, **arguments)
+        other = counterpart(6, 8, **arguments)
         other.load_state_dict(torch.load(file, weights_only=True))
     else:
         other = copy.deepcopy(layer) if copier == "deepcopy" else pickle.loads(pickle.dumps(layer))
@@ -239,8 +239,8 @@ def test_state_dict_keys_are_fixed():
 
 
 @both_sequences
-def test_the_library_sees_its_weights_as_sphere_weights(plain, twin):
-    model = nn.Sequential(twin(6, 8, num_layers=2, operator="learnable"), nn.Linear(8, 2))
+def test_weights_are_treated_as_sphere_weights(plain, counterpart):
+    model = nn.Sequential(counterpart(6, 8, num_layers=2, operator="learnable"), nn.Linear(8, 2))
     decayed, spared = (group["params"] for group in sn.param_groups(model, 0.1))
     assert [id(parameter) for parameter in decayed] == [id(model[1].weight)]
     assert len(spared) == len(list(model[0].parameters())) + 1
@@ -258,8 +258,8 @@ def test_the_library_sees_its_weights_as_sphere_weights(plain, twin):
 
 
 @both_cells
-def test_gates_ignore_lengths(plain, twin):
-    cell, x = twin(3, 4, eps=1e-12), torch.randn(2, 3)
+def test_gates_do_not_depend_on_norms(plain, counterpart):
+    cell, x = counterpart(3, 4, eps=1e-12), torch.randn(2, 3)
     before = cell(x)
     with torch.no_grad():
         cell.weight_ih.mul_(7)
@@ -267,7 +267,7 @@ def test_gates_ignore_lengths(plain, twin):
     assert_all_close(cell(5 * x), before)
 
 
-def test_only_a_rescaled_gate_can_saturate():
+def test_gates_saturate_only_with_rescaling():
     x, h, c = torch.randn(200, 3), torch.randn(200, 4), torch.ones(200, 4)
     bounded = SphereLSTMCell(3, 4, rescale=None)
     with torch.no_grad():
@@ -279,7 +279,7 @@ def test_only_a_rescaled_gate_can_saturate():
     torch.testing.assert_close(free(x, (h, c))[1], c)
 
 
-def test_reset_parameters_restores_everything_learned():
+def test_reset_parameters_restores_all_parameters():
     cell = SphereGRUCell(3, 4, operator="learnable", k=0.4)
     with torch.no_grad():
         for parameter in cell.parameters():
@@ -292,18 +292,18 @@ def test_reset_parameters_restores_everything_learned():
         torch.testing.assert_close(layer.k, torch.full((12,), 0.4))
 
 
-def test_dropout_acts_between_layers_while_training():
+def test_dropout_applies_between_layers_in_training():
     layer, x = SphereGRU(6, 8, num_layers=2, dropout=0.5), torch.randn(5, 4, 6)
     first, second = layer(x), layer(x)
     assert not torch.equal(first[0], second[0])
-    torch.testing.assert_close(first[1][0], second[1][0])  # the first layer's state has met none
+    torch.testing.assert_close(first[1][0], second[1][0])  # the first layer has no dropout before it
     layer.eval()
     assert_all_close(layer(x), layer(x), rtol=0, atol=0)
-    with pytest.warns(UserWarning, match="only one"):
+    with pytest.warns(UserWarning, match="only one layer"):
         SphereLSTM(6, 8, dropout=0.5)
 
 
-def test_one_angle_object_can_serve_all_gates():
+def test_one_angle_object_is_shared_by_all_gates():
     angle = sn.LearnableSigmoidAngle()
     layer = SphereLSTM(6, 8, num_layers=2, operator=angle)
     assert sum(parameter.dim() == 0 for parameter in layer.parameters()) == 1
@@ -314,9 +314,9 @@ def test_one_angle_object_can_serve_all_gates():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: SphereLSTMCell(0, 4), ValueError, "input_size must be a whole number of at least 1, got 0"),
-        (lambda: SphereGRU(3, 2.5), ValueError, "hidden_size must be a whole number of at least 1, got 2.5"),
-        (lambda: SphereGRU(3, 4, num_layers=0), ValueError, "num_layers must be a whole number"),
+        (lambda: SphereLSTMCell(0, 4), ValueError, "input_size must be an integer of at least 1, got 0"),
+        (lambda: SphereGRU(3, 2.5), ValueError, "hidden_size must be an integer of at least 1, got 2.5"),
+        (lambda: SphereGRU(3, 4, num_layers=0), ValueError, "num_layers must be an integer"),
         (lambda: SphereGRU(3, 4, dropout=2), ValueError, "dropout must be from 0 to 1, got 2"),
         (lambda: SphereLSTM(3, 4, operator="cosin"), ValueError, "Did you mean 'cosine'"),
         (lambda: SphereLSTM(3, 4, proj_size=2), TypeError, "proj_size"),
@@ -335,6 +335,6 @@ def test_one_angle_object_can_serve_all_gates():
         ),
     ],
 )  # fmt: skip
-def test_errors_name_what_is_wrong(call, error, message):
+def test_wrong_arguments_raise(call, error, message):
     with pytest.raises(error, match=message):
         call()

@@ -1,5 +1,7 @@
 """Each loss equals a slow loop over its formula in float64, value and gradient, in both implementations."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -66,7 +68,7 @@ def test_one_hot_probabilities_are_hard_labels(case):
 @pytest.mark.parametrize("angle", ["linear", "cosine", "sigmoid"])
 def test_ga_softmax_with_margin_one_is_w_softmax(angle, path):
     x, w, b, labels = problem()
-    ga, plain = GASoftmaxLoss(angle, 1, reduction="none"), WSoftmaxLoss(angle, reduction="none")
+    ga, plain = GASoftmaxLoss(angle, 1, scale="norm", reduction="none"), WSoftmaxLoss(angle, reduction="none")
     assert_same(run(ga, x, w, b, labels), run(plain, x, w, b, labels), (x, w, b))
 
 
@@ -82,10 +84,11 @@ def test_learned_k_per_class_applies_to_its_own_target():
         angle.raw_k.copy_(torch.linspace(-1, 1, 6))
     head = AngularHead(4, 6, dtype=torch.float64)
     output = torch.func.functional_call(head, {"weight": w}, x)
-    loss = GASoftmaxLoss(angle, 3, annealing=None, reduction="none")(output, labels)
+    paper = partial(GASoftmaxLoss.paper, m=3, annealing=None)
+    loss = paper(angle=angle, reduction="none")(output, labels)
     for row, label in enumerate(labels):
         logits = torch.stack([
-            GASoftmaxLoss(SigmoidAngle(k), 3, annealing=None).target_similarity(output.cosine[row, j])
+            paper(angle=SigmoidAngle(k)).target_similarity(output.cosine[row, j])
             if j == label
             else SigmoidAngle(k)(output.cosine[row, j])
             for j, k in enumerate(angle.k.tolist())
@@ -101,7 +104,7 @@ def test_scores_are_the_logits_without_margin(case):
     x, w, b, _ = problem()
     head = AngularHead(4, 6, bias=True, dtype=torch.float64, eps=EPS)
     output = torch.func.functional_call(head, {"weight": w, "bias": b}, x)
-    score = case.formula[0]
+    score = case.score or case.formula[0]
     expected = [
         [score(output.cosine[i, j].acos(), output.feature_norm[i], output.weight_norm[j]) + b[j] for j in range(6)]
         for i in range(5)

@@ -41,31 +41,31 @@ def test_for_run_with_other_start_floor_and_fraction():
 
 
 def test_set_step_sets_lambda():
-    loss = GASoftmaxLoss()
+    loss = GASoftmaxLoss.paper()
     for step in (0, 1, 7, 10_000, 3):
         loss.set_step(step)
-        assert loss.current_lambda == loss.lambda_ == Annealing().at(step)
+        assert loss.current_lambda == loss.lambda_ == Annealing.sphereface().at(step)
         assert type(loss.lambda_) is float
 
 
 def test_lambda_is_the_floor_until_set_step_is_called():
-    assert GASoftmaxLoss().current_lambda == 5
-    assert ASoftmaxLoss(annealing=Annealing(50, 0.1, 1)).current_lambda == 1
-    assert GASoftmaxLoss(annealing=None).current_lambda == 0
+    assert GASoftmaxLoss.paper().current_lambda == 5
+    assert ASoftmaxLoss.paper(annealing=Annealing(50, 0.1, 1)).current_lambda == 1
+    assert GASoftmaxLoss.paper(annealing=None).current_lambda == 0
 
 
 @pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
 def test_loss_does_not_depend_on_the_number_of_calls(output, train):
-    loss = GASoftmaxLoss().train(train)
+    loss = GASoftmaxLoss.paper().train(train)
     loss.set_step(2)
     first = loss(output, LABELS)
     for _ in range(5):
         assert torch.equal(loss(output, LABELS), first)
-    assert loss.current_lambda == Annealing().at(2)
+    assert loss.current_lambda == Annealing.sphereface().at(2)
 
 
 def test_lambda_can_be_assigned(output):
-    loss, scheduled = GASoftmaxLoss(annealing=None), GASoftmaxLoss(annealing=Annealing(8, 0, 8))
+    loss, scheduled = GASoftmaxLoss.paper(annealing=None), GASoftmaxLoss.paper(annealing=Annealing(8, 0, 8))
     loss.lambda_ = 8.0
     assert torch.equal(loss(output, LABELS), scheduled(output, LABELS))
     loss.set_step(3)  # no schedule: λ stays as it is
@@ -73,7 +73,7 @@ def test_lambda_can_be_assigned(output):
 
 
 def test_the_step_can_change_between_forward_and_backward():
-    loss, head = GASoftmaxLoss(), AngularHead(4, 3)
+    loss, head = GASoftmaxLoss.paper(), AngularHead(4, 3)
     loss.set_step(0)
     value = loss(head(torch.randn(3, 4)), LABELS)
     loss.set_step(1)
@@ -82,12 +82,12 @@ def test_the_step_can_change_between_forward_and_backward():
 
 
 def test_loss_has_no_state():
-    assert GASoftmaxLoss().state_dict() == {}
+    assert GASoftmaxLoss.paper().state_dict() == {}
 
 
 @pytest.mark.parametrize("prefix", ["", "criterion."])
 def test_state_of_earlier_versions_is_loaded(prefix):
-    loss = ASoftmaxLoss()
+    loss = ASoftmaxLoss.paper()
     model = torch.nn.ModuleDict({"criterion": loss}) if prefix else loss
     state = {f"{prefix}iteration": torch.tensor(7)}
     assert obsolete_state(model) == set(state)
@@ -99,15 +99,15 @@ def test_state_of_earlier_versions_is_loaded(prefix):
 
 def test_lambda_leads_from_w_softmax_to_the_margin(output):
     plain = WSoftmaxLoss("linear")(output, LABELS)
-    margin = GASoftmaxLoss(annealing=None)(output, LABELS)
-    annealed = [GASoftmaxLoss(annealing=Annealing(value, 0, value))(output, LABELS) for value in (1e9, 10, 1, 0)]
+    margin = GASoftmaxLoss.paper(annealing=None)(output, LABELS)
+    annealed = [GASoftmaxLoss.paper(annealing=Annealing(value, 0, value))(output, LABELS) for value in (1e9, 10, 1, 0)]
     torch.testing.assert_close(annealed[0], plain)
     torch.testing.assert_close(annealed[-1], margin)
     assert plain < annealed[1] < annealed[2] < margin
 
 
 def test_schedule_can_be_replaced():
-    loss = GASoftmaxLoss()
+    loss = GASoftmaxLoss.paper()
     loss.set_step(1)
     loss.annealing = Annealing.for_run(50, floor=2)
     assert loss.current_lambda == 2
@@ -122,7 +122,7 @@ def test_schedule_can_be_replaced():
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_changing_lambda_compiles_at_most_twice(backend):
     torch._dynamo.reset()
-    head, loss, x = AngularHead(4, 3), GASoftmaxLoss(), torch.randn(3, 4)
+    head, loss, x = AngularHead(4, 3), GASoftmaxLoss.paper(), torch.randn(3, 4)
     compilations = CompileCounterWithBackend(backend)
     compiled = torch.compile(lambda x: loss(head(x), LABELS), backend=compilations, fullgraph=True)
     for step in range(12):

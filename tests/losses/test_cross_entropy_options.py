@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from loss_cases import COMMON, problem
 from spherenet.layers.head import AngularHead
 from spherenet.losses import CosFaceLoss, SoftmaxLoss, WSoftmaxLoss
-from spherenet.ops.margins import AngularOutput
+from spherenet.ops.angular import AngularOutput
 
 OPTIONS = [
     {"class_weight": weighted, "ignore_index": ignore, "label_smoothing": smoothing, "reduction": reduction}

@@ -16,7 +16,7 @@ from spherenet.losses import (
     SSoftmaxLoss,
     WSoftmaxLoss,
 )
-from spherenet.ops.margins import AngularOutput
+from spherenet.ops.angular import AngularOutput
 
 CONSTRUCTORS = {
     "m below 1": (lambda: GASoftmaxLoss(m=0.5), ValueError, "m must be at least 1, got 0.5"),

@@ -14,23 +14,23 @@ from torch import nn
 from spherenet.angles import CosineAngle, LinearAngle
 from spherenet.layers.head import AngularHead
 from spherenet.losses import Annealing, ArcFaceLoss, ASoftmaxLoss, CosFaceLoss, GASoftmaxLoss, WSoftmaxLoss
-from spherenet.ops.margins import additive_angle, additive_cosine, psi
+from spherenet.ops.angular import additive_angle, additive_cosine
 
 CLASSES, POINTS, STEPS, GAP = 3, 60, 300, 0.1
 SCHEDULE = Annealing.for_run(STEPS, start=20, floor=0.1, floor_at=0.5)
 LOSSES = {
     "w": lambda: WSoftmaxLoss(),
-    "ga-2": lambda: GASoftmaxLoss(m=2, annealing=SCHEDULE),
-    "ga-4": lambda: GASoftmaxLoss(m=4, annealing=SCHEDULE),
-    "a-4": lambda: ASoftmaxLoss(4, annealing=SCHEDULE),
+    "ga-2": lambda: GASoftmaxLoss.paper(m=2, annealing=SCHEDULE),
+    "ga-4": lambda: GASoftmaxLoss.paper(m=4, annealing=SCHEDULE),
+    "a-4": lambda: ASoftmaxLoss.paper(m=4, annealing=SCHEDULE),
     "cosface": lambda: CosFaceLoss(0.35),
     "arcface": lambda: ArcFaceLoss(0.5),
 }
 # Inequality of each margin: similarity of the target with the margin > similarity of another class without it.
 MARGINS = {
-    "ga-2": (lambda c: psi(c, 2, LinearAngle()), LinearAngle()),
-    "ga-4": (lambda c: psi(c, 4, LinearAngle()), LinearAngle()),
-    "a-4": (lambda c: psi(c, 4, CosineAngle()), CosineAngle()),
+    "ga-2": (lambda c: LinearAngle().psi(c, 2), LinearAngle()),
+    "ga-4": (lambda c: LinearAngle().psi(c, 4), LinearAngle()),
+    "a-4": (lambda c: CosineAngle().psi(c, 4), CosineAngle()),
     "cosface": (lambda c: additive_cosine(c, 0.35), CosineAngle()),
     "arcface": (lambda c: additive_angle(c, 0.5), CosineAngle()),
 }

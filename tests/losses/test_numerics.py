@@ -140,7 +140,16 @@ def test_product_of_two_huge_norms_is_limited():
     assert exact.diagonal().tolist() == pytest.approx([1e30] * 3)
 
 
-@pytest.mark.parametrize("loss", [GASoftmaxLoss(annealing=None), ASoftmaxLoss(annealing=None), ArcFaceLoss()])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        GASoftmaxLoss.paper(annealing=None),
+        ASoftmaxLoss.paper(annealing=None),
+        ArcFaceLoss(),
+        GASoftmaxLoss(),
+        ASoftmaxLoss(),
+    ],
+)
 def test_loss_increases_with_the_target_angle(loss):
     theta = torch.linspace(0, math.pi, 2001, dtype=torch.float64)
     features = torch.stack([theta.cos(), theta.sin() * 0.6, theta.sin() * 0.8], 1)

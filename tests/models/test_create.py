@@ -1,5 +1,6 @@
 """Networks of the paper: shapes, parameter counts, CNN twins, options."""
 
+import inspect
 import time
 
 import pytest
@@ -9,7 +10,7 @@ from torch import nn
 import spherenet as sn
 from spherenet.losses import base
 from spherenet.models import create
-from spherenet.models.layer_factory import LayerFactory
+from spherenet.models.networks import LayerFactory
 
 OPERATORS = [None, "none", "linear", "cosine", "sigmoid", "learnable"]
 SMALL = {name: {"widths": (4, 6, 8)} for name in sn.list_models()} | {
@@ -17,7 +18,7 @@ SMALL = {name: {"widths": (4, 6, 8)} for name in sn.list_models()} | {
 }
 
 
-def convolutions(depth, widths, kernel=9, channels=3):
+def num_convolution_weights(depth, widths, kernel=9, channels=3):
     """Return the number of weights in the convolutions of a plain network."""
     total = 0
     for width in widths:
@@ -28,14 +29,14 @@ def convolutions(depth, widths, kernel=9, channels=3):
 
 
 @pytest.mark.parametrize("name", sn.list_models())
-def test_parameter_counts_of_the_paper(name):
+def test_parameter_counts_match_the_paper(name):
     """Count convolutions, BatchNorm (2 per channel), the fully connected layer and the head without bias."""
     with torch.device("meta"):
         count = sum(p.numel() for p in sn.create_model(name, operator="cosine").parameters())
     if name.startswith("cnn-"):
         depth = int(name.removeprefix("cnn-"))
         batch_norm = 2 * depth // 3 * (64 + 96 + 128)
-        expected = convolutions(depth, (64, 96, 128)) + batch_norm + 128 * 4 * 4 * 256 + 256 * 10
+        expected = num_convolution_weights(depth, (64, 96, 128)) + batch_norm + 128 * 4 * 4 * 256 + 256 * 10
     elif name == "resnet-18":
         expected = 49 * 3 * 256 + 2 * 256 + 1024 * 10
         previous = 256
@@ -58,17 +59,17 @@ def test_parameter_counts_of_the_paper(name):
 def test_number_of_operator_convolutions(name, layers):
     with torch.device("meta"):
         model = sn.create_model(name, operator="cosine")
-        everywhere = sn.create_model(name, operator="cosine", shortcut="operator")
+        with_shortcuts = sn.create_model(name, operator="cosine", shortcut="operator")
     spherical = [m for m in model.modules() if isinstance(m, sn.SphereConv2d)]
     assert len(spherical) == layers
     shortcuts = [m for m in model.modules() if type(m) is nn.Conv2d]
     assert all(m.kernel_size == (1, 1) for m in shortcuts)
-    assert not [m for m in everywhere.modules() if type(m) is nn.Conv2d]
+    assert not [m for m in with_shortcuts.modules() if type(m) is nn.Conv2d]
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("name", sn.list_models())
-def test_forward_and_backward(name, operator):
+def test_forward_and_backward_of_every_network(name, operator):
     model = sn.create_model(name, num_classes=7, operator=operator, **SMALL[name])
     size = model.config["input_size"]
     images, labels = torch.randn(3, 3, *size), torch.tensor([0, 6, 2])
@@ -101,7 +102,7 @@ def _leaves(model):
     return [m for m in model.modules() if not isinstance(m, sn.AngleFunction)]
 
 
-def test_initialization_of_the_released_code():
+def test_initialization_matches_the_released_code():
     weight = sn.create_model("cnn-9", operator="cosine").features.stages[2][1][0].weight
     assert weight.std().item() == pytest.approx((2 / (9 * 128)) ** 0.5, rel=0.01)
 
@@ -122,17 +123,17 @@ def test_initialization_of_the_released_code():
     ids=str,
 )
 @pytest.mark.parametrize("name", ["cnn-9", "resnet-32"])
-def test_options(name, options):
+def test_options_run_forward_and_backward(name, options):
     model = sn.create_model(name, operator="sigmoid", **SMALL[name], **options)
     images = torch.randn(2, model.config["in_channels"], *model.config["input_size"])
     loss, _ = model(images, torch.tensor([1, 2]))
     loss.backward()
-    has = {type(m) for m in model.modules()}
-    assert (nn.BatchNorm2d in has) == options.get("batch_norm", True)
+    module_types = {type(m) for m in model.modules()}
+    assert (nn.BatchNorm2d in module_types) == options.get("batch_norm", True)
     assert all(p.grad is not None for p in model.parameters())
 
 
-def test_one_k_for_the_network():
+def test_k_sharing_network_uses_one_k():
     model = sn.create_model("cnn-9", operator="learnable", k=0.4, k_sharing="network", **SMALL["cnn-9"])
     raw = [p for name, p in model.named_parameters() if name.endswith("raw_k")]
     assert len(raw) == 1
@@ -140,12 +141,13 @@ def test_one_k_for_the_network():
 
 
 @pytest.mark.parametrize("loss", sn.list_losses())
-def test_every_loss_by_name(loss):
+def test_every_loss_is_available_by_name(loss):
     model = sn.create_model("cnn-3", operator="cosine", loss=loss, **SMALL["cnn-3"])
     value, scores = model(torch.randn(4, 3, 32, 32), torch.arange(4))
     value.backward()
     assert scores.shape == (4, 10)
-    assert model.head.scale_invariant == (loss != "softmax")
+    (undecayed,) = (group["params"] for group in sn.param_groups(model, 0.1) if group["name"] == "no_decay")
+    assert any(parameter is model.head.weight for parameter in undecayed) == (loss != "softmax")
 
 
 def test_class_weights_decay_with_plain_softmax_only():
@@ -156,7 +158,7 @@ def test_class_weights_decay_with_plain_softmax_only():
 
 
 @pytest.mark.parametrize("name", ["cnn-9", "resnet-18"])
-def test_networks_are_created_in_less_than_a_second(name):
+def test_network_is_created_in_less_than_a_second(name):
     """Use the meta device, so that drawing 100 million random numbers is not timed."""
     start = time.perf_counter()
     with torch.device("meta"):
@@ -165,7 +167,7 @@ def test_networks_are_created_in_less_than_a_second(name):
 
 
 INVALID = {
-    "name": (lambda: sn.create_model("cnn9"), "'cnn9'.*did you mean 'cnn-9'|Did you mean 'cnn-9'"),
+    "name": (lambda: sn.create_model("cnn9"), "name must be one of.*got 'cnn9'. Did you mean 'cnn-9'"),
     "size": (lambda: sn.create_model("cnn-9", input_size=7), "at least 8×8 for 3 poolings, got 7×7"),
     "widths": (lambda: sn.create_model("cnn-9", widths=(4, 6)), "widths must be 3 positive numbers for cnn-9"),
     "loss": (lambda: sn.create_model("cnn-9", loss="w-cos"), "loss must be one of.*Did you mean 'w-cosine'"),
@@ -181,13 +183,19 @@ INVALID = {
 
 
 @pytest.mark.parametrize("case", INVALID)
-def test_invalid_arguments(case):
+def test_invalid_arguments_raise(case):
     call, message = INVALID[case]
     with pytest.raises(ValueError, match=message):
         call()
 
 
-def test_unknown_loss_option():
+def test_unknown_option_suggests_the_nearest_name():
+    with pytest.raises(TypeError, match=r"^create_model has no option 'oprator'; did you mean 'operator'\? Allowed"):
+        sn.create_model("cnn-3", oprator="cosine")
+    assert list(inspect.signature(sn.create_model).parameters)[:3] == ["name", "num_classes", "operator"]
+
+
+def test_unknown_loss_option_suggests_the_nearest_name():
     with pytest.raises(TypeError, match=r"Loss 'arcface' has no option 'margin'; did you mean 'm'\?"):
         sn.create_model("cnn-3", loss="arcface", loss_options={"margin": 0.5})
 
@@ -200,7 +208,7 @@ def test_default_operator_is_cosine():
 
 @pytest.mark.parametrize("operator", [None, "none"])
 @pytest.mark.parametrize("name", ["cnn-3", "resnet-32"])
-def test_none_means_plain_convolutions(name, operator):
+def test_operator_none_creates_plain_convolutions(name, operator):
     model = sn.create_model(name, operator=operator, **SMALL[name])
     assert not sn.sphere_layers(model)
     assert model.config["operator"] is None
@@ -225,7 +233,7 @@ def test_training_computes_logits_once(loss, monkeypatch):
     assert len(calls) == 1
 
 
-def test_another_architecture_is_one_registry_entry(monkeypatch):
+def test_new_architecture_needs_one_registry_entry(monkeypatch):
     class Pooled(nn.Module):
         def __init__(self, layers, widths, in_channels, input_size, *, kernel):
             super().__init__()

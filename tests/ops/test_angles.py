@@ -1,4 +1,4 @@
-"""The angle functions, operator × property, against the formulas as SPEC 1 prints them."""
+"""Angle functions, operator × property, against the formulas of docs/concepts.md (Eq. 1)."""
 
 import math
 
@@ -8,21 +8,11 @@ import torch
 import spherenet as sn
 from cases import OPERATORS
 from oracle import sphere_conv as reference
-from spherenet import angles
+from spherenet.angles import ANGLES, AngleFunction, CosineAngle, LinearAngle, SigmoidAngle, make_angle
 
 K = [0.1, 0.3, 0.7, 2.0]
-FUNCTIONS = {
-    "linear": (angles.linear, angles.linear_derivative, angles.linear_inverse),
-    "cosine": (angles.cosine, angles.cosine_derivative, angles.cosine_inverse),
-} | {
-    f"sigmoid-{k}": (
-        lambda c, k=k: angles.sigmoid(c, k),
-        lambda c, k=k: angles.sigmoid_derivative(c, k),
-        lambda v, k=k: angles.sigmoid_inverse(v, k),
-    )
-    for k in K
-}
-PRINTED = {
+FUNCTIONS = {"linear": LinearAngle(), "cosine": CosineAngle()} | {f"sigmoid-{k}": SigmoidAngle(k) for k in K}
+REFERENCE = {
     "linear": (reference.g_linear, reference.slope_linear),
     "cosine": (reference.g_cosine, reference.slope_cosine),
 } | {
@@ -36,89 +26,91 @@ def interior(count=2001, dtype=torch.float64):
 
 
 @every_function
-def test_value_is_the_printed_formula(name):
+def test_value_equals_reference(name):
     theta = interior()
-    torch.testing.assert_close(FUNCTIONS[name][0](theta.cos()), PRINTED[name][0](theta), rtol=0, atol=1e-13)
+    torch.testing.assert_close(FUNCTIONS[name](theta.cos()), REFERENCE[name][0](theta), rtol=0, atol=1e-13)
 
 
 @every_function
-def test_derivative_is_the_printed_one(name):
+def test_derivative_equals_reference(name):
     theta = interior()
-    in_angle = -theta.sin() * FUNCTIONS[name][1](theta.cos())
-    torch.testing.assert_close(in_angle, PRINTED[name][1](theta), rtol=1e-11, atol=1e-12)
+    in_angle = -theta.sin() * FUNCTIONS[name].derivative(theta.cos())
+    torch.testing.assert_close(in_angle, REFERENCE[name][1](theta), rtol=1e-11, atol=1e-12)
 
 
 @every_function
-def test_derivative_is_that_of_autograd(name):
+def test_derivative_equals_autograd(name):
     cosine = interior().cos().requires_grad_()
-    (slope,) = torch.autograd.grad(FUNCTIONS[name][0](cosine).sum(), cosine)
-    torch.testing.assert_close(slope, FUNCTIONS[name][1](cosine.detach()), rtol=1e-9, atol=1e-9)
+    (slope,) = torch.autograd.grad(FUNCTIONS[name](cosine).sum(), cosine)
+    torch.testing.assert_close(slope, FUNCTIONS[name].derivative(cosine.detach()), rtol=1e-9, atol=1e-9)
 
 
 @every_function
-def test_inverse_undoes_the_value(name):
+def test_inverse_inverts_value(name):
     cosine = interior().cos()
     # For k = 0.1 tanh is so flat near ±1 that a last-place change of g moves c by 1e-9.
-    torch.testing.assert_close(FUNCTIONS[name][2](FUNCTIONS[name][0](cosine)), cosine, rtol=0, atol=1e-8)
+    torch.testing.assert_close(
+        FUNCTIONS[name].inverse(FUNCTIONS[name](cosine), FUNCTIONS[name].k), cosine, rtol=0, atol=1e-8
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @every_function
-def test_ends_and_middle(name, dtype):
-    value = FUNCTIONS[name][0](torch.tensor([1.0, 0.0, -1.0], dtype=dtype))
+def test_value_at_ends_and_middle(name, dtype):
+    value = FUNCTIONS[name](torch.tensor([1.0, 0.0, -1.0], dtype=dtype))
     torch.testing.assert_close(value, torch.tensor([1.0, 0.0, -1.0], dtype=dtype), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @every_function
-def test_range_and_oddness(name, dtype):
+def test_value_is_odd_and_at_most_one(name, dtype):
     cosine = torch.linspace(-1, 1, 200_001, dtype=dtype)
-    value = FUNCTIONS[name][0](cosine)
+    value = FUNCTIONS[name](cosine)
     assert value.abs().max() <= 1
-    torch.testing.assert_close(FUNCTIONS[name][0](-cosine), -value, rtol=0, atol=0)
+    torch.testing.assert_close(FUNCTIONS[name](-cosine), -value, rtol=0, atol=0)
 
 
 @every_function
-def test_strictly_decreasing_in_float64(name):
-    value = FUNCTIONS[name][0](torch.linspace(0, math.pi, 5001, dtype=torch.float64).cos())
+def test_value_is_strictly_decreasing_in_float64(name):
+    value = FUNCTIONS[name](torch.linspace(0, math.pi, 5001, dtype=torch.float64).cos())
     assert (value.diff() < 0).all()
 
 
 @pytest.mark.parametrize("k", [0.01, 0.05, *K])
 def test_sigmoid_never_increases_in_float32(k):
-    value = angles.sigmoid(torch.linspace(1, -1, 100_001), k)
+    value = SigmoidAngle(k)(torch.linspace(1, -1, 100_001))
     assert value.diff().max() <= 2 * torch.finfo(torch.float32).eps
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_sigmoid_tends_to_linear_for_large_k(dtype):
+def test_sigmoid_approaches_linear_for_large_k(dtype):
     cosine = torch.linspace(-1, 1, 1001, dtype=dtype)
-    errors = [(angles.sigmoid(cosine, k) - angles.linear(cosine)).abs().max().item() for k in (1, 10, 100, 1e4)]
-    assert errors[0] > 30 * errors[1] > 0  # the distance falls as 1/k²
+    errors = [(SigmoidAngle(k)(cosine) - LinearAngle()(cosine)).abs().max().item() for k in (1, 10, 100, 1e4)]
+    assert errors[0] > 30 * errors[1] > 0  # the distance decreases like 1/k²
     assert errors[2] < 2e-5
     assert errors[3] < 1e-6
 
 
 @pytest.mark.parametrize("k", [1e-6, 1e-4, 1e-3])
-def test_sigmoid_tends_to_the_step_for_small_k(k):
+def test_sigmoid_approaches_step_for_small_k(k):
     cosine = torch.cat([torch.linspace(-1, -0.02, 500), torch.linspace(0.02, 1, 500)])
-    torch.testing.assert_close(angles.sigmoid(cosine, k), cosine.sign(), rtol=0, atol=1e-7)
-    assert angles.sigmoid(torch.zeros(1), k).item() == 0
+    torch.testing.assert_close(SigmoidAngle(k)(cosine), cosine.sign(), rtol=0, atol=1e-7)
+    assert SigmoidAngle(k)(torch.zeros(1)).item() == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("beyond", [0.0, 1e-7, 3e-3])
 @every_function
-def test_finite_at_and_beyond_one(name, beyond, dtype):
+def test_values_and_derivatives_are_finite_at_and_beyond_one(name, beyond, dtype):
     """Half-precision cosines reach 1.003: values stay in range, derivatives finite, twice."""
     cosine = torch.tensor([1 + beyond, -1 - beyond], dtype=dtype, requires_grad=True)
-    value = FUNCTIONS[name][0](cosine)
+    value = FUNCTIONS[name](cosine)
     assert value.detach().abs().max() <= 1
     (slope,) = torch.autograd.grad(value.sum(), cosine, create_graph=True)
     assert slope.isfinite().all()
     if slope.requires_grad:
         assert torch.autograd.grad(slope.sum(), cosine)[0].isfinite().all()
-    assert FUNCTIONS[name][1](cosine.detach()).isfinite().all()
+    assert FUNCTIONS[name].derivative(cosine.detach()).isfinite().all()
 
 
 @pytest.mark.parametrize("k", [1e-6, 0.01, 0.1, 0.5, 3.0, 1e3])
@@ -126,21 +118,21 @@ def test_finite_at_and_beyond_one(name, beyond, dtype):
 def test_gradient_of_k_is_finite_everywhere(k, dtype):
     k = torch.tensor(k, dtype=dtype, requires_grad=True)
     cosine = torch.linspace(-1.001, 1.001, 1001, dtype=dtype)
-    (slope,) = torch.autograd.grad(angles.sigmoid(cosine, k).abs().sum(), k)
+    (slope,) = torch.autograd.grad(SigmoidAngle.value(cosine, k).abs().sum(), k)
     assert slope.isfinite()
 
 
 def test_gradcheck_of_sigmoid_with_k():
     cosine = torch.linspace(-0.95, 0.95, 12, dtype=torch.float64, requires_grad=True)
     k = torch.linspace(0.1, 1.5, 12, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(angles.sigmoid, (cosine, k))
-    assert torch.autograd.gradgradcheck(angles.sigmoid, (cosine, k))
-    assert torch.autograd.gradcheck(angles.sigmoid, (cosine, k), check_forward_ad=True)
+    assert torch.autograd.gradcheck(SigmoidAngle.value, (cosine, k))
+    assert torch.autograd.gradgradcheck(SigmoidAngle.value, (cosine, k))
+    assert torch.autograd.gradcheck(SigmoidAngle.value, (cosine, k), check_forward_ad=True)
 
 
 @pytest.mark.parametrize("operator", OPERATORS, ids=str)
-def test_objects_agree_with_functions(operator):
-    angle = sn.ops.angle_functions.make_angle(**operator.arguments, num_filters=5, dtype=torch.float64)
+def test_named_angles_equal_reference(operator):
+    angle = make_angle(**operator.arguments, num_filters=5, dtype=torch.float64)
     theta = interior(50)[:, None].expand(50, 5)
     torch.testing.assert_close(angle(theta.cos()), operator.g(theta), rtol=0, atol=1e-12)
     torch.testing.assert_close(angle.at(theta), operator.g(theta), rtol=0, atol=1e-12)
@@ -148,7 +140,7 @@ def test_objects_agree_with_functions(operator):
     torch.testing.assert_close(angle.derivative(theta.cos()), by_autograd, rtol=1e-10, atol=1e-10)
 
 
-def test_a_users_own_function_of_theta():
+def test_custom_angle_in_layer():
     def square(theta):
         return 1 - 2 * (theta / math.pi) ** 2
 
@@ -165,7 +157,7 @@ def test_a_users_own_function_of_theta():
     assert layer.operator == "square"
 
 
-def test_a_users_own_class_with_a_parameter_per_filter():
+def test_custom_class_with_parameter_per_filter():
     class Power(sn.AngleFunction):
         def __init__(self, filters):
             super().__init__()
@@ -182,10 +174,62 @@ def test_a_users_own_class_with_a_parameter_per_filter():
 
 
 @pytest.mark.parametrize("k", [0.02, 0.5, 5.0, 80.0])
-def test_learned_k_starts_where_it_is_told_and_stays_positive(k):
+def test_learned_k_starts_at_initial_value_and_stays_positive(k):
     angle = sn.LearnableSigmoidAngle(3, k, dtype=torch.float64)
     torch.testing.assert_close(angle.k, torch.full((3,), k, dtype=torch.float64), rtol=1e-12, atol=0)
     with torch.no_grad():
         angle.raw_k.fill_(-1e4)
     assert (angle.k >= 0.01).all()
     assert sn.LearnableSigmoidAngle(3, k).to(torch.bfloat16).k.dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ["linear", "cosine", "sigmoid-0.3"])
+def test_factors_give_value_and_slope(name):
+    angle = FUNCTIONS[name]
+    cosine, grad = interior(200).cos(), torch.rand(200, dtype=torch.float64)
+    inner, outer = angle.factors(angle.k)
+    shape = angle.shape(cosine.clone(), inner)
+    torch.testing.assert_close(outer * shape, angle(cosine))
+    expected = grad * angle.derivative(cosine)
+    angle.multiply_by_slope_(grad, cosine, shape.clone(), inner)
+    torch.testing.assert_close(outer * grad, expected)
+
+
+def test_subclass_with_other_function_gets_general_methods():
+    class Doubled(SigmoidAngle):
+        def forward(self, cosine):
+            return 2 * super().forward(cosine)
+
+    angle, theta = Doubled(0.3), interior(50)
+    assert angle.kernel_id is None
+    assert not angle.has_formula
+    assert angle.factors(angle.k) is None
+    assert not angle.is_same_for_all_filters
+    torch.testing.assert_close(angle.at(theta), 2 * SigmoidAngle(0.3).at(theta))
+    torch.testing.assert_close(angle.derivative(theta.cos()), 2 * SigmoidAngle(0.3).derivative(theta.cos()))
+    torch.testing.assert_close(angle.drop(theta), torch.full((50,), 4.0, dtype=torch.float64))
+
+
+def test_subclass_with_same_function_keeps_specialized_methods():
+    class Named(SigmoidAngle):
+        def extra_repr(self):
+            return "named"
+
+    assert Named(0.3).kernel_id == "sigmoid"
+    assert Named(0.3).is_same_for_all_filters
+
+
+@every_function
+def test_derivative_of_psi_equals_difference_quotient(name):
+    theta, step = torch.tensor([0.3, 0.9, 1.7, 2.9], dtype=torch.float64), 1e-6
+    angle = FUNCTIONS[name]
+    difference = angle.psi((theta + step).cos(), 2.5) - angle.psi((theta - step).cos(), 2.5)
+    torch.testing.assert_close(angle.psi_derivative(theta, 2.5), difference / (2 * step), rtol=1e-5, atol=1e-5)
+
+
+def test_every_name_creates_its_class():
+    for name, angle_class in ANGLES.items():
+        angle = make_angle(name)
+        assert isinstance(angle, AngleFunction)
+        assert type(angle) is angle_class
+        assert angle.name == name

@@ -1,4 +1,4 @@
-"""The plain formula takes few operations and stays differentiable in every way that torch offers."""
+"""The plain formula: number of operations, and derivatives of all orders in both modes."""
 
 from collections import Counter
 from pathlib import Path
@@ -28,7 +28,7 @@ every_operator = pytest.mark.parametrize("operator", OPERATORS, ids=str)
 
 
 class Operations(TorchDispatchMode):
-    """Counts the operations that compute; views and allocations launch nothing."""
+    """Count the operations that compute; views and allocations launch nothing."""
 
     def __init__(self):
         super().__init__()
@@ -42,10 +42,10 @@ class Operations(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("operator", MOST_OPERATIONS)
-def test_operations_of_a_layer_forward_and_backward(operator):
+def test_number_of_operations_of_forward_and_backward(operator):
     layer = sn.SphereConv2d(16, 16, 3, padding=1, operator=operator)
     x, grad = torch.randn(2, 16, 8, 8, requires_grad=True), torch.randn(2, 16, 8, 8)
-    with sn.functional.backend("reference"), Operations() as operations:
+    with sn.backend("reference"), Operations() as operations:
         layer(x).backward(grad)
     assert x.grad is not None
     assert all(p.grad is not None for p in layer.parameters())
@@ -53,18 +53,18 @@ def test_operations_of_a_layer_forward_and_backward(operator):
     assert total <= MOST_OPERATIONS[operator] <= 60, f"{total} operations: {dict(operations.counted)}"
 
 
-def test_the_documented_numbers():
+def test_numbers_of_operations_equal_documentation():
     page = (Path(__file__).parents[2] / "docs" / "performance.md").read_text()
     numbers = " | ".join(map(str, MOST_OPERATIONS.values()))
     assert f"| plain formula, operations that compute | 2 | {numbers} |" in page
 
 
 def functional_layer(operator, geometry):
-    """The plain formula of a layer as a function of its tensors."""
+    """Return the plain formula of a layer as a function of its tensors."""
     arguments = operator.arguments if operator.name != "learnable" else {"operator": "sigmoid"}
 
     def function(x, weight, k=None):
-        with sn.functional.backend("reference"):
+        with sn.backend("reference"):
             return sn.functional.sphere_conv2d(x, weight, **geometry, **({} if k is None else {"k": k}), **arguments)
 
     return function
@@ -80,7 +80,7 @@ def tensors(operator, groups=1):
 
 @every_operator
 @pytest.mark.parametrize("geometry", [{"padding": 1}, {"dilation": 2, "padding": 2, "groups": 2}], ids=["box", "conv"])
-def test_derivatives_of_first_and_second_order_in_both_modes(operator, geometry):
+def test_first_and_second_derivatives_in_both_modes(operator, geometry):
     function = functional_layer(operator, geometry)
     inputs = tensors(operator, geometry.get("groups", 1))
     assert torch.autograd.gradcheck(function, inputs, check_forward_ad=True, fast_mode=True)
@@ -88,7 +88,7 @@ def test_derivatives_of_first_and_second_order_in_both_modes(operator, geometry)
 
 
 @every_operator
-def test_hessians_agree_in_every_order_of_modes(operator):
+def test_hessians_are_equal_in_every_order_of_modes(operator):
     x, *rest = (value.detach() for value in tensors(operator))
     function = functional_layer(operator, {"padding": 1})
 

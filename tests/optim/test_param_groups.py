@@ -1,3 +1,5 @@
+"""Parameter groups: which parameters have weight decay."""
+
 import math
 
 import pytest
@@ -5,7 +7,8 @@ import torch
 from torch import nn
 
 from spherenet.angles import AngleFunction, LearnableSigmoidAngle
-from spherenet.layers import LazySphereConv2d, SphereConv2d, SphereLinear
+from spherenet.layers import AngularHead, LazySphereConv2d, SphereConv2d, SphereLinear
+from spherenet.losses import CosFaceLoss, SoftmaxLoss, WSoftmaxLoss
 from spherenet.optim import param_groups
 
 
@@ -23,7 +26,7 @@ class Net(nn.Module):
 
 
 def names_of(model, groups):
-    """{group's name: the names of its parameters}."""
+    """Return the names of the parameters of each group."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return {group["name"]: {names[id(p)] for p in group["params"]} for group in groups}
 
@@ -32,11 +35,11 @@ def test_only_plain_weights_are_decayed():
     model = Net()
     groups = param_groups(model, 5e-4)
     assert [(group["name"], group["weight_decay"]) for group in groups] == [("decay", 5e-4), ("no_decay", 0.0)]
-    found = names_of(model, groups)
-    assert found["decay"] == {"conv.weight", "fc.weight"}
-    assert found["no_decay"] == {name for name, _ in model.named_parameters()} - found["decay"]
-    assert {"sphere.weight", "sphere.angle.raw_k", "sphere.beta", "sphere.gamma", "sphere.bias"} < found["no_decay"]
-    assert {"norm.weight", "layer_norm.weight", "act.weight", "fc.bias"} < found["no_decay"]
+    names = names_of(model, groups)
+    assert names["decay"] == {"conv.weight", "fc.weight"}
+    assert names["no_decay"] == {name for name, _ in model.named_parameters()} - names["decay"]
+    assert {"sphere.weight", "sphere.angle.raw_k", "sphere.beta", "sphere.gamma", "sphere.bias"} < names["no_decay"]
+    assert {"norm.weight", "layer_norm.weight", "act.weight", "fc.bias"} < names["no_decay"]
 
 
 @pytest.mark.parametrize(
@@ -48,7 +51,7 @@ def test_every_trainable_parameter_exactly_once(make):
     assert len(held) == len({id(p) for p in held}) == len(list(model.parameters()))
 
 
-class HandWritten(nn.Module):
+class SingleParameter(nn.Module):
     def __init__(self, shape):
         super().__init__()
         self.matrix = nn.Parameter(torch.zeros(shape))
@@ -68,9 +71,9 @@ class CurvedAngle(AngleFunction):
         (nn.Bilinear(2, 3, 4), {"weight"}),
         (nn.MultiheadAttention(4, 2), {"in_proj_weight", "out_proj.weight"}),
         (nn.LSTM(2, 3), {"weight_ih_l0", "weight_hh_l0"}),
-        (HandWritten((3, 4)), {"matrix"}),
-        (HandWritten((3,)), set()),
-        (HandWritten(()), set()),
+        (SingleParameter((3, 4)), {"matrix"}),
+        (SingleParameter((3,)), set()),
+        (SingleParameter(()), set()),
         (nn.Embedding(5, 3), set()),
         (nn.EmbeddingBag(5, 3), set()),
         (nn.InstanceNorm2d(3, affine=True), set()),
@@ -85,15 +88,15 @@ class CurvedAngle(AngleFunction):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_kinds_of_modules(module, decayed):
+def test_decayed_parameters_by_module_type(module, decayed):
     groups = param_groups(module, 0.1)
-    found = names_of(module, groups)
-    assert found["decay"] == decayed
-    assert found["no_decay"] == {name for name, _ in module.named_parameters()} - decayed
+    names = names_of(module, groups)
+    assert names["decay"] == decayed
+    assert names["no_decay"] == {name for name, _ in module.named_parameters()} - decayed
 
 
 class Head(nn.Module):
-    """A head as ours is: class weights whose norm matters to some losses only."""
+    """Class weights whose norm matters to some losses only."""
 
     scale_invariant = False
 
@@ -102,14 +105,67 @@ class Head(nn.Module):
         self.weight, self.bias = nn.Parameter(torch.randn(3, 4)), nn.Parameter(torch.zeros(3))
 
 
-def test_a_module_may_declare_itself_scale_invariant():
+def test_module_can_declare_itself_scale_invariant():
     head = Head()
     assert names_of(head, param_groups(head, 0.1)) == {"decay": {"weight"}, "no_decay": {"bias"}}
     head.scale_invariant = True
     assert names_of(head, param_groups(head, 0.1)) == {"decay": set(), "no_decay": {"weight", "bias"}}
 
 
-def test_a_shared_parameter_is_decayed_only_if_all_its_owners_would():
+class Network(nn.Module):
+    """Hand-built network with a head and a loss."""
+
+    def __init__(self, criterion):
+        super().__init__()
+        self.body, self.head, self.criterion = nn.Linear(3, 4), AngularHead(4, 5, bias=True), criterion
+
+
+@pytest.mark.parametrize(
+    ("criterion", "decayed"),
+    [
+        (SoftmaxLoss(), True),
+        (WSoftmaxLoss(), False),
+        (CosFaceLoss(), False),
+        (nn.CrossEntropyLoss(), True),
+        (nn.ModuleList([WSoftmaxLoss(), SoftmaxLoss()]), True),
+    ],
+    ids=["softmax", "w-softmax", "cosface", "torch", "two losses"],
+)
+def test_class_weights_are_decayed_unless_the_loss_normalizes_them(criterion, decayed):
+    model = Network(criterion)
+    names = names_of(model, param_groups(model, 0.1))
+    assert names["decay"] == {"body.weight"} | ({"head.weight"} if decayed else set())
+    wrapped = nn.Sequential(nn.Sequential(model), nn.Linear(2, 2))
+    assert ("0.0.head.weight" in names_of(wrapped, param_groups(wrapped, 0.1))["decay"]) == decayed
+
+
+def test_class_weights_without_a_loss_are_decayed():
+    head = AngularHead(4, 5)
+    assert names_of(head, param_groups(head, 0.1))["decay"] == {"weight"}
+    with_loss = nn.ModuleList([head, CosFaceLoss()])
+    assert names_of(with_loss, param_groups(with_loss, 0.1))["decay"] == set()
+
+
+def test_each_head_has_the_loss_of_the_nearest_module():
+    model = nn.ModuleDict({"plain": Network(SoftmaxLoss()), "normalized": Network(WSoftmaxLoss())})
+    names = names_of(model, param_groups(model, 0.1))
+    assert names["decay"] == {"plain.body.weight", "plain.head.weight", "normalized.body.weight"}
+
+
+def test_replaced_loss_is_used():
+    model = Network(SoftmaxLoss())
+    model.criterion = WSoftmaxLoss()
+    assert "head.weight" in names_of(model, param_groups(model, 0.1))["no_decay"]
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_declaration_takes_precedence_over_the_loss(declared):
+    model = Network(SoftmaxLoss() if declared else WSoftmaxLoss())
+    model.head.scale_invariant = declared
+    assert ("head.weight" in names_of(model, param_groups(model, 0.1))["no_decay"]) == declared
+
+
+def test_shared_parameter_is_decayed_only_if_all_its_modules_would():
     sphere, plain, embedding, other = (
         SphereLinear(4, 4),
         nn.Linear(4, 4),
@@ -128,19 +184,19 @@ def test_a_shared_parameter_is_decayed_only_if_all_its_owners_would():
     assert len(param_groups(layers, 0.1)[1]["params"]) == 3
 
 
-def test_frozen_parameters_are_left_out_and_both_groups_remain():
+def test_frozen_parameters_are_left_out_and_both_groups_exist():
     model = Net()
     model.fc.requires_grad_(False)
     model.conv.requires_grad_(False)
     groups = param_groups(model, 0.1)
-    found = names_of(model, groups)
-    assert found["decay"] == set()
-    assert not any(name.startswith(("fc", "conv")) for name in found["no_decay"])
+    names = names_of(model, groups)
+    assert names["decay"] == set()
+    assert not any(name.startswith(("fc", "conv")) for name in names["no_decay"])
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop])
 @pytest.mark.parametrize("freeze", [False, True])
-def test_optimisers_take_them_and_decay_what_they_should(optimizer, freeze):
+def test_optimizers_decay_the_first_group_only(optimizer, freeze):
     model = nn.Sequential(SphereLinear(4, 4), nn.Linear(4, 4))
     if freeze:
         model[1].requires_grad_(False)
@@ -155,7 +211,7 @@ def test_optimisers_take_them_and_decay_what_they_should(optimizer, freeze):
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "words"),
+    ("call", "error", "message"),
     [
         (lambda: param_groups(Net(), -1e-4), ValueError, "weight_decay must be at least 0, got -0.0001"),
         (lambda: param_groups(Net(), math.nan), ValueError, "weight_decay must be finite, got nan"),
@@ -170,6 +226,6 @@ def test_optimisers_take_them_and_decay_what_they_should(optimizer, freeze):
         (lambda: param_groups(nn.LazyLinear(3), 0.1), ValueError, "but weight is lazy .* run one batch"),
     ],
 )
-def test_bad_input(call, error, words):
-    with pytest.raises(error, match=words):
+def test_invalid_arguments(call, error, message):
+    with pytest.raises(error, match=message):
         call()

@@ -1,4 +1,4 @@
-"""The slow and obvious form of every loss: one sample and one class at a time, formulas as SPEC 1 prints them.
+"""The slow and obvious form of every loss: one sample and one class at a time, formulas of docs/concepts.md (Eq. 5 to 9).
 
 This is the oracle behind every fast path in the tests. It is differentiable (away from θ = 0 and π, where
 acos has no derivative), runs in any floating dtype and is meant for float64. Nothing else may use it.
@@ -17,8 +17,21 @@ from torch import Tensor
 
 from oracle.sphere_conv import g_cosine, theta
 
-__all__ = ["annealed", "arcface", "cosface", "cross_entropy", "ga_softmax", "psi", "s_softmax", "sample_losses",
-           "softmax", "w_softmax"]  # fmt: skip
+__all__ = [
+    "annealed",
+    "arcface",
+    "cosface",
+    "cross_entropy",
+    "feature_penalties",
+    "ga_softmax",
+    "margin_softmax",
+    "psi",
+    "s_softmax",
+    "sample_losses",
+    "softmax",
+    "sphereface2_losses",
+    "w_softmax",
+]
 
 AngleOf = Callable[[Tensor], Tensor]
 Score = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -132,4 +145,79 @@ def sample_losses(
             logits.append(z if bias is None else z + bias[j])
         smoothed = [(1 - label_smoothing) * q + label_smoothing / classes for q in share]
         losses.append(cross_entropy(logits, smoothed, [1.0] * classes if class_weight is None else class_weight))
+    return torch.stack(losses)
+
+
+def margin_softmax(
+    g: AngleOf,
+    m: float,
+    scale: float | None = None,
+    form: str = "psi",
+    detached: bool = False,
+    lambda_: float = 0.0,
+) -> Loss:
+    """Scores of other classes and of the target class with a multiplicative margin; `scale` None stands for ‖x‖.
+
+    The first score has a margin too if the form is "r2". `detached` takes the gradient of g.
+    """
+
+    def with_margin(theta_: Tensor) -> Tensor:
+        if form == "psi":
+            return psi(theta_, m, g)
+        if form == "r1":
+            return g(m * theta_) if m * theta_.item() < math.pi else g(torch.full_like(theta_, math.pi))
+        return g(theta_ / m)
+
+    def similarity(theta_: Tensor, has_margin: bool) -> Tensor:
+        plain = g(theta_)
+        if not has_margin:
+            return plain
+        value = (lambda_ * plain + with_margin(theta_)) / (1 + lambda_)
+        return plain + (value - plain).detach() if detached else value
+
+    def other_score(theta_: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        return (x if scale is None else scale) * similarity(theta_, form == "r2")
+
+    def target_score(theta_: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        return (x if scale is None else scale) * similarity(theta_, form != "r2")
+
+    return other_score, target_score
+
+
+def feature_penalties(features: Tensor, target: float, form: str, eps: float) -> Tensor:
+    """(‖x‖ − target)² or |‖x‖ − target| of each sample."""
+    differences = [torch.sqrt((x * x).sum() + eps) - target for x in features]
+    return torch.stack([d * d if form == "squared" else abs(d) for d in differences])
+
+
+def sphereface2_losses(
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    m: float,
+    s: float,
+    t: float,
+    positive_weight: float,
+    initial_bias: float,
+    eps: float,
+    detached: bool = False,
+) -> Tensor:
+    """SphereFace2 of each sample: one logistic loss per class, by a loop over samples and one over classes.
+
+    labels: class indices [N], or probabilities [N, C] that weight the positive and the negative term of each class.
+    """
+    hard = not torch.is_floating_point(labels)
+    losses = []
+    for index, x in enumerate(features):
+        total = torch.zeros((), dtype=x.dtype)
+        for j, w in enumerate(weight):
+            q = float(j == labels[index]) if hard else labels[index, j].item()
+            c = torch.cos(theta(w, x, eps))
+            g = 2 * ((c + 1) / 2) ** t - 1
+            g = c + (g - c).detach() if detached else g
+            z = s * (g - m * (2 * q - 1)) + initial_bias + (0 if bias is None else bias[j])
+            total = total + positive_weight / s * q * torch.log(1 + torch.exp(-z))
+            total = total + (1 - positive_weight) / s * (1 - q) * torch.log(1 + torch.exp(z))
+        losses.append(total)
     return torch.stack(losses)

@@ -1,4 +1,4 @@
-"""The slow and obvious form of every operator: one patch at a time, formulas as SPEC 1 prints them.
+"""Reference implementation of the operators: one patch at a time, formulas of docs/concepts.md (Eq. 1 to 3).
 
 This is the oracle behind every fast path in the tests. It is differentiable (away from θ = 0 and π, where
 acos has no derivative), runs in any floating dtype and is meant for float64. Nothing else may use it.

@@ -1,4 +1,4 @@
-"""Experiments beside the paper's numbers: means, spreads, verdicts, Markdown and CSV."""
+"""Reports of experiments: means, standard deviations, verdicts, Markdown and CSV."""
 
 import csv
 import io
@@ -10,6 +10,7 @@ from command_line import one_sentence, spherenet
 from made_runs import make_grid, make_run
 from spherenet.errors import RunError
 from spherenet.report.grids import judge, read_grid
+from spherenet.report.runs import provenance, read_run
 from spherenet.report.tables import as_csv, as_markdown, markdown_page
 
 CELLS = {
@@ -29,7 +30,7 @@ def folder(tmp_path):
     return make_grid(tmp_path / "table1", CELLS, CLAIMS)
 
 
-def test_means_and_spreads(folder):
+def test_cell_mean_deviation_and_mean_curve(folder):
     cell = read_grid(folder).cell("good")
     mean, deviation = cell.mean_and_std()
     assert mean == pytest.approx(71.0)
@@ -38,7 +39,7 @@ def test_means_and_spreads(folder):
     assert cell.mean_curve().values == pytest.approx([0.25, 0.5, 0.71])
 
 
-def test_claims_are_judged_by_the_seeds(folder):
+def test_claims_are_decided_by_a_t_test_over_seeds(folder):
     grid = read_grid(folder)
     verdicts = [judge(grid, claim) for claim in grid.claims]
     assert [verdict.verdict for verdict in verdicts] == ["confirmed", "refuted", "not decided"]
@@ -46,19 +47,19 @@ def test_claims_are_judged_by_the_seeds(folder):
     assert verdicts[0].difference == pytest.approx(10.0)
     assert verdicts[0].deviation == pytest.approx(1.0)
     assert verdicts[0].p == pytest.approx(0.0033, abs=1e-4)
-    assert "n = 3 seeds" in verdicts[0].words
+    assert "n = 3 seeds" in verdicts[0].statistics
 
 
-def test_steadiness_counts_falls_in_the_first_half(tmp_path):
-    falls = [0.2, 0.5, 0.4, 0.6, 0.3, 0.9, 0.1, 0.9, 0.1, 0.9]  # of the first five: 0, 10, 0 and 30 points
-    cells = {"a": ("a", "a", None, {0: falls}), "b": ("b", "a", None, {0: [0.5, 0.4]})}
+def test_steadiness_is_the_mean_drop_in_the_first_half(tmp_path):
+    drops = [0.2, 0.5, 0.4, 0.6, 0.3, 0.9, 0.1, 0.9, 0.1, 0.9]  # of the first five: 0, 10, 0 and 30 points
+    cells = {"a": ("a", "a", None, {0: drops}), "b": ("b", "a", None, {0: [0.5, 0.4]})}
     grid = read_grid(make_grid(tmp_path / "grid", cells, [("a is steady", [["a", "b"]], "steadiness")]))
     assert grid.cell("a").values("steadiness") == pytest.approx([-10.0])
     assert grid.cell("b").values("steadiness") == [0.0]
-    assert "-10.00 points less of a fall" in judge(grid, grid.claims[0]).words
+    assert "-10.00 points smaller mean drop" in judge(grid, grid.claims[0]).statistics
 
 
-def test_a_claim_about_learned_k(tmp_path):
+def test_claims_about_learned_k(tmp_path):
     cells = {"learned": ("learned", "a", None, {}), "fixed": ("fixed", "a", None, {seed: [0.5] for seed in range(3)})}
     claims = [(quantity, [["learned", "fixed"]], quantity) for quantity in ("narrowing", "rise")]
     folder = make_grid(tmp_path / "grid", cells, claims)
@@ -71,24 +72,24 @@ def test_a_claim_about_learned_k(tmp_path):
     # ±w and ±w/2 have standard deviations of √2·w and √2·w/2.
     assert verdict.difference == pytest.approx(2**0.5 * 0.11 / 2)
     assert verdict.verdict == "confirmed"
-    assert "+0.0778 ± 0.0071 in the spread of k over 1 pair, n = 3 seeds" in verdict.words
+    assert "+0.0778 ± 0.0071 in the spread of k over 1 pair, n = 3 seeds" in verdict.statistics
     assert judge(grid, grid.claims[1]).difference == pytest.approx(0.7 - 0.5)
 
 
-def test_one_seed_decides_nothing(tmp_path):
+def test_one_seed_is_not_decided(tmp_path):
     one_seed = {name: (row, column, paper, {0: [0.9] if name == "good" else [0.1]})
                 for name, (row, column, paper, _) in CELLS.items()}  # fmt: skip
     grid = read_grid(make_grid(tmp_path / "grid", one_seed, CLAIMS[:1]))
     assert judge(grid, grid.claims[0]).verdict == "not decided"
 
 
-def test_a_difference_that_could_be_chance_is_not_decided(tmp_path):
+def test_insignificant_difference_is_not_decided(tmp_path):
     cells = {"good": ("good", "a", None, {0: [0.5], 1: [0.6]}), "bad": ("bad", "a", None, {0: [0.55], 1: [0.5]})}
     grid = read_grid(make_grid(tmp_path / "grid", cells, CLAIMS[:1]))
     assert judge(grid, grid.claims[0]).verdict == "not decided"
 
 
-def test_seeds_without_all_pairs_are_left_out(tmp_path):
+def test_seeds_without_all_pairs_are_ignored(tmp_path):
     cells = {
         "good": ("good", "a", None, {0: [0.9], 1: [0.8], 2: [0.1]}),
         "bad": ("bad", "a", None, {0: [0.1], 1: [0.2]}),
@@ -97,14 +98,14 @@ def test_seeds_without_all_pairs_are_left_out(tmp_path):
     assert judge(grid, grid.claims[0]).seeds == 2
 
 
-def test_markdown(folder):
+def test_markdown_of_an_experiment(folder):
     text = as_markdown(read_grid(folder))
     assert "| good | **71.00 ± 1.00 (3)** [91.00] |" in text
     assert "| empty | – [89.00] |" in text
     assert "- **confirmed**: good beats bad (Table 1). +10.00 ± 1.00 points" in text
 
 
-def test_a_page_of_several_begins_with_the_claims(folder, tmp_path):
+def test_markdown_page_of_several_experiments_starts_with_the_claims(folder, tmp_path):
     other = make_grid(tmp_path / "table2", CELLS, CLAIMS[1:2], id="table2")
     page = markdown_page([read_grid(folder), read_grid(other)], "Both")
     assert [line for line in page.splitlines() if line.startswith("| **")] == [
@@ -116,24 +117,48 @@ def test_a_page_of_several_begins_with_the_claims(folder, tmp_path):
     assert "| **" not in markdown_page([read_grid(other)], "One").split("##")[0]
 
 
-def test_csv(folder):
-    rows = list(csv.DictReader(io.StringIO(as_csv(read_grid(folder)))))
+def test_csv_of_an_experiment(folder):
+    rows = list(csv.DictReader(io.StringIO(as_csv([read_grid(folder)]))))
     assert rows[0]["cell"] == "good"
     assert float(rows[0]["difference"]) == pytest.approx(71.0 - 91.0)
     assert rows[2]["mean"] == ""
 
 
-def test_unfinished_and_damaged_runs_are_named_and_left_out(folder, tmp_path):
+def test_csv_of_runs_has_one_line_per_run(tmp_path):
+    runs = [make_run(tmp_path / "first", [0.4, 0.9, 0.8]), make_run(tmp_path / "=second", [0.5], operator=None)]
+    assert spherenet("report", *runs, "--csv", tmp_path / "runs.csv") == 0
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "runs.csv").read_text())))
+    assert [row["run"] for row in rows] == ["first", "'=second"]
+    assert [row["operator"] for row in rows] == ["cosine", "none"]
+    assert (rows[0]["accuracy"], rows[0]["best"], rows[0]["iterations"]) == ("80.0", "90.0", "30")
+
+
+def test_markdown_of_runs_has_one_line_per_run(tmp_path):
+    runs = [make_run(tmp_path / "a|b", [0.4, 0.9]), make_run(tmp_path / "second", [0.5], finished=False)]
+    assert spherenet("report", *runs, "--markdown", tmp_path / "runs.md", "--title", "Two runs") == 0
+    page = (tmp_path / "runs.md").read_text()
+    assert page.startswith("# Two runs\n\n## Runs\n\n| run | network |")
+    assert "| a\\|b | cnn-9 | cosine | softmax | 1,234 | 20 | 90.00% |" in page
+    assert "10 so far" in page
+    assert "claim" not in page
+
+
+def test_command_in_reports_states_the_operator(tmp_path):
+    run = read_run(make_run(tmp_path / "run", [0.5], operator=None))
+    assert provenance(run) == "spherenet train --operator none --output run (torch 2.13.0, device cpu)"
+
+
+def test_unfinished_and_corrupt_runs_are_listed_and_left_out(folder, tmp_path):
     make_run(folder / "empty" / "seed-0", [0.5], finished=False)
     (folder / "bad" / "seed-0" / "metrics.jsonl").write_text("nonsense\n")
     grid = read_grid(folder)
-    assert len(grid.complaints) == 2
+    assert len(grid.problems) == 2
     assert len(grid.cell("bad").runs) == 2
     assert spherenet("report", folder, "-o", tmp_path / "page.html") == 0
     assert "has not finished" in (tmp_path / "page.html").read_text()
 
 
-HOSTILE = [
+INVALID = [
     "[]",
     "{}",
     '{"format": 2}',
@@ -145,36 +170,36 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("content", HOSTILE, ids=range(len(HOSTILE)))
-def test_a_hostile_description_is_refused(tmp_path, content):
+@pytest.mark.parametrize("content", INVALID, ids=range(len(INVALID)))
+def test_invalid_experiment_file_raises_run_error(tmp_path, content):
     (tmp_path / "experiment.json").write_text(content)
     with pytest.raises(RunError):
         read_grid(tmp_path)
 
 
-def test_a_report_is_made_of_what_can_be_read(folder, tmp_path, capsys):
+def test_report_of_readable_folders_only(folder, tmp_path, capsys):
     other = make_grid(tmp_path / "smoke", {"a": ("a", "b", None, {0: [0.5]})}, preset="smoke")
     run = make_run(tmp_path / "run", [0.1, 0.9])
     files = {name: tmp_path / f"out.{name}" for name in ("html", "md", "csv")}
     code = spherenet("report", folder, other, run, tmp_path / "nothing", "-o", files["html"], "--markdown", files["md"],
                      "--csv", files["csv"])  # fmt: skip
-    said = capsys.readouterr()
+    output = capsys.readouterr()
     assert code == 1
-    assert "is of the preset smoke, not cpu" in said.err
-    assert "nothing is not a folder" in said.err
+    assert "must have the preset cpu like the others, got smoke" in output.err
+    assert "nothing is not a folder" in output.err
     assert all(file.stat().st_size > 100 for file in files.values())
-    assert "71.00" in said.out
-    assert "90.00%" in said.out
+    assert "71.00" in output.out
+    assert "90.00%" in output.out
 
 
-def test_nothing_to_report(tmp_path, capsys):
+def test_report_without_readable_folders_writes_nothing(tmp_path, capsys):
     assert spherenet("report", tmp_path, "-o", tmp_path / "page.html") == 2
     assert one_sentence(capsys.readouterr().err)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_results_of_another_version_are_said(folder, capsys):
-    told = json.loads((folder / "experiment.json").read_text())
-    (folder / "experiment.json").write_text(json.dumps({**told, "format": 9}))
+def test_results_of_another_version_are_rejected(folder, capsys):
+    content = json.loads((folder / "experiment.json").read_text())
+    (folder / "experiment.json").write_text(json.dumps({**content, "format": 9}))
     assert spherenet("report", folder) == 2
     assert "holds results of another version" in capsys.readouterr().err

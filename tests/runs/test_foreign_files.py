@@ -1,4 +1,4 @@
-"""Links, pipes, devices and huge files in the place of a run's files: refused in one sentence, never followed."""
+"""Links, pipes, devices and huge files instead of the files of a run are rejected and never followed."""
 
 import os
 import shutil
@@ -16,17 +16,17 @@ from spherenet.runs.directory import examine
 from spherenet.training.saved_runs import load_run
 
 SECONDS = 20
-"""After which a reader counts as hanging."""
+"""Time after which a reader counts as hanging."""
 
 
-class Hangs(BaseException):
-    """Not an Exception, so that no handler of errors swallows it."""
+class Timeout(BaseException):
+    """Not an Exception, so that error handlers do not catch it."""
 
 
 @contextmanager
 def no_hang():
     def fail(*_):
-        raise Hangs
+        raise Timeout
 
     before = signal.signal(signal.SIGALRM, fail)
     signal.alarm(SECONDS)
@@ -46,13 +46,13 @@ def device(path):
 
 
 def huge(path):
-    """A sparse file: it takes no room on the disk, and all memory of a reader without bounds."""
+    """Create a sparse file, which takes no disk space but all memory of an unbounded reader."""
     with open(path, "wb") as file:
         file.truncate(1 << 42)
 
 
 def link(path):
-    """A valid file, but of another place."""
+    """Create a link to a valid file."""
     aside = path.with_name("elsewhere")
     shutil.copy(path.parent / "config.json.good" if path.name == "config.json" else __file__, aside)
     path.symlink_to(aside)
@@ -91,12 +91,12 @@ VERBS = {
     "resume": lambda run: ["train", "--resume", run],
 }
 NEEDED = {"report": FILES[:3], "evaluate": (FILES[0], *FILES[3:]), "export": (FILES[0], *FILES[3:])}
-"""Files that a verb reads; the others may be of any content, as long as the verb does not hang."""
+"""Files that a command reads. The others may have any content as long as the command does not hang."""
 
 
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_verb_answers(run, capsys, kind, verb):
+def test_every_command_ends_with_one_sentence(run, capsys, kind, verb):
     for file in FILES:
         copy = shutil.copytree(run, run.with_name("copy"))
         if verb == "resume":
@@ -105,19 +105,19 @@ def test_every_verb_answers(run, capsys, kind, verb):
             replaced(copy, file, kind)
         with no_hang():
             code = spherenet(*VERBS[verb](copy))
-        said = capsys.readouterr()
+        errors = capsys.readouterr().err
         if file.startswith("checkpoints/") and code == 0 and verb != "report":  # the checkpoint before it is used
-            assert "step-00000006" in said.err
+            assert "step-00000006" in errors
         elif file in NEEDED.get(verb, FILES) and file != "summary.json":
-            assert code != 0 or verb == "resume", (file, said)
+            assert code != 0 or verb == "resume", (file, errors)
         if code != 0 and verb != "doctor":
-            assert one_sentence(said.err), (file, said.err)
-        assert "Traceback" not in said.err
+            assert one_sentence(errors), (file, errors)
+        assert "Traceback" not in errors
         shutil.rmtree(copy)
         shutil.rmtree(run.parent / "exported", ignore_errors=True)
 
 
-def test_the_doctor_names_what_is_no_regular_file(run, capsys):
+def test_doctor_names_what_is_not_a_regular_file(run, capsys):
     replaced(run, "metrics.jsonl", "a pipe")
     with no_hang():
         assert spherenet("doctor", run) == 1
@@ -141,8 +141,8 @@ def test_metrics_are_not_written_through_a_link_or_into_a_pipe(run):
         metrics.append({"step": 1, "split": "train"})
 
 
-def test_a_linked_checkpoints_folder_does_not_lose_another_runs_checkpoints(run, capsys):
-    """Resuming a run whose `checkpoints` leads to another run would remove that run's newer checkpoints."""
+def test_resume_does_not_remove_checkpoints_through_a_link(run, capsys):
+    """If `checkpoints` is a link to another run, resuming would remove the newer checkpoints of that run."""
     other = shutil.copytree(run, run.with_name("other"))
     for checkpoint in RunDirectory(other).checkpoints.paths():
         checkpoint.rename(checkpoint.with_name(checkpoint.name.replace("0000", "0009", 1)))
@@ -151,12 +151,12 @@ def test_a_linked_checkpoints_folder_does_not_lose_another_runs_checkpoints(run,
     (run / "checkpoints").symlink_to(other / "checkpoints")
     (run / "summary.json").unlink()
     assert spherenet("train", "--resume", run) == 2
-    assert one_sentence(said := capsys.readouterr().err), said
-    assert "checkpoints must be a folder of its own, got a link" in said
+    assert one_sentence(message := capsys.readouterr().err), message
+    assert "checkpoints must be a folder, got a link" in message
     assert sorted(path.name for path in (other / "checkpoints").iterdir()) == before
 
 
-def test_a_linked_checkpoint_is_not_loaded(run):
+def test_linked_checkpoint_is_not_loaded(run):
     other = shutil.copytree(run, run.with_name("other"))
     newest = RunDirectory(run).checkpoints.paths()[-1]
     shutil.rmtree(newest)
@@ -164,11 +164,11 @@ def test_a_linked_checkpoint_is_not_loaded(run):
     with pytest.raises(SphereNetError, match="got a link"):
         load_run(run, "last")
     findings = examine(run)
-    assert any("got a link" in finding.words for finding in findings if not finding.good)
+    assert any("got a link" in finding.message for finding in findings if not finding.valid)
 
 
 @pytest.mark.parametrize("name", ["notes", "tensorboard", ".lock", "checkpoints/step-00000006/extra"])
-def test_links_anywhere_in_a_run_are_refused(run, name):
+def test_links_anywhere_in_a_run_are_rejected(run, name):
     (run / name).unlink(missing_ok=True)
     (run / name).symlink_to(run.parent)
     with pytest.raises(RunError, match="must be a regular file or a folder, got a link"):
@@ -177,7 +177,7 @@ def test_links_anywhere_in_a_run_are_refused(run, name):
         read_run(run)
 
 
-def test_nothing_is_saved_into_a_linked_folder(tmp_path):
+def test_checkpoint_is_not_saved_into_a_linked_folder(tmp_path):
     run = RunDirectory.create(tmp_path / "run")
     run.write_config({})
     (tmp_path / "elsewhere").mkdir()
@@ -188,15 +188,15 @@ def test_nothing_is_saved_into_a_linked_folder(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["a pipe", "a device", "a huge file"])
-def test_files_of_options_and_saved_models_are_regular_files_too(tmp_path, capsys, kind):
+def test_option_files_and_saved_models_must_be_regular_files(tmp_path, capsys, kind):
     KINDS[kind](tmp_path / "my.yaml")
     with no_hang():
         assert spherenet("train", "--config", tmp_path / "my.yaml", "--output", tmp_path / "run") == 2
-    assert one_sentence(said := capsys.readouterr().err), said
+    assert one_sentence(message := capsys.readouterr().err), message
     model = tmp_path / "model"
     model.mkdir()
     (model / "model.safetensors").touch()
     KINDS[kind](model / "config.json")
     with no_hang():
         assert spherenet("predict", __file__, "--run", model) == 2
-    assert one_sentence(said := capsys.readouterr().err), said
+    assert one_sentence(message := capsys.readouterr().err), message

@@ -1,14 +1,18 @@
-"""Rows of metrics that a power failure or an accident took: noticed, made again where possible, never a dead end."""
+"""Rows of metrics that are lost or corrupt after a power failure: they are detected, and computed again if possible."""
 
 import json
+import os
 import shutil
+from pathlib import Path
 
 import pytest
 
 from command_line import TINY, spherenet
 from spherenet.errors import CheckpointError
+from spherenet.files import is_temporary
 from spherenet.runs import RunDirectory
 from spherenet.runs.checkpoints import load_checkpoint
+from spherenet.training import StopSignals
 from training_problem import assert_equal, rows, trainer, weights
 from training_problem import run as train
 
@@ -25,14 +29,14 @@ def run(trained, tmp_path):
     return shutil.copytree(trained, tmp_path / "run")
 
 
-def test_a_checkpoint_knows_how_many_rows_there_were(run):
-    found = RunDirectory(run)
-    newest = load_checkpoint(found.checkpoints.paths()[-1])
-    assert newest.state["rows"] == len(found.metrics.read()) > 0
+def test_checkpoint_contains_the_number_of_rows(run):
+    directory = RunDirectory(run)
+    newest = load_checkpoint(directory.checkpoints.paths()[-1])
+    assert newest.state["rows"] == len(directory.metrics.read()) > 0
 
 
-def test_the_doctor_misses_lost_rows(run, capsys):
-    """As a power failure left them: checkpoints and summary, but no metrics."""
+def test_doctor_reports_lost_rows(run, capsys):
+    """After a power failure there may be checkpoints and a summary, but no metrics."""
     (run / "metrics.jsonl").write_bytes(b"")
     assert spherenet("doctor", run) == 1
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("BAD")]
@@ -40,7 +44,7 @@ def test_the_doctor_misses_lost_rows(run, capsys):
     assert "has 0 rows" in line
 
 
-def kept_lines(path, change):
+def change_lines(path, change):
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(change(lines)))
 
@@ -54,63 +58,59 @@ def kept_lines(path, change):
     ],
     ids=["a bad last line", "a line of zeros", "a missing row"],
 )
-def test_resume_makes_lost_rows_again_from_an_older_checkpoint(tmp_path, change):
-    """The run ends as one that nothing happened to."""
-    whole, _ = train(tmp_path / "whole")
+def test_resume_computes_lost_rows_again_from_an_older_checkpoint(tmp_path, change):
+    """The result is that of an uninterrupted run."""
+    expected, _ = train(tmp_path / "uninterrupted")
     prepared, _ = train(tmp_path / "run")
-    kept_lines(prepared.run_directory.metrics.path, change)
+    change_lines(prepared.run_directory.metrics.path, change)
     resumed = trainer(tmp_path / "run")
-    complaints = resumed.resume()
+    messages = resumed.resume()
     assert resumed.step == 8
-    assert len(complaints) == 1
-    assert "step-00000012" in complaints[0]
-    assert "metrics.jsonl" in complaints[0]
+    assert len(messages) == 1
+    assert "step-00000012" in messages[0]
+    assert "metrics.jsonl" in messages[0]
     resumed.run_directory.cut_back(resumed.step)
-    from spherenet.engine import StopSignals
-
     resumed.train(StopSignals())
-    assert rows(tmp_path / "run") == rows(tmp_path / "whole")
-    assert_equal(weights(resumed), weights(whole))
+    assert rows(tmp_path / "run") == rows(tmp_path / "uninterrupted")
+    assert_equal(weights(resumed), weights(expected))
 
 
-def test_where_no_checkpoint_has_all_rows_the_newest_is_used(tmp_path):
-    """Weights are worth more than rows; the unreadable lines are set aside, not thrown away."""
+def test_newest_checkpoint_is_used_if_all_lack_rows(tmp_path):
+    """The weights are more important than the rows. A copy of the corrupt file is kept."""
     prepared, _ = train(tmp_path / "run")
     path = prepared.run_directory.metrics.path
-    kept_lines(path, lambda lines: [b"{nonsense\n", *lines[1:]])
-    damaged, before = path.read_bytes(), rows_after_the_first(path)
+    change_lines(path, lambda lines: [b"{nonsense\n", *lines[1:]])
+    corrupt, expected = path.read_bytes(), steps_after_the_first_row(path)
     resumed = trainer(tmp_path / "run")
-    complaints = resumed.resume()
+    messages = resumed.resume()
     assert resumed.step == 12
-    assert any("line 1 is not JSON" in sentence for sentence in complaints)
+    assert any("line 1 is not JSON" in sentence for sentence in messages)
     resumed.run_directory.cut_back(resumed.step)
-    assert [row["step"] for row in resumed.run_directory.metrics.read()] == before
-    assert (tmp_path / "run" / "metrics-damaged.jsonl").read_bytes() == damaged
+    assert [row["step"] for row in resumed.run_directory.metrics.read()] == expected
+    assert (tmp_path / "run" / "metrics-corrupt.jsonl").read_bytes() == corrupt
 
 
-def rows_after_the_first(path):
+def steps_after_the_first_row(path):
     return [json.loads(line)["step"] for line in path.read_text().splitlines()[1:]]
 
 
-def test_a_nul_in_a_manifest_leads_to_the_older_checkpoint(tmp_path):
+def test_resume_skips_manifest_with_nul_character(tmp_path):
     prepared, _ = train(tmp_path / "run")
     manifest = prepared.run_directory.checkpoints.paths()[-1] / "manifest.json"
     content = json.loads(manifest.read_text())
     manifest.write_text(json.dumps({**content, "a\0b": "x"}) + "\n")
     resumed = trainer(tmp_path / "run")
-    (complaint,) = resumed.resume()
+    (message,) = resumed.resume()
     assert resumed.step == 8
-    assert "step-00000012" in complaint
+    assert "step-00000012" in message
     for checkpoint in prepared.run_directory.checkpoints.paths():
         (checkpoint / "manifest.json").write_text(json.dumps({**content, "a\0b": "x"}) + "\n")
     with pytest.raises(CheckpointError, match="no valid checkpoint"):
         trainer(tmp_path / "run").resume()
 
 
-def test_the_rows_are_on_the_disk_before_the_checkpoint_has_its_name(tmp_path, monkeypatch):
-    """The order of calls: after each write to the metrics comes their fsync, and only then a rename."""
-    import os
-
+def test_rows_are_synced_before_the_checkpoint_is_renamed(tmp_path, monkeypatch):
+    """Each write to the metrics is followed by their fsync before the next rename."""
     path, unsynced, renames = tmp_path / "run" / "metrics.jsonl", set(), []
     write, fsync, replace = os.write, os.fsync, os.replace
 
@@ -127,7 +127,7 @@ def test_the_rows_are_on_the_disk_before_the_checkpoint_has_its_name(tmp_path, m
         return fsync(handle)
 
     def watched_replace(source, target):
-        if any(word in str(target) for word in ("step-", "best-", "summary")) and "-gone-" not in str(target):
+        if any(word in str(target) for word in ("step-", "best-", "summary")) and not is_temporary(Path(target)):
             renames.append((str(target), set(unsynced)))
         return replace(source, target)
 
@@ -141,10 +141,8 @@ def test_the_rows_are_on_the_disk_before_the_checkpoint_has_its_name(tmp_path, m
     assert not renames[-1][1]
 
 
-def test_new_folders_are_on_the_disk(tmp_path, monkeypatch):
-    """The names of a run's folder, and of those made above it, are synced in their parents."""
-    import os
-
+def test_names_of_new_folders_are_synced(tmp_path, monkeypatch):
+    """The names of a run's folder and of its new parents."""
     synced, fsync = set(), os.fsync
 
     def watched(handle):

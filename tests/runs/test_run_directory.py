@@ -1,7 +1,8 @@
-"""The run directory: whole or absent files, cut-back metrics, checkpoints that prove themselves."""
+"""The run directory: atomic files, metrics that are cut back, and checkpoints with checksums."""
 
 import json
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from spherenet import files
 from spherenet.errors import CheckpointError, RunError
-from spherenet.files import is_temporary, replacing, write_json
+from spherenet.files import atomic_file, atomic_folder, is_temporary, sync, write_json
 from spherenet.runs import Checkpoint, Checkpoints, MetricsFile, RunDirectory
 from spherenet.runs.checkpoints import load_checkpoint
 
@@ -22,35 +24,103 @@ def checkpoint(step, value=0.0):
     )
 
 
-def test_a_failed_write_leaves_the_old_file_and_no_temporary(tmp_path):
+def write_half_a_file(path):
+    with atomic_file(path) as temporary:
+        temporary.write_text("half")
+        raise RuntimeError
+
+
+def write_half_a_folder(path):
+    with atomic_folder(path) as temporary:
+        (temporary / "half").touch()
+        raise RuntimeError
+
+
+def test_failed_write_keeps_the_old_file_and_no_temporary_one(tmp_path):
     path = tmp_path / "config.json"
     write_json(path, {"a": 1})
-
-    def fail():
-        with replacing(path) as temporary:
-            temporary.write_text("half")
-            raise RuntimeError
-
     with pytest.raises(RuntimeError):
-        fail()
+        write_half_a_file(path)
     assert json.loads(path.read_text()) == {"a": 1}
     assert [entry.name for entry in tmp_path.iterdir()] == ["config.json"]
 
 
-def test_json_refuses_what_no_reader_takes(tmp_path):
+def test_failed_write_keeps_the_old_folder_and_no_temporary_one(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "old").touch()
+    with pytest.raises(RuntimeError):
+        write_half_a_folder(tmp_path / "folder")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["folder", "old"]
+
+
+@pytest.mark.parametrize("can_exchange", [True, False])
+def test_folder_replaces_another_one(tmp_path, monkeypatch, can_exchange):
+    if not can_exchange:
+        monkeypatch.setattr(files, "_exchange", lambda first, second: False)
+    for name in ("old", "new"):
+        with atomic_folder(tmp_path / "folder") as temporary:
+            (temporary / name).touch()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["folder", "new"]
+
+
+def test_files_written_beside_a_file_are_moved_with_it(tmp_path):
+    """As for the external data of an ONNX file."""
+    with atomic_file(tmp_path / "model.onnx") as temporary:
+        temporary.write_text("model")
+        temporary.with_name("model.onnx.data").write_text("data")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.onnx", "model.onnx.data"]
+
+
+def test_file_does_not_replace_a_folder(tmp_path):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError, match="a folder has that name"):
+        write_json(tmp_path / "folder", {})
+    assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
+def test_mode_of_a_file_follows_the_umask(tmp_path):
+    previous = os.umask(0o027)
+    try:
+        with atomic_file(tmp_path / "file") as temporary:
+            temporary.unlink()
+            os.close(os.open(temporary, os.O_CREAT | os.O_WRONLY, 0o600))  # as safetensors creates its files
+    finally:
+        os.umask(previous)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o640
+
+
+def test_error_names_the_target_instead_of_the_temporary_file(tmp_path):
+    with pytest.raises(FileNotFoundError) as caught:
+        write_json(tmp_path / "missing" / "config.json", {})
+    assert caught.value.filename == str(tmp_path / "missing" / "config.json")
+
+
+def test_sync_does_not_follow_links_or_open_pipes(tmp_path):
+    (tmp_path / "file").touch()
+    sync(tmp_path / "file")
+    sync(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    os.mkfifo(tmp_path / "pipe")
+    for name, kind in (("link", "a link"), ("pipe", "a pipe")):
+        with pytest.raises(OSError, match=f"must be a regular file, got {kind}"):
+            sync(tmp_path / name)
+
+
+def test_json_with_nan_is_rejected(tmp_path):
     with pytest.raises(ValueError, match="not JSON compliant"):
         write_json(tmp_path / "x.json", {"loss": float("nan")})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_metrics_are_whole_lines(tmp_path):
+def test_unfinished_line_of_metrics_is_ignored(tmp_path):
     metrics = MetricsFile(tmp_path / "metrics.jsonl")
     assert metrics.read() == []
     metrics.append({"step": 1, "split": "train", "loss": float("nan"), "nested": {"a": [float("inf")]}})
     metrics.append({"step": 2, "split": "test", "loss": 0.5})
     assert metrics.read()[0] == {"step": 1, "split": "train", "loss": None, "nested": {"a": [None]}}
     with open(metrics.path, "a") as file:
-        file.write('{"step": 3, "spl')  # what a kill leaves
+        file.write('{"step": 3, "spl')  # left by a killed process
     assert [row["step"] for row in metrics.read()] == [1, 2]
     metrics.cut_back(1)
     assert [row["step"] for row in metrics.read()] == [1]
@@ -59,23 +129,23 @@ def test_metrics_are_whole_lines(tmp_path):
 
 @pytest.mark.parametrize("line", ["nonsense", "[1]", '{"step": -1, "split": "test"}', '{"step": true, "split": "test"}',
                                   '{"step": 1}', "[" * 100_000])  # fmt: skip
-def test_a_damaged_line_is_named(tmp_path, line):
+def test_corrupt_line_is_named(tmp_path, line):
     metrics = MetricsFile(tmp_path / "metrics.jsonl")
     metrics.path.write_text(f'{{"step": 1, "split": "test"}}\n{line}\n')
-    with pytest.raises(RunError, match=r"metrics\.jsonl is damaged: line 2"):
+    with pytest.raises(RunError, match=r"metrics\.jsonl is corrupt: line 2"):
         metrics.read()
 
 
-def test_checkpoints_come_back_bit_for_bit(tmp_path):
+def test_checkpoint_round_trip_is_bit_identical(tmp_path):
     path = Checkpoints(tmp_path).save(checkpoint(7, 1 / 3))
-    found = load_checkpoint(path)
-    assert found.step == 7
-    assert found.state == {"x": [1]}
-    assert torch.equal(found.tensors["model"]["weight"], torch.full((3, 4), 1 / 3))
-    assert set(found.tensors["model"]) == {"weight", "tied"}
+    loaded = load_checkpoint(path)
+    assert loaded.step == 7
+    assert loaded.state == {"x": [1]}
+    assert torch.equal(loaded.tensors["model"]["weight"], torch.full((3, 4), 1 / 3))
+    assert set(loaded.tensors["model"]) == {"weight", "tied"}
 
 
-def test_the_last_two_and_the_best_stay(tmp_path):
+def test_last_two_and_best_checkpoints_are_kept(tmp_path):
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     assert checkpoints.newest() == (None, [])
     for step in (5, 10, 15, 20):
@@ -87,15 +157,15 @@ def test_the_last_two_and_the_best_stay(tmp_path):
     assert [path.name for path in checkpoints.paths()] == ["step-00000015"]
 
 
-def test_saving_a_step_again_replaces_it(tmp_path):
+def test_saving_a_step_again_replaces_its_checkpoint(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(checkpoint(5, 1))
     checkpoints.save(checkpoint(5, 2))
-    found, _ = checkpoints.newest()
-    assert found.tensors["model"]["weight"][0, 0] == 2
+    newest, _ = checkpoints.newest()
+    assert newest.tensors["model"]["weight"][0, 0] == 2
 
 
-DAMAGE = {
+CORRUPTIONS = {
     "empty": lambda data: b"",
     "ten bytes": lambda data: data[:10],
     "half": lambda data: data[: len(data) // 2],
@@ -105,29 +175,29 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"])
-@pytest.mark.parametrize("kind", DAMAGE)
-def test_a_damaged_checkpoint_is_refused_by_name_and_the_previous_one_used(tmp_path, file, kind):
+@pytest.mark.parametrize("corruption", CORRUPTIONS)
+def test_corrupt_checkpoint_is_named_and_the_previous_one_used(tmp_path, file, corruption):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(checkpoint(1))
-    damaged = checkpoints.save(checkpoint(2)) / file
-    damaged.write_bytes(DAMAGE[kind](damaged.read_bytes()))
-    found, complaints = checkpoints.newest()
-    assert found.step == 1
-    assert len(complaints) == 1
-    assert "step-00000002" in complaints[0]
+    corrupt = checkpoints.save(checkpoint(2)) / file
+    corrupt.write_bytes(CORRUPTIONS[corruption](corrupt.read_bytes()))
+    newest, errors = checkpoints.newest()
+    assert newest.step == 1
+    assert len(errors) == 1
+    assert "step-00000002" in errors[0]
 
 
 @pytest.mark.parametrize(
     "manifest", ["[]", "{}", '{"state.json": 3}', '{"state.json": "x", "../a": "y"}', "[" * 100_000]
 )
-def test_a_hostile_manifest_is_refused(tmp_path, manifest):
+def test_hostile_manifest_is_rejected(tmp_path, manifest):
     path = Checkpoints(tmp_path).save(checkpoint(1))
     (path / "manifest.json").write_text(manifest + "\n")
     with pytest.raises(CheckpointError):
         load_checkpoint(path)
 
 
-def test_a_pickle_in_a_checkpoint_is_refused_without_running_it(tmp_path):
+def test_pickle_in_a_checkpoint_is_rejected_without_running_it(tmp_path):
     import hashlib
     import pickle
 
@@ -146,7 +216,7 @@ def test_a_pickle_in_a_checkpoint_is_refused_without_running_it(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-def test_what_a_kill_left_is_cleaned(tmp_path):
+def test_unfinished_files_of_a_killed_process_are_removed(tmp_path):
     run = RunDirectory.create(tmp_path / "run")
     run.write_config({})
     (run.path / ".writing-1-config.json").write_text("half")
@@ -156,7 +226,7 @@ def test_what_a_kill_left_is_cleaned(tmp_path):
     assert not any(is_temporary(path) for path in run.path.rglob("*"))
 
 
-def test_a_folder_is_a_run_or_is_refused(tmp_path):
+def test_folder_that_is_not_a_run_is_rejected(tmp_path):
     with pytest.raises(RunError, match="is not a folder"):
         RunDirectory.open(tmp_path / "none")
     with pytest.raises(RunError, match=r"no config\.json"):
@@ -166,7 +236,7 @@ def test_a_folder_is_a_run_or_is_refused(tmp_path):
         RunDirectory.create(tmp_path)
     run = RunDirectory.create(tmp_path / "run")
     run.write_config({"a": 1})
-    with pytest.raises(RunError, match="holds a run already"):
+    with pytest.raises(RunError, match="contains a run"):
         RunDirectory.create(tmp_path / "run")
     with pytest.raises(RunError, match="has not finished"):
         _ = run.summary
@@ -175,7 +245,7 @@ def test_a_folder_is_a_run_or_is_refused(tmp_path):
     (tmp_path / "run" / "config.json").write_text("[]")
     with pytest.raises(RunError, match="not a JSON object"):
         _ = run.config
-    with pytest.raises(RunError, match="cannot be made"):
+    with pytest.raises(RunError, match="cannot be created"):
         RunDirectory.create(tmp_path / "letter.txt" / "run")
 
 
@@ -188,7 +258,7 @@ with RunDirectory.open(sys.argv[1]).locked():
 """
 
 
-def test_the_lock_keeps_others_out_and_dies_with_its_owner(tmp_path):
+def test_lock_excludes_other_processes_and_ends_with_its_owner(tmp_path):
     run = RunDirectory.create(tmp_path / "run")
     run.write_config({})
     owner = subprocess.Popen([sys.executable, "-c", HOLD, str(run.path)], stdout=subprocess.PIPE, text=True)
@@ -204,8 +274,8 @@ def test_the_lock_keeps_others_out_and_dies_with_its_owner(tmp_path):
         pass
 
 
-@pytest.mark.skipif(os.name != "posix", reason="limits of a process are POSIX")
-def test_a_full_disk_leaves_the_earlier_checkpoint(tmp_path):
+@pytest.mark.skipif(os.name != "posix", reason="process limits of POSIX")
+def test_full_disk_keeps_the_earlier_checkpoint(tmp_path):
     code = """
 import resource, sys, torch
 from pathlib import Path
@@ -220,8 +290,8 @@ try:
 except CheckpointError as error:
     print(error)
 """
-    said = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
-    assert "step-00000002 could not be written" in said.stdout
-    assert "earlier ones are intact" in said.stdout
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert "step-00000002 could not be written" in done.stdout
+    assert "earlier ones are valid" in done.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
     load_checkpoint(tmp_path / "step-00000001")

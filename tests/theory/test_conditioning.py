@@ -1,4 +1,4 @@
-"""The lemmas on matrices: Hessians against oracles, zero eigenvalues, exponents by regression."""
+"""Hessians of matrix factorizations: comparison with oracles, zero eigenvalues and fitted exponents."""
 
 import math
 
@@ -11,7 +11,7 @@ from spherenet.theory.conditioning import (
     fitted_exponent,
     hessian_eigenvalues,
     matrix_curves,
-    normalised_objective,
+    normalized_objective,
     numerical_rank,
     objective,
     unit_rows,
@@ -27,8 +27,8 @@ def at(u, v, c=1.0):
     return torch.cat([(c * u).flatten(), (v / c).flatten()])
 
 
-def by_differences(loss, point, step=1e-5):
-    """The Hessian from gradients on both sides of the point, one column at a time."""
+def finite_difference_hessian(loss, point, step=1e-5):
+    """Compute the Hessian by central differences of the gradient."""
     columns = []
     for index in range(len(point)):
         move = torch.zeros_like(point)
@@ -37,38 +37,40 @@ def by_differences(loss, point, step=1e-5):
     return torch.stack(columns, 1)
 
 
-@pytest.mark.parametrize("make", [objective, normalised_objective])
+@pytest.mark.parametrize("make", [objective, normalized_objective])
 @pytest.mark.parametrize("at_optimum", [True, False])
-def test_hessians_are_those_of_finite_differences(make, at_optimum):
+def test_hessians_match_finite_differences(make, at_optimum):
     u, v = factors(4, 3, 2, seed=0)
     target = u @ v.mT if at_optimum else torch.randn(4, 3, dtype=torch.float64)
     loss, point = make(target, 2), at(u, v, 1.7)
-    torch.testing.assert_close(torch.func.hessian(loss)(point), by_differences(loss, point), rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(
+        torch.func.hessian(loss)(point), finite_difference_hessian(loss, point), rtol=1e-6, atol=1e-8
+    )
 
 
 @each_size
 @pytest.mark.parametrize("c", [1.0, 3.0, 0.5])
-def test_eigenvalues_of_g_are_the_sums_of_the_factors(sizes, c):
+def test_eigenvalues_of_g_are_sums_of_the_factors_eigenvalues(sizes, c):
     n, m, k = sizes
     u, v = factors(n, m, k, seed=1)
-    found = hessian_eigenvalues(objective(u @ v.mT, k), at(u, v, c))
+    eigenvalues = hessian_eigenvalues(objective(u @ v.mT, k), at(u, v, c))
     nu, mu = torch.linalg.eigvalsh(u @ u.mT), torch.linalg.eigvalsh(v @ v.mT)
     sums = (c**2 * nu[:, None] + mu / c**2).flatten().sort(descending=True).values
     rank = (n + m) * k - k * k
-    torch.testing.assert_close(found[:rank], sums[:rank], rtol=1e-9, atol=1e-12)
-    assert found[rank:].abs().max() < 1e-12 * found[0]
+    torch.testing.assert_close(eigenvalues[:rank], sums[:rank], rtol=1e-9, atol=1e-12)
+    assert eigenvalues[rank:].abs().max() < 1e-12 * eigenvalues[0]
 
 
 @each_size
-def test_zero_eigenvalues_of_g_are_k_squared(sizes):
+def test_g_has_k_squared_zero_eigenvalues(sizes):
     n, m, k = sizes
     assert matrix_curves(n, m, k, SCALES)[0].zero_eigenvalues == k * k
-    assert k * k != k * (k - 1) // 2  # what the paper prints
+    assert k * k != k * (k - 1) // 2  # the paper's number
 
 
 @each_size
 @pytest.mark.parametrize("seed", [0, 1])
-def test_rank_is_that_of_the_residual_whose_singular_values_have_twice_the_digits(sizes, seed):
+def test_numerical_rank_matches_the_rank_of_the_jacobian(sizes, seed):
     n, m, k = sizes
     u, v = factors(n, m, k, seed)
 
@@ -76,16 +78,16 @@ def test_rank_is_that_of_the_residual_whose_singular_values_have_twice_the_digit
         return unit_rows(point[: n * k].view(n, k)) @ unit_rows(point[n * k :].view(m, k)).mT
 
     jacobian = torch.func.jacrev(residual)(at(u, v)).flatten(0, 1)
-    eigenvalues = hessian_eigenvalues(normalised_objective(u @ v.mT, k), at(u, v))
+    eigenvalues = hessian_eigenvalues(normalized_objective(u @ v.mT, k), at(u, v))
     assert numerical_rank(eigenvalues) == torch.linalg.matrix_rank(jacobian)
     flat = n + m + k * (k - 1) // 2  # lengths of rows, and rotations
     assert len(eigenvalues) - numerical_rank(eigenvalues) == max(flat, len(eigenvalues) - n * m)
 
 
-def test_raw_hessian_at_the_moved_point_is_the_balanced_one_between_inverse_scales():
+def test_raw_hessian_at_a_rescaled_point_is_the_balanced_one_times_inverse_scales():
     n, m, k, c = 5, 4, 3, 3.0
     u, v = factors(n, m, k, seed=0)
-    hessian = torch.func.hessian(normalised_objective(u @ v.mT, k))
+    hessian = torch.func.hessian(normalized_objective(u @ v.mT, k))
     inverse = torch.tensor([1 / c] * (n * k) + [c] * (m * k), dtype=torch.float64)
     expected = inverse[:, None] * hessian(at(u, v)) * inverse
     torch.testing.assert_close(hessian(at(u, v, c)), expected, rtol=1e-9, atol=1e-12)
@@ -93,40 +95,40 @@ def test_raw_hessian_at_the_moved_point_is_the_balanced_one_between_inverse_scal
 
 @pytest.mark.parametrize("sizes", TALL, ids=str)
 @pytest.mark.parametrize("seed", [0, 1])
-def test_exponents_where_k_is_below_n(sizes, seed):
-    plain, raw, renormalised = matrix_curves(*sizes, SCALES, seed)
+def test_exponents_for_k_below_n(sizes, seed):
+    plain, raw, renormalized = matrix_curves(*sizes, SCALES, seed)
     assert plain.exponent == pytest.approx(4, abs=0.1)
     assert raw.exponent == pytest.approx(4, abs=0.15)
-    assert renormalised.exponent == pytest.approx(0, abs=1e-6)
-    assert plain.kappa[-1] > 16**2 * plain.kappa[0]  # the lemma's bound holds, and is far off
-    assert [curve.expected for curve in (plain, raw, renormalised)] == [4, 4, 0]
+    assert renormalized.exponent == pytest.approx(0, abs=1e-6)
+    assert plain.kappa[-1] > 16**2 * plain.kappa[0]  # the bound of the lemma holds but is loose
+    assert [curve.expected for curve in (plain, raw, renormalized)] == [4, 4, 0]
 
 
 @pytest.mark.parametrize("sizes", SQUARE, ids=str)
 @pytest.mark.parametrize("seed", [0, 1])
-def test_lemma_1_fails_where_k_is_n(sizes, seed):
-    plain, raw, renormalised = matrix_curves(*sizes, SCALES, seed)
+def test_kappa_of_g_stays_bounded_for_k_equal_to_n(sizes, seed):
+    plain, raw, renormalized = matrix_curves(*sizes, SCALES, seed)
     assert abs(plain.exponent) < 0.3
     assert plain.expected == 0
-    # The limit is κ(UUᵀ), whatever c: no Ω(c²).
+    # The limit is κ(UUᵀ) for every c, so κ is not Ω(c²).
     eigenvalues = torch.linalg.eigvalsh(factors(*sizes, seed)[0] @ factors(*sizes, seed)[0].mT)
     far = matrix_curves(*sizes, (2, 64), seed)[0].kappa[1]
     assert far == pytest.approx((eigenvalues[-1] / eigenvalues[0]).item(), rel=1e-2)
     assert raw.exponent > 3
-    assert renormalised.exponent == pytest.approx(0, abs=1e-6)
+    assert renormalized.exponent == pytest.approx(0, abs=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_kappa_falls_in_the_counter_example(seed):
+def test_kappa_decreases_in_the_counterexample(seed):
     kappa = matrix_curves(3, 4, 3, SCALES, seed)[0].kappa
     assert kappa[0] > kappa[1] > kappa[2] > kappa[3] > kappa[4]
 
 
 @each_size
-def test_renormalised_spectrum_does_not_move(sizes):
+def test_renormalized_spectrum_is_constant(sizes):
     n, m, k = sizes
     u, v = factors(n, m, k, seed=0)
-    loss = normalised_objective(u @ v.mT, k)
+    loss = normalized_objective(u @ v.mT, k)
     balanced = hessian_eigenvalues(loss, at(u, v))
     for c in (0.1, 2.0, 100.0):
         moved = hessian_eigenvalues(loss, at(unit_rows(c * u), unit_rows(v / c)))
@@ -135,25 +137,25 @@ def test_renormalised_spectrum_does_not_move(sizes):
     assert max(curve.kappa) == pytest.approx(min(curve.kappa), rel=1e-6)
 
 
-def test_what_rounding_hides_is_not_guessed():
+def test_eigenvalues_near_rounding_are_rejected():
     clear = torch.tensor([1.0, 1e-6, 1e-17, -1e-17], dtype=torch.float64)
     assert numerical_rank(clear) == 2
     assert condition_number(clear, 2) == pytest.approx(1e6)
     between = torch.tensor([1.0, 3e-15, 1e-17], dtype=torch.float64)
-    with pytest.raises(ValueError, match="cannot be told from zero"):
+    with pytest.raises(ValueError, match="cannot be distinguished from zero"):
         numerical_rank(between)
     assert condition_number(between, 2) is None
-    with pytest.raises(ValueError, match="cannot be told from zero"):
+    with pytest.raises(ValueError, match="cannot be distinguished from zero"):
         numerical_rank(torch.zeros(3, dtype=torch.float64))
 
 
-def test_kappa_beyond_float64_is_none_and_left_out_of_the_fit():
+def test_unresolved_kappa_is_none_and_ignored_by_the_fit():
     plain, _, _ = matrix_curves(5, 4, 3, [1, 2, 4, 8, 1e4, 1e120])
     assert plain.kappa[-2:] == (None, None)
     assert plain.exponent == pytest.approx(4, abs=0.1)
 
 
-def test_fitted_exponent_is_the_slope_over_c_of_two_and_more():
+def test_fitted_exponent_is_the_log_log_slope_for_c_of_at_least_two():
     scales = [1, 2, 4, 8]
     assert fitted_exponent(scales, [1e9, 3 * 2**5, 3 * 4**5, 3 * 8**5]) == pytest.approx(5)
     assert fitted_exponent(scales, [1, 4, None, 64]) == pytest.approx(2)
@@ -174,6 +176,6 @@ def test_fitted_exponent_is_the_slope_over_c_of_two_and_more():
         ((5, 4, 3), (1, 4), "two different values"),
     ],
 )
-def test_wrong_sizes_and_scales(sizes, scales, message):
+def test_invalid_sizes_and_scales_raise_value_error(sizes, scales, message):
     with pytest.raises(ValueError, match=message):
         matrix_curves(*sizes, scales)

@@ -1,29 +1,29 @@
-"""Figures are written whole, refused early, and are the same bytes for the same numbers."""
+"""Figures are written atomically and reproducibly, and invalid paths are rejected early."""
 
 import sys
 
 import pytest
 
+from spherenet.errors import MissingExtraError
 from spherenet.theory.conditioning import depth_curves, matrix_curves
-from spherenet.theory.conditioning_panels import draw
-from spherenet.theory.drawing import new_figure, require_output, write
+from spherenet.theory.drawing import draw_conditioning, new_figure, require_output, write
 
-BEGINNINGS = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
+SIGNATURES = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
 
 
-@pytest.mark.parametrize("suffix", BEGINNINGS)
-def test_same_bytes_in_every_format(suffix, tmp_path):
+@pytest.mark.parametrize("suffix", SIGNATURES)
+def test_same_figure_gives_same_bytes_in_every_format(suffix, tmp_path):
     for name in ("first", "second"):
         figure, (axis,) = new_figure(1, 1, width=3, height=2)
         axis.plot([1, 2], [3, 4], label="κ")
         write(figure, require_output(str(tmp_path / f"{name}{suffix}")))
     first, second = ((tmp_path / f"{name}{suffix}").read_bytes() for name in ("first", "second"))
-    assert first.startswith(BEGINNINGS[suffix])
+    assert first.startswith(SIGNATURES[suffix])
     assert first == second
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_figure_that_fails_leaves_what_was_there(tmp_path):
+def test_failed_write_keeps_the_previous_file(tmp_path):
     target = tmp_path / "figure.png"
     target.write_text("before")
     figure, (axis,) = new_figure(1, 1, width=3, height=2)
@@ -34,9 +34,9 @@ def test_a_figure_that_fails_leaves_what_was_there(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["figure.png"]
 
 
-def test_no_screen_and_no_global_state_are_asked_for():
+def test_new_figure_does_not_use_pyplot():
     def open_figures():
-        pyplot = sys.modules.get("matplotlib.pyplot")  # another test may have drawn with it
+        pyplot = sys.modules.get("matplotlib.pyplot")  # another test may have imported it
         return [] if pyplot is None else pyplot.get_fignums()
 
     before = open_figures()
@@ -49,25 +49,25 @@ def test_no_screen_and_no_global_state_are_asked_for():
     [
         ("figure.jpg", "--output must end in .png, .svg or .pdf"),
         ("figure", "--output must end in"),
-        ("nowhere/figure.png", "must lie in a folder that exists"),
+        ("nowhere/figure.png", "must be in an existing folder"),
         ("folder.png", "is a folder"),
     ],
 )
-def test_outputs_that_cannot_be(name, message, tmp_path):
+def test_invalid_output_raises_value_error(name, message, tmp_path):
     (tmp_path / "folder.png").mkdir()
     with pytest.raises(ValueError, match=message):
         require_output(str(tmp_path / name))
 
 
-def test_without_matplotlib(monkeypatch, tmp_path):
+def test_missing_matplotlib_names_the_extra(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ValueError, match=r"pip install 'spherenet\[plot\]'"):
+    with pytest.raises(MissingExtraError, match=r"^matplotlib is not installed: pip install 'spherenet\[plot\]'\.$"):
         require_output(str(tmp_path / "figure.png"))
 
 
 @pytest.mark.parametrize("sizes", [(5, 4, 3), (3, 4, 3)], ids=str)
-def test_conditioning_is_drawn_with_and_without_growth(sizes, tmp_path):
+def test_conditioning_figure_with_and_without_growth(sizes, tmp_path):
     scales = [1, 2, 4, 1e5]
-    figure = draw(matrix_curves(*sizes, scales), depth_curves(*sizes, [2, 3], scales), None)
+    figure = draw_conditioning(matrix_curves(*sizes, scales), depth_curves(*sizes, [2, 3], scales), None)
     assert len(figure.axes) == 2
     write(figure, tmp_path / "conditioning.svg")

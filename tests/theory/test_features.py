@@ -1,4 +1,4 @@
-"""2-D features: angles within and between classes, training by seed, and the drawing."""
+"""2-D features: angles within and between classes, reproducible training, and the figure."""
 
 import math
 
@@ -10,7 +10,7 @@ from spherenet.theory.features import Digits, Embedding, class_angles, draw, emb
 from spherenet.theory.labs import feature_table
 
 
-def test_angles_of_points_on_rays():
+def test_class_angles_of_points_on_rays():
     degrees = torch.tensor([0.0, 10.0, 90.0, 100.0, 180.0, 190.0])
     points = torch.stack([degrees.deg2rad().cos(), degrees.deg2rad().sin()], 1) * torch.arange(1, 7).unsqueeze(1)
     within, between = class_angles(points, torch.tensor([0, 0, 1, 1, 2, 2]))
@@ -18,7 +18,7 @@ def test_angles_of_points_on_rays():
     assert between == pytest.approx(90, abs=1e-3)
 
 
-def test_length_and_zero_features_do_not_count():
+def test_class_angles_ignore_length_and_zero_features():
     points, labels = torch.randn(40, 2), torch.arange(40) % 4
     expected = class_angles(points, labels)
     assert class_angles(points * torch.rand(40, 1).add(0.1), labels) == pytest.approx(expected, abs=1e-3)
@@ -26,22 +26,22 @@ def test_length_and_zero_features_do_not_count():
     assert class_angles(more, torch.cat([labels, torch.arange(4)])) == pytest.approx(expected)
 
 
-def test_three_networks_and_their_progress():
-    seen = []
-    found = embed_digits(2, seed=1, progress=lambda done, total: seen.append((done, total)))
-    assert [embedding.network for embedding in found] == [
+def test_embed_digits_returns_three_networks_and_reports_progress():
+    calls = []
+    embeddings = embed_digits(2, seed=1, progress=lambda done, total: calls.append((done, total)))
+    assert [embedding.network for embedding in embeddings] == [
         "CNN, softmax",
         "SphereNet, softmax",
         "SphereNet, GA-Softmax m = 4",
     ]
-    assert seen == [(done, 6) for done in range(1, 7)]
-    for embedding in found:
+    assert calls == [(done, 6) for done in range(1, 7)]
+    for embedding in embeddings:
         assert embedding.features.shape == (1000, 2)
         assert 0 <= embedding.accuracy <= 1
         assert embedding.as_dict()["within_degrees"] == embedding.within
 
 
-def test_a_seed_gives_the_same_network():
+def test_same_seed_gives_the_same_network():
     digits = Digits()
     trained = []
     for _ in range(2):
@@ -59,12 +59,12 @@ def test_a_seed_gives_the_same_network():
         ({"iterations": 2, "m": 0.5}, "m must be at least 1"),
     ],
 )
-def test_wrong_settings_are_refused_before_training(options, message):
+def test_invalid_arguments_are_rejected_before_training(options, message):
     with pytest.raises(ValueError, match=message):
         embed_digits(**options, progress=lambda done, total: pytest.fail("trained"))
 
 
-def test_drawing_has_points_and_an_arc_for_each_class():
+def test_figure_has_points_and_an_arc_per_class():
     labels = torch.arange(200) % 10
     angle = labels * math.tau / 10 + 0.05 * torch.randn(200)
     features = torch.stack([angle.cos(), angle.sin()], 1) * 5
@@ -75,13 +75,13 @@ def test_drawing_has_points_and_an_arc_for_each_class():
         assert sorted(text.get_text() for text in axis.texts) == [str(label) for label in range(10)]
 
 
-def test_table_has_a_row_for_each_network():
+def test_table_has_one_row_per_network():
     labels = torch.arange(20) % 10
     table = feature_table([Embedding(name, torch.randn(20, 2), labels, 0.875, 2.0, 36.0) for name in ("a", "b")])
     assert table.rows == [["a", "87.5%", "2.0°", "36.0°"], ["b", "87.5%", "2.0°", "36.0°"]]
     assert len(table.columns) == 4
 
 
-def test_features_that_are_all_zero_can_be_drawn():
+def test_zero_features_can_be_drawn():
     labels = torch.arange(20) % 10
     draw([Embedding("dead", torch.zeros(20, 2), labels, 0.1, 0.0, 0.0)])

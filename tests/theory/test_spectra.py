@@ -1,4 +1,4 @@
-"""Lanczos's method against exact spectra, and the lemmas' move on the layers of networks."""
+"""The Lanczos method compared with exact spectra, and rescaled layers of networks."""
 
 from functools import partial
 
@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 import spherenet as sn
-from spherenet.theory import spectra as twins
+from spherenet.theory import spectra
 from spherenet.theory.conditioning import fitted_exponent
 from spherenet.theory.features import Digits
 from spherenet.theory.spectra import (
     HessianProduct,
-    compare_twins,
+    compare_networks,
     lanczos,
     loss_hessian,
     rescaled,
@@ -25,7 +25,7 @@ def product_with(matrix):
     return HessianProduct(len(matrix), lambda vector: matrix @ vector)
 
 
-def whole(hessian):
+def full_matrix(hessian):
     return torch.stack([hessian.times(unit) for unit in torch.eye(hessian.rows, dtype=torch.float64)])
 
 
@@ -41,7 +41,7 @@ def batch():
     return torch.randn(6, 1, 5, 5, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1, 2])
 
 
-def test_all_steps_give_all_eigenvalues():
+def test_lanczos_with_all_steps_finds_all_eigenvalues():
     matrix = torch.randn(12, 12, dtype=torch.float64)
     matrix = matrix + matrix.mT
     values, weights = lanczos(product_with(matrix), 12, torch.randn(12, dtype=torch.float64))
@@ -49,47 +49,47 @@ def test_all_steps_give_all_eigenvalues():
     assert weights.sum() == pytest.approx(1)
 
 
-def test_converged_values_come_once_and_the_end_is_noticed():
+def test_lanczos_finds_eigenvalues_once_and_ends_early():
     matrix = torch.diag(torch.tensor([5.0, 5.0, 2.0, 0.0, 0.0, 0.0])).double()
     values, weights = lanczos(product_with(matrix), 50, torch.ones(6, dtype=torch.float64))
     torch.testing.assert_close(values, torch.tensor([0.0, 2.0, 5.0]).double(), rtol=0, atol=1e-9)
     torch.testing.assert_close(weights, torch.tensor([3.0, 1.0, 2.0]).double() / 6)
 
 
-def test_a_zero_hessian_has_no_spread():
-    found = spectrum(product_with(torch.zeros(4, 4, dtype=torch.float64)), probes=2)
-    assert (found.largest, found.mean_magnitude, found.spread) == (0, 0, 0)
+def test_zero_hessian_has_zero_spread():
+    estimate = spectrum(product_with(torch.zeros(4, 4, dtype=torch.float64)), probes=2)
+    assert (estimate.largest, estimate.mean_magnitude, estimate.spread) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("operator", [None, "cosine", "linear", "sigmoid", "learnable"])
-def test_products_are_those_of_the_exact_hessian(operator, batch):
+def test_products_match_the_exact_hessian(operator, batch):
     model = tiny_network(operator)
     names = [name for name, _ in model.named_parameters()]
     shapes = [parameter.shape for parameter in model.parameters()]
 
     def loss(flat):
-        parts = flat.split([shape.numel() for shape in shapes])
-        values = {name: part.view(shape) for name, part, shape in zip(names, parts, shapes, strict=True)}
+        segments = flat.split([shape.numel() for shape in shapes])
+        values = {name: segment.view(shape) for name, segment, shape in zip(names, segments, shapes, strict=True)}
         return torch.func.functional_call(model, values, batch)[0]
 
     point = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
     hessian = loss_hessian(model, *batch)
-    torch.testing.assert_close(whole(hessian), torch.func.hessian(loss)(point), rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(full_matrix(hessian), torch.func.hessian(loss)(point), rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("operator", [None, "cosine"])
-def test_spectrum_is_that_of_the_exact_hessian(operator, batch):
+def test_spectrum_matches_the_exact_hessian(operator, batch):
     hessian = loss_hessian(tiny_network(operator), *batch)
-    exact = torch.linalg.eigvalsh(whole(hessian))
-    found = spectrum(hessian, steps=25, probes=8)
-    assert found.parameters == len(exact)
-    assert found.largest == pytest.approx(exact[-1].item(), rel=1e-3)
-    assert found.smallest == pytest.approx(exact[0].item(), abs=1e-3 * exact[-1].item())
+    exact = torch.linalg.eigvalsh(full_matrix(hessian))
+    estimate = spectrum(hessian, steps=25, probes=8)
+    assert estimate.parameters == len(exact)
+    assert estimate.largest == pytest.approx(exact[-1].item(), rel=1e-3)
+    assert estimate.smallest == pytest.approx(exact[0].item(), abs=1e-3 * exact[-1].item())
     mean = exact.abs().mean().item()
-    assert abs(found.mean_magnitude - mean) < 4 * found.mean_error
-    assert found.mean_error < 0.3 * mean
-    assert found.spread == pytest.approx(found.largest / found.mean_magnitude)
-    assert found == spectrum(hessian, steps=25, probes=8)
+    assert abs(estimate.mean_magnitude - mean) < 4 * estimate.mean_error
+    assert estimate.mean_error < 0.3 * mean
+    assert estimate.spread == pytest.approx(estimate.largest / estimate.mean_magnitude)
+    assert estimate == spectrum(hessian, steps=25, probes=8)
 
 
 @pytest.fixture(scope="module")
@@ -98,47 +98,49 @@ def digits():
 
 
 @pytest.mark.parametrize(
-    ("operator", "renormalise"),
+    ("operator", "renormalize"),
     [(None, False), ("cosine", False), ("cosine", True), ("sigmoid", False), ("sigmoid", True)],
 )
-def test_the_move_changes_no_output(operator, renormalise, digits):
+def test_rescaling_does_not_change_the_output(operator, renormalize, digits):
     images, _ = digits.test(16)
     model = small_network(operator, digits.side, batch_norm=False, seed=0)
-    moved = rescaled(model, 4.0, renormalise=renormalise)
-    # eps under the root of ‖w‖² is felt a little by the kernels that shrink.
+    moved = rescaled(model, 4.0, renormalize=renormalize)
+    # eps under the root of ‖w‖² has a small effect on the shrinking kernels.
     torch.testing.assert_close(moved(images), model(images), rtol=1e-2, atol=1e-3 if operator else 1e-12)
 
 
 @pytest.mark.parametrize(
-    ("operator", "renormalise", "scales", "exponent"),
+    ("operator", "renormalize", "scales", "exponent"),
     [
         (None, False, (64.0, 256.0), 2),
-        ("cosine", False, (8.0, 32.0), 2),  # beyond, eps outweighs the kernels
+        ("cosine", False, (8.0, 32.0), 2),  # beyond, eps dominates the kernels
         ("cosine", True, (8.0, 32.0), 0),
     ],
 )
-def test_exponents_of_the_move_on_real_layers(operator, renormalise, scales, exponent, digits):
+def test_exponents_of_rescaled_layers(operator, renormalize, scales, exponent, digits):
     batch = digits.test(8)
     model = small_network(operator, digits.side, batch_norm=False, seed=0)
     largest = [
-        spectrum(loss_hessian(rescaled(model, c, renormalise=renormalise), *batch), probes=1).largest for c in scales
+        spectrum(loss_hessian(rescaled(model, c, renormalize=renormalize), *batch), probes=1).largest for c in scales
     ]
-    found = fitted_exponent(scales, largest)
-    assert found == pytest.approx(exponent, abs=0.25 if exponent else 1e-6)
+    slope = fitted_exponent(scales, largest)
+    assert slope == pytest.approx(exponent, abs=0.25 if exponent else 1e-6)
 
 
-def test_twins_are_compared_along_the_same_way(monkeypatch):
-    monkeypatch.setattr(twins, "MEASURED_DIGITS", 16)
-    monkeypatch.setattr(twins, "PROBES", 1)
-    monkeypatch.setattr(twins, "spectrum", partial(spectrum, steps=8))
-    monkeypatch.setattr(twins, "SCALES", (1.0, 4.0, 16.0))
-    seen = []
-    report = compare_twins("cosine", steps=2, batch_norm=True, progress=lambda done, total: seen.append((done, total)))
+def test_networks_are_compared_at_the_same_steps(monkeypatch):
+    monkeypatch.setattr(spectra, "MEASURED_DIGITS", 16)
+    monkeypatch.setattr(spectra, "PROBES", 1)
+    monkeypatch.setattr(spectra, "spectrum", partial(spectrum, steps=8))
+    monkeypatch.setattr(spectra, "SCALES", (1.0, 4.0, 16.0))
+    calls = []
+    report = compare_networks(
+        "cosine", steps=2, batch_norm=True, progress=lambda done, total: calls.append((done, total))
+    )
     assert [(point.network, point.step) for point in report.measured] == [
         (network, step) for network in ("CNN", "SphereNet") for step in (0, 1, 2)
     ]
-    assert [case.case for case in report.rescaled] == ["CNN", "SphereNet, raw", "SphereNet, renormalised"]
+    assert [case.case for case in report.rescaled] == ["CNN", "SphereNet, raw", "SphereNet, renormalized"]
     assert report.rescaled[2].exponent == pytest.approx(0, abs=1e-6)
-    assert seen == [(done, 15) for done in range(16)]
+    assert calls == [(done, 15) for done in range(16)]
     with pytest.raises(ValueError, match="steps must be at least 1"):
-        compare_twins(steps=0)
+        compare_networks(steps=0)

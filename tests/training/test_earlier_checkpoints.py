@@ -1,4 +1,6 @@
-"""Checkpoints of earlier versions, which contain a counter of the margin loss, can still be loaded and resumed."""
+"""Runs of earlier versions can be loaded and resumed: a counter of the margin loss, earlier names of options."""
+
+import json
 
 import pytest
 import torch
@@ -7,7 +9,7 @@ import spherenet as sn
 from command_line import TINY, spherenet
 from spherenet.errors import CheckpointError
 from spherenet.runs import Checkpoint, RunDirectory
-from spherenet.training.saved_runs import load_run
+from spherenet.training.saved_runs import config_of, load_run
 from spherenet.training.state import load_model_tensors
 
 
@@ -17,12 +19,12 @@ def earlier_run(tmp_path):
     path = tmp_path / "run"
     assert spherenet("train", *TINY, "--loss", "ga-linear", "--output", path) == 0
     store = RunDirectory.open(path).checkpoints
-    for kind in ("step", "best"):
-        checkpoint, _ = store.newest(kind)
+    for name in ("step", "best"):
+        checkpoint, _ = store.newest(name)
         tensors = dict(checkpoint.tensors)
         tensors["model"] = {**tensors["model"], "criterion.iteration": torch.tensor(checkpoint.step)}
-        store.save(Checkpoint(checkpoint.step, tensors, checkpoint.state), best=kind == "best")
-        assert "criterion.iteration" in store.newest(kind)[0].tensors["model"]
+        store.save(Checkpoint(checkpoint.step, tensors, checkpoint.state), best=name == "best")
+        assert "criterion.iteration" in store.newest(name)[0].tensors["model"]
     return path
 
 
@@ -42,3 +44,20 @@ def test_counter_is_unexpected_in_a_model_without_margin():
     model = sn.create_model("cnn-3", widths=(2, 2, 2))
     with pytest.raises(CheckpointError, match=r"unexpected criterion\.iteration"):
         load_model_tensors(model, model.state_dict() | {"criterion.iteration": torch.tensor(7)}, "the checkpoint")
+
+
+def test_run_with_earlier_option_names_is_loaded_and_resumed(tmp_path):
+    path = tmp_path / "run"
+    assert spherenet("train", *TINY, "--train-images", 200, "--output", path) == 0
+    file = path / "config.json"
+    description = json.loads(file.read_text())
+    for new, earlier in (("train_images", "train_pictures"), ("probes", "observe")):
+        description["train"][earlier] = description["train"].pop(new)
+    description["pictures"] = description.pop("images")
+    file.write_text(json.dumps(description))
+    (path / "summary.json").unlink()
+    assert config_of(RunDirectory.open(path)).train_images == 200
+    assert load_run(path).config.probes is True
+    assert spherenet("train", "--resume", path) == 0
+    assert spherenet("export", path, tmp_path / "model") == 0
+    assert "200 images" in (tmp_path / "model" / "README.md").read_text()

@@ -1,7 +1,7 @@
-"""No training step waits for the device: whatever would make it wait raises here.
+"""No training step waits for the device: operations that would wait raise an error here.
 
-There is no GPU in these tests. CPU tensors stand for a device's: checks of values are switched off as they are there,
-the trainer takes its path for devices, and every operation or method that needs a value on the host is an error.
+These tests need no GPU. On the CPU, checks of values are switched off as on a GPU, the trainer takes its path for GPUs,
+and every operation or method that needs a value on the host raises an error.
 """
 
 import math
@@ -18,7 +18,8 @@ from spherenet import functional
 from spherenet.errors import TrainingError
 from spherenet.losses import base as label_checks
 from spherenet.training import StopSignals
-from spherenet.training.deferred import widest_dtype
+from spherenet.training.deferred import DeferredSums, sum_dtype
+from spherenet.training.evaluation import training_order
 from training_problem import StopAt, assert_equal, model, rows, trainer, weights
 
 WAITING_OPERATIONS = ("_local_scalar_dense", "is_nonzero", "nonzero", "equal", "masked_select", "unique", "_unique2",
@@ -31,7 +32,7 @@ class WouldWaitError(AssertionError):
 
 
 class NoWaiting(TorchDispatchMode):
-    """Refuses operations whose result depends on values that the host must read."""
+    """Raise an error for operations that need values on the host."""
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         name = operation.overloadpacket.__name__
@@ -53,13 +54,13 @@ def no_waiting():
 
             patch.setattr(torch.Tensor, name, refuse)
         for module in (functional, label_checks):
-            patch.setattr(module, "can_look_at_values", lambda tensor: False)
+            patch.setattr(module, "can_read_values", lambda tensor: False)
         yield
 
 
 @pytest.mark.parametrize("wait", [lambda t: t.item(), lambda t: bool(t > 0), lambda t: t.reshape(1)[t.reshape(1) > 0],
                                   lambda t: t.tolist(), lambda t: torch.nonzero(t), lambda t: t.cpu()])  # fmt: skip
-def test_waiting_is_noticed(wait):
+def test_waiting_is_detected(wait):
     with no_waiting(), pytest.raises(WouldWaitError):
         wait(torch.ones(()))
 
@@ -77,7 +78,7 @@ LOSSES = {
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 @pytest.mark.parametrize("operator", ["cosine", "linear", "sigmoid", "learnable"])
-def test_layers_regularizers_and_optimizer(operator, backend):
+def test_layers_regularizers_and_optimizer_do_not_wait(operator, backend):
     network = nn.Sequential(
         sn.SphereConv2d(3, 6, 3, padding=1, operator=operator, rescale="learned", bias=True),
         nn.BatchNorm2d(6),
@@ -91,7 +92,7 @@ def test_layers_regularizers_and_optimizer(operator, backend):
     optimizer = torch.optim.Adam(sn.param_groups(network, 5e-4), fused=True)
     sn.keep_norms(optimizer, network)
     images, labels = torch.randn(4, 3, 6, 6), torch.tensor([0, 1, 2, 3])
-    with no_waiting(), sn.functional.backend(backend):
+    with no_waiting(), sn.backend(backend):
         for form in ("raw", "normalized"):
             total = loss(network(images), labels) + 1e-4 * sn.orthogonality(network, form)
             total.backward()
@@ -101,7 +102,7 @@ def test_layers_regularizers_and_optimizer(operator, backend):
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_losses(name):
+def test_losses_do_not_wait(name):
     loss, head = LOSSES[name](), sn.AngularHead(8, 5)
     features, labels = torch.randn(4, 8, requires_grad=True), torch.tensor([0, 1, 2, -100])
     with no_waiting():
@@ -110,37 +111,39 @@ def test_losses(name):
     assert features.grad.isfinite().all()
 
 
-def on_device(path, made=None, **options):
-    """A trainer that takes its path for devices, on the CPU."""
-    prepared = trainer(path, made, **options)
-    prepared.deferred = prepared._deferred_sums()
+def on_device(path, network=None, **options):
+    """Return a trainer on the CPU that takes its path for GPUs."""
+    prepared = trainer(path, network, **options)
+    config = prepared.config
+    prepared.deferred = DeferredSums(torch.device("cpu"), config.batch_size, sticky=config.on_nan == "stop")
     return prepared
 
 
 OPTIONS = {
     "adam": {},
     "sgd": {"optimizer": "sgd", "learning_rate": 0.05},
-    "pieces, kept norms": {"accumulate": 2, "keep": True},
-    "skipping": {"on_nan": "skip"},
+    "accumulate, keep_norms": {"accumulate": 2, "keep_norms": True},
+    "skip": {"on_nan": "skip"},
     "bfloat16": {"precision": "bfloat16"},
 }
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_steps_of_the_trainer_between_log_points(tmp_path, options):
+def test_trainer_steps_do_not_wait(tmp_path, options):
     prepared = on_device(tmp_path, **OPTIONS[options])
-    count = 2 * prepared.settings.accumulate
-    source = prepared.train_split.batches(prepared._order(), device=torch.device("cpu"), augmentation=None)
+    count, train = 2 * prepared.config.accumulate, prepared.dataset.train
+    order = training_order(len(train), prepared.config, prepared.processes)
+    source = train.batches(order, device=torch.device("cpu"), augmentation=None)
     batches = iter([next(source) for _ in range(count)])
     prepared.model.train()
     with no_waiting():
         for _ in range(2):
             assert prepared._step(batches, StopSignals()) is False
-    assert prepared.deferred.fetch().images == 2 * prepared.settings.batch_size
+    assert prepared.deferred.fetch().images == 2 * prepared.config.batch_size
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_a_run_with_deferred_sums_is_the_other_run(tmp_path, options):
+def test_deferred_sums_do_not_change_the_run(tmp_path, options):
     plain, deferred = (
         trainer(tmp_path / "plain", **OPTIONS[options]),
         on_device(tmp_path / "deferred", **OPTIONS[options]),
@@ -151,48 +154,48 @@ def test_a_run_with_deferred_sums_is_the_other_run(tmp_path, options):
     assert replace(outcomes[0], seconds=0) == replace(outcomes[1], seconds=0)
 
 
-def poison(made, prepared, step, where):
-    forward = made.forward
+def poison(network, prepared, step, where):
+    forward = network.forward
 
     def poisoned(images, labels=None):
         result = forward(images, labels)
-        if labels is not None and made.training and prepared.step == step:
+        if labels is not None and network.training and prepared.step == step:
             if where == "loss":
                 return result[0] * math.nan, result[1]
             result[0].register_hook(lambda gradient: gradient * math.inf)
         return result
 
-    made.forward = poisoned
+    network.forward = poisoned
 
 
 @pytest.mark.parametrize("where", ["loss", "gradient"])
-def test_a_fault_stops_the_run_at_the_next_look(tmp_path, where):
-    """The message names the step of the fault and its images; weights stay those before it."""
-    made = model()
-    prepared = on_device(tmp_path, made, log_every=4, checkpoint_every=4, eval_every=12)
-    poison(made, prepared, 5, where)
+def test_fault_stops_the_run_at_the_next_fetch(tmp_path, where):
+    """The message names step and images of the fault; the weights are those before it."""
+    network = model()
+    prepared = on_device(tmp_path, network, log_every=4, checkpoint_every=4, eval_every=12)
+    poison(network, prepared, 5, where)
     with pytest.raises(TrainingError, match=rf"the {where} is not finite at step 5 .*learning rate 0.001.*\d+"):
         prepared.train(StopSignals())
     fault = rows(tmp_path)[-1]
     assert (fault["split"], fault["step"], len(fault["indices"])) == ("fault", 5, 16)
-    found, _ = prepared.run_directory.checkpoints.newest()
-    assert found.step == 4
+    checkpoint, _ = prepared.run_directory.checkpoints.newest()
+    assert checkpoint.step == 4
     reference = model()
     plain = trainer(tmp_path / "plain", reference, log_every=4, checkpoint_every=4, eval_every=12)
     poison(reference, plain, 5, where)
     with pytest.raises(TrainingError):
         plain.train(StopSignals())
     assert rows(tmp_path / "plain")[-1]["indices"] == fault["indices"]
-    assert_equal(dict(made.named_parameters()), dict(reference.named_parameters()))
+    assert_equal(dict(network.named_parameters()), dict(reference.named_parameters()))
 
 
 @pytest.mark.parametrize("where", ["loss", "gradient"])
-def test_faults_are_skipped_without_a_trace(tmp_path, where):
+def test_skipped_faults_do_not_change_the_run(tmp_path, where):
     runs = []
     for prepare, name in ((trainer, "plain"), (on_device, "deferred")):
-        made = model()
-        prepared = prepare(tmp_path / name, made, on_nan="skip")
-        poison(made, prepared, 5, where)
+        network = model()
+        prepared = prepare(tmp_path / name, network, on_nan="skip")
+        poison(network, prepared, 5, where)
         prepared.train(StopSignals())
         assert prepared.progress.skipped == 1
         runs.append(weights(prepared))
@@ -200,13 +203,13 @@ def test_faults_are_skipped_without_a_trace(tmp_path, where):
     assert rows(tmp_path / "plain") == rows(tmp_path / "deferred")
 
 
-def test_a_signal_ends_a_run_with_deferred_sums(tmp_path):
+def test_signal_stops_run_with_deferred_sums(tmp_path):
     stop = StopSignals()
     prepared = on_device(tmp_path, reporter=StopAt(5, stop), log_every=12)
     assert prepared.train(stop).step == 5
     assert prepared.run_directory.checkpoints.newest()[0].step == 5
 
 
-def test_float32_sums_where_there_is_no_float64():
-    assert [widest_dtype(torch.device(name)) for name in ("cpu", "cuda", "mps")] == [
+def test_sums_are_float32_on_devices_without_float64():
+    assert [sum_dtype(torch.device(name)) for name in ("cpu", "cuda", "mps")] == [
         torch.float64, torch.float64, torch.float32]  # fmt: skip

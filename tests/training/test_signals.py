@@ -1,4 +1,4 @@
-"""Signals before and during training: at once, or after the step; ignored ones stay ignored."""
+"""Signals stop a run at once before training, and after the step during training; ignored signals stay ignored."""
 
 import os
 import signal
@@ -11,30 +11,30 @@ from spherenet.training import StopRequested, StopSignals
 NUMBERS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1]
 
 
-def wait_for_it(number):
+def wait_for_signal(number):
     os.kill(os.getpid(), number)
     time.sleep(60)
 
 
 def wait_and_catch_errors(number):
     try:
-        wait_for_it(number)
+        wait_for_signal(number)
     except Exception as error:
         raise AssertionError from error
 
 
 @pytest.mark.parametrize("number", NUMBERS, ids=lambda number: number.name)
-def test_before_training_a_signal_ends_what_waits(number):
-    """As a download or a rendezvous: nothing has to be finished first."""
-    began = time.monotonic()
+def test_signal_before_training_stops_at_once(number):
+    """For example a download or a rendezvous, which need not be finished first."""
+    start = time.monotonic()
     with StopSignals() as stop, pytest.raises(StopRequested) as request:
-        wait_for_it(number)
-    assert time.monotonic() - began < 30
+        wait_for_signal(number)
+    assert time.monotonic() - start < 30
     assert request.value.number == stop.received == number
 
 
 @pytest.mark.parametrize("number", NUMBERS, ids=lambda number: number.name)
-def test_during_training_it_is_noted(number):
+def test_signal_during_training_is_deferred(number):
     with StopSignals() as stop, stop.deferred():
         stop.check()
         os.kill(os.getpid(), number)
@@ -44,12 +44,12 @@ def test_during_training_it_is_noted(number):
             stop.check()
 
 
-def test_no_handler_of_errors_swallows_it():
+def test_error_handlers_do_not_catch_stop_request():
     with StopSignals(), pytest.raises(StopRequested):
         wait_and_catch_errors(signal.SIGTERM)
 
 
-def test_an_ignored_signal_stays_ignored():
+def test_ignored_signal_stays_ignored():
     """nohup ignores SIGHUP for its command."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -61,8 +61,8 @@ def test_an_ignored_signal_stays_ignored():
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_download_is_interrupted(tmp_path):
-    """The part that was fetched stays and is continued by the next call."""
+def test_signal_interrupts_download(tmp_path):
+    """The partial file stays, and the next call continues it."""
     import socket
     import threading
 
@@ -82,9 +82,9 @@ def test_a_download_is_interrupted(tmp_path):
     thread = threading.Thread(target=send_half, daemon=True)
     thread.start()
     target = tmp_path / "file"
-    began = time.monotonic()
+    start = time.monotonic()
     with server, StopSignals(), pytest.raises(StopRequested):
         download(f"http://127.0.0.1:{port}/file", target, size=600_000, sha256="0" * 64)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - start < 20
     assert not target.exists()
     thread.join()

@@ -1,48 +1,37 @@
-"""The loop against a plain torch loop, itself interrupted, and batches in pieces."""
+"""The training loop: equal to a plain torch loop, bit-identical when resumed, and equal with micro-batches."""
 
 import pytest
 import torch
 
 import spherenet as sn
-from spherenet.training import StopSignals
+from spherenet.errors import TrainingError
+from spherenet.training import StopSignals, Trainer
 from spherenet.training.evaluation import training_order
-from training_problem import (
-    FLIP,
-    StopAt,
-    assert_equal,
-    model,
-    orthogonality,
-    rows,
-    run,
-    settings,
-    split,
-    trainer,
-    weights,
-)
+from training_problem import FLIP, SINGLE, StopAt, assert_equal, config, model, rows, run, split, trainer, weights
 
 
-def plain_loop(made, chosen):
-    """What the engine does, as one writes it by hand."""
-    made = made.to(memory_format=torch.channels_last)
-    optimizer = torch.optim.Adam(sn.param_groups(made, chosen.weight_decay), lr=chosen.learning_rate, fused=True)
-    order = training_order(70, chosen.batch_size, chosen.seed, 0, lambda indices: indices, 1)
+def plain_loop(network, chosen):
+    """Train with a loop written by hand and return the loss of each step."""
+    network = network.to(memory_format=torch.channels_last)
+    optimizer = torch.optim.Adam(sn.param_groups(network, chosen.weight_decay), lr=chosen.learning_rate, fused=True)
+    order = training_order(70, chosen, SINGLE)
     batches = split(70, 0).batches(order, device=torch.device("cpu"), augmentation=FLIP, seed=chosen.seed)
     losses = []
     for step in range(chosen.iterations):
         for group in optimizer.param_groups:
             group["lr"] = chosen.learning_rate * (0.1 if step >= 8 else 1)
         batch = next(batches)
-        loss, _ = made(batch.images, batch.labels)
+        loss, _ = network(batch.images, batch.labels)
         optimizer.zero_grad()
-        (loss + orthogonality(made)).backward()
+        (loss + 1e-4 * sn.orthogonality(network)).backward()
         optimizer.step()
         losses.append(loss.item())
     return losses
 
 
-def test_the_engine_is_a_plain_torch_loop(tmp_path):
+def test_trainer_equals_plain_torch_loop(tmp_path):
     reference = model()
-    losses = plain_loop(reference, settings())
+    losses = plain_loop(reference, config())
     prepared, outcome = run(tmp_path)
     assert_equal(weights(prepared), reference.state_dict())
     logged = [row["loss"] for row in rows(tmp_path) if row["split"] == "train"]
@@ -51,16 +40,16 @@ def test_the_engine_is_a_plain_torch_loop(tmp_path):
     assert outcome.signal is None
 
 
-def test_it_learns(tmp_path):
+def test_training_reaches_accuracy(tmp_path):
     _, outcome = run(tmp_path, iterations=60, milestones=(), eval_every=30)
     assert outcome.accuracy > 0.8
 
 
 OPTIONS = {
-    "as it is": {},
-    "with pieces": {"accumulate": 3},
+    "default": {},
+    "accumulate": {"accumulate": 3},
     "sgd": {"optimizer": "sgd", "learning_rate": 0.05},
-    "norms kept": {"keep": True},
+    "keep_norms": {"keep_norms": True},
     "bfloat16": {"precision": "bfloat16"},
     "float16": {"precision": "float16"},
 }
@@ -68,93 +57,88 @@ OPTIONS = {
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("stops", [[7], [4], [5, 6], [8]], ids=str)
-def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(tmp_path, options, stops):
+def test_resumed_run_is_bit_identical(tmp_path, options, stops):
     chosen = OPTIONS[options]
-    whole, outcome = run(tmp_path / "whole", **chosen)
-    parts = tmp_path / "parts"
+    expected, outcome = run(tmp_path / "uninterrupted", **chosen)
+    path = tmp_path / "resumed"
     for number, step in enumerate([*stops, None]):
         stop = StopSignals()
-        prepared = trainer(parts, reporter=StopAt(step, stop), **chosen)
+        prepared = trainer(path, reporter=StopAt(step, stop), **chosen)
         if number:
             assert prepared.resume() == []
             prepared.run_directory.metrics.cut_back(prepared.step)
-        left = prepared.train(stop)
-        assert left.step == (12 if step is None else step)
-        assert left.signal == (None if step is None else 15)
-    assert_equal(weights(prepared), weights(whole))
-    assert rows(parts) == rows(tmp_path / "whole")
-    assert (left.accuracy, left.best_accuracy, left.best_step) == (
+        last = prepared.train(stop)
+        assert last.step == (12 if step is None else step)
+        assert last.signal == (None if step is None else 15)
+    assert_equal(weights(prepared), weights(expected))
+    assert rows(path) == rows(tmp_path / "uninterrupted")
+    assert (last.accuracy, last.best_accuracy, last.best_step) == (
         outcome.accuracy, outcome.best_accuracy, outcome.best_step)  # fmt: skip
 
 
-def test_pieces_add_up_to_the_batch(tmp_path):
-    # Without BatchNorm, whose statistics are those of a piece. float64 leaves only the order of the additions.
-    made = [model(batch_norm=False, loss="ga-linear").double() for _ in range(2)]
+def test_accumulated_gradients_equal_those_of_the_batch(tmp_path):
+    # Without BatchNorm, whose statistics are those of a micro-batch. In float64 only the order of additions differs.
+    networks = [model(batch_norm=False, loss="ga-linear").double() for _ in range(2)]
     double = split(70, 0)
-    plain = double.batches
+    batches = double.batches
 
     def in_double(*arguments, **options):
-        return (batch._replace(images=batch.images.double()) for batch in plain(*arguments, **options))
+        return (batch._replace(images=batch.images.double()) for batch in batches(*arguments, **options))
 
     double.batches = in_double
-    for number, accumulate in enumerate((1, 5)):
-        made[number].criterion.annealing = None
-        prepared = trainer(tmp_path / str(accumulate), made[number], train=double, accumulate=accumulate)
-        prepared.evaluate = lambda: pytest.fail("not evaluated")
+    for network, accumulate in zip(networks, (1, 5), strict=True):
+        prepared = trainer(tmp_path / str(accumulate), network, train=double, accumulate=accumulate, annealing=False)
         prepared._evaluate = lambda: None
         prepared.train(StopSignals())
-    for one, five in zip(made[0].parameters(), made[1].parameters(), strict=True):
+    for one, five in zip(*(network.parameters() for network in networks), strict=True):
         torch.testing.assert_close(five, one, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("on_nan", ["stop", "skip"])
 @pytest.mark.parametrize("where", ["loss", "gradient"])
-def test_a_loss_that_is_not_finite(tmp_path, on_nan, where):
-    from spherenet.errors import TrainingError
-
-    made = model()
-    prepared = trainer(tmp_path, made, on_nan=on_nan)
-    forward = made.forward
+def test_fault_stops_or_is_skipped(tmp_path, on_nan, where):
+    network = model()
+    prepared = trainer(tmp_path, network, on_nan=on_nan)
+    forward = network.forward
 
     def poisoned(images, labels=None):
-        answer = forward(images, labels)
-        if labels is not None and made.training and prepared.step == 5:
+        result = forward(images, labels)
+        if labels is not None and network.training and prepared.step == 5:
             if where == "loss":
-                return answer[0] * float("nan"), answer[1]
-            answer[0].register_hook(lambda gradient: gradient * float("inf"))
-        return answer
+                return result[0] * float("nan"), result[1]
+            result[0].register_hook(lambda gradient: gradient * float("inf"))
+        return result
 
-    made.forward = poisoned
+    network.forward = poisoned
     if on_nan == "skip":
         outcome = prepared.train(StopSignals())
         assert outcome.step == 12
         assert prepared.progress.skipped == 1
         assert all(tensor.isfinite().all() for tensor in weights(prepared).values())
         return
-    with pytest.raises(
-        TrainingError, match=rf"the {where} is not finite at step 5 .*learning rate 0.001.*pictures \d+"
-    ):
+    message = rf"the {where} is not finite at step 5 .*learning rate 0.001.*images \d+"
+    with pytest.raises(TrainingError, match=message):
         prepared.train(StopSignals())
     fault = rows(tmp_path)[-1]
     assert (fault["split"], fault["step"], len(fault["indices"])) == ("fault", 5, 16)
-    found, complaints = prepared.run_directory.checkpoints.newest()
-    assert (found.step, complaints) == (4, [])
-    assert all(tensor.isfinite().all() for tensor in found.tensors["model"].values())
+    checkpoint, warnings = prepared.run_directory.checkpoints.newest()
+    assert (checkpoint.step, warnings) == (4, [])
+    assert all(tensor.isfinite().all() for tensor in checkpoint.tensors["model"].values())
 
 
-def test_skipping_a_step_leaves_no_trace_in_running_means(tmp_path):
-    made = model()
-    prepared = trainer(tmp_path, made, on_nan="skip")
-    before = {name: buffer.clone() for name, buffer in made.named_buffers()}
-    prepared.forward = lambda images, labels: tuple(value * float("nan") for value in made(images, labels))
+def test_skipped_step_does_not_change_buffers(tmp_path):
+    network = model()
+    prepared = trainer(tmp_path, network, on_nan="skip")
+    before = {name: buffer.clone() for name, buffer in network.named_buffers()}
+    prepared.forward = lambda images, labels: tuple(value * float("nan") for value in network(images, labels))
     prepared._step(iter([next(split(70, 0).batches([(0, torch.arange(16))], device=torch.device("cpu"),
                                                    augmentation=None))]), StopSignals())  # fmt: skip
-    for name, buffer in made.named_buffers():
+    for name, buffer in network.named_buffers():
         assert torch.equal(buffer, before[name]), name
 
 
 def test_compiled_training_is_close_to_eager(tmp_path, monkeypatch):
-    # Traced and run without code generation, which takes half a minute and is torch's own.
+    # Traced and run without code generation, which takes half a minute and belongs to torch.
     compile_model = torch.compile
     monkeypatch.setattr(torch, "compile", lambda module: compile_model(module, backend="aot_eager"))
     eager, _ = run(tmp_path / "eager", iterations=3)
@@ -163,25 +147,29 @@ def test_compiled_training_is_close_to_eager(tmp_path, monkeypatch):
         torch.testing.assert_close(weights(compiled)[name], tensor, rtol=1e-3, atol=1e-4)
 
 
-def test_the_learning_rate_falls_at_the_milestones():
-    chosen = settings(milestones=(4, 8), learning_rate=1.0)
-    assert [chosen.learning_rate_at(step) for step in (0, 3, 4, 7, 8)] == pytest.approx([1, 1, 0.1, 0.1, 0.01])
+def test_custom_penalty_replaces_the_regularizers(tmp_path):
+    values = []
+
+    def penalty(network):
+        values.append(network)
+        return torch.zeros(())
+
+    default = trainer(tmp_path)
+    prepared = Trainer(model(), default.dataset, config(iterations=2), SINGLE, default.run_directory, penalty=penalty)
+    prepared.train(StopSignals())
+    assert values == [prepared.model] * 2
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"iterations": 0}, "iterations must be at least 1, got 0"),
-        ({"learning_rate": float("nan")}, "learning_rate must be a finite number"),
-        ({"optimizer": "lion"}, "optimizer must be one of adam, sgd, got 'lion'"),
-        ({"precision": "half"}, "precision must be one of"),
-    ],
-)
-def test_wrong_settings(change, message):
-    with pytest.raises(ValueError, match=message):
-        settings(**change)
+@pytest.mark.parametrize(("accumulate", "expected"), [(1, [0, 1, 2]), (2, [0, 1, 2])])
+def test_lambda_is_set_once_per_step(tmp_path, accumulate, expected):
+    network = model(loss="ga-linear")
+    prepared = trainer(tmp_path, network, iterations=3, accumulate=accumulate)
+    set_lambda, steps = prepared.set_lambda, []
+    prepared.set_lambda = lambda step: (steps.append(step), set_lambda(step))
+    prepared.train(StopSignals())
+    assert steps == expected
 
 
-def test_a_batch_larger_than_the_set_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="batch_size must be at most the 70 training pictures, got 71"):
+def test_batch_larger_than_the_data_set_is_rejected(tmp_path):
+    with pytest.raises(ValueError, match="batch_size must be at most the 70 training images, got 71"):
         run(tmp_path, batch_size=71)

@@ -1,1 +1,1 @@
-"""Time and memory of SphereNets beside their CNN twins and the authors' formulation."""
+"""Benchmarks of SphereNets against their CNN twins and the formula of the authors' code."""

@@ -1,13 +1,15 @@
-"""Fair timing on a noisy machine: contestants take turns in one process, and only ratios of neighbours are compared.
+"""Time and memory of networks relative to their CNN twins.
 
-Peak memory of tensors during a call, counted allocation by allocation.
-
-A network of any operator against its CNN twin: whole training step, inference, peak memory.
+Networks alternate in one process, and only times of the same round are compared, so that a slow phase of the machine
+affects both sides of a ratio. Peak memory is the sum of all tensor allocations. As a baseline, sphere layers can be
+computed with the formula of the authors' released code.
 """
 
 from __future__ import annotations
 
+import copy
 import gc
+import math
 import platform
 import statistics
 import time
@@ -18,10 +20,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
-from spherenet.bench.authors import as_authors_wrote_it
 from spherenet.kernels.native import release_scratch
+from spherenet.layers import SphereConv2d, SphereLinear
 from spherenet.models import create_model
 from spherenet.optim import param_groups
 
@@ -29,6 +32,7 @@ __all__ = [
     "Contestant",
     "Row",
     "Spread",
+    "autocast",
     "compare",
     "contestants",
     "hardware",
@@ -36,6 +40,7 @@ __all__ = [
     "peak_bytes",
     "take_turns",
     "training_or_inference",
+    "with_authors_formula",
 ]
 
 
@@ -50,7 +55,7 @@ class Spread:
 
     @staticmethod
     def of(values: list[float]) -> Spread:
-        """Summarise measurements; needs two at least."""
+        """Return median and quartiles of at least two measurements."""
         lower, median, upper = statistics.quantiles(values, n=4, method="inclusive")
         return Spread(median, lower, upper, len(values))
 
@@ -58,7 +63,16 @@ class Spread:
 def take_turns(
     contestants: Mapping[str, Callable[[], object]], rounds: int, warmup: int, device: str = "cpu"
 ) -> Iterator[dict[str, float]]:
-    """Yield one dictionary of seconds a round; the order turns from round to round, so nobody always goes first."""
+    """Time functions alternately and yield the seconds of each per round.
+
+    The order rotates from round to round. Garbage collection is off while functions are timed.
+
+    Args:
+        contestants: Functions without arguments, by name.
+        rounds: Number of measured rounds.
+        warmup: Number of rounds before the measured ones.
+        device: Device to synchronize with before and after each call.
+    """
     names = list(contestants)
     for _ in range(warmup):
         for run in contestants.values():
@@ -68,14 +82,14 @@ def take_turns(
     gc.disable()
     try:
         for index in range(rounds):
-            start = index % len(names)
+            first = index % len(names)
             seconds = {}
-            for name in names[start:] + names[:start]:
-                _wait_for(device)
-                begin = time.perf_counter()
+            for name in names[first:] + names[:first]:
+                _synchronize(device)
+                start_time = time.perf_counter()
                 contestants[name]()
-                _wait_for(device)
-                seconds[name] = time.perf_counter() - begin
+                _synchronize(device)
+                seconds[name] = time.perf_counter() - start_time
             yield {name: seconds[name] for name in names}
     finally:
         if collecting:
@@ -83,21 +97,21 @@ def take_turns(
 
 
 def paired_ratios(rounds: list[dict[str, float]], name: str, base: str) -> Spread:
-    """Summarise time(name)/time(base) round by round: what slows a whole round slows both."""
+    """Return median and quartiles of time(name)/time(base) over the rounds."""
     return Spread.of([seconds[name] / seconds[base] for seconds in rounds])
 
 
-def _wait_for(device: str) -> None:
+def _synchronize(device: str) -> None:
     if device != "cpu":
         torch.get_device_module(device).synchronize()
 
 
 def peak_bytes(run: Callable[[], object], device: str = "cpu") -> int:
-    """Return the most bytes of tensors that `run` held at once, beyond what was allocated before.
+    """Return the peak memory of tensors during a call, in bytes above the memory allocated before.
 
-    On the CPU every allocation and release that torch reports is added up, which is exact and does not depend on
-    what the process held before; scratch space inside vendor libraries is not seen. Elsewhere the device's own
-    counter is read.
+    On the CPU, all allocations and releases reported by torch are added up. The result is exact and independent of
+    earlier allocations, but does not include scratch memory of vendor libraries. On other devices, the device's
+    counter is used.
     """
     if device != "cpu":
         module = torch.get_device_module(device)
@@ -109,23 +123,24 @@ def peak_bytes(run: Callable[[], object], device: str = "cpu") -> int:
         return int(module.max_memory_allocated() - before)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
         run()
-    held = peak = 0
+    allocated = peak = 0
     assert profiler.profiler is not None
     kineto = profiler.profiler.kineto_results
     assert kineto is not None
     events = [event for event in kineto.events() if event.name() == "[memory]"]
     for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        peak = max(peak, held)
+        allocated += event.nbytes()
+        peak = max(peak, allocated)
     return peak
 
 
 TWIN = "cnn"
+"""Name of the CNN twin in a comparison."""
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """One network in the comparison: its name in the table and the arguments of `create_model`."""
+    """One network of a comparison: its name, arguments of `create_model`, and whether to use the authors' formula."""
 
     name: str
     options: dict[str, Any] = field(default_factory=dict)
@@ -134,7 +149,7 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured of one network; ratios are to the CNN twin in the same round."""
+    """Measurements of one network; ratios are relative to the CNN twin in the same round."""
 
     name: str
     mode: str
@@ -144,25 +159,31 @@ class Row:
     memory_ratio: float
 
     def as_dict(self) -> dict[str, Any]:
-        """The row as JSON takes it."""
+        """Return the row as a dictionary for JSON."""
         return asdict(self)
 
 
 def contestants(operators: Iterable[str], *, sphere_norm: bool = False, authors: bool = False) -> list[Contestant]:
-    """The CNN twin first, then each operator, by request without BatchNorm and as the authors wrote it."""
-    found = [Contestant(TWIN, {"operator": None})]
+    """Return the networks of a comparison: the CNN twin first, then one or more per operator.
+
+    Args:
+        operators: Names of operators.
+        sphere_norm: Whether to add each operator without BatchNorm.
+        authors: Whether to add each operator with the formula of the authors' code.
+    """
+    networks = [Contestant(TWIN, {"operator": None})]
     for operator in operators:
-        found.append(Contestant(operator, {"operator": operator}))
+        networks.append(Contestant(operator, {"operator": operator}))
         if sphere_norm:
-            found.append(Contestant(f"{operator}, no BatchNorm", {"operator": operator, "batch_norm": False}))
+            networks.append(Contestant(f"{operator}, no BatchNorm", {"operator": operator, "batch_norm": False}))
         if authors:
-            found.append(Contestant(f"{operator}, authors' formula", {"operator": operator}, authors=True))
-    return found
+            networks.append(Contestant(f"{operator}, authors' formula", {"operator": operator}, authors=True))
+    return networks
 
 
 def compare(
     network: str,
-    field_: list[Contestant],
+    networks: list[Contestant],
     *,
     mode: str,
     batch_size: int,
@@ -173,23 +194,33 @@ def compare(
     progress: Callable[[Iterator[dict[str, float]]], Iterable[dict[str, float]]] = iter,
     **model_options: Any,
 ) -> list[Row]:
-    """Measure every contestant on the same random images; the first must be the CNN twin.
+    """Measure networks on the same random images.
 
-    mode: "train" (forward, backward, Adam) or "inference" (eval, no gradients). progress: wraps the rounds.
+    Args:
+        network: Name of the architecture.
+        networks: The networks; the first must be the CNN twin.
+        mode: "train" (forward, backward, Adam) or "inference" (eval mode, no gradients).
+        batch_size: Images per batch.
+        rounds: Number of measured rounds.
+        warmup: Number of rounds before the measured ones.
+        device: Device to run on.
+        precision: "float32", or a half precision for autocast.
+        progress: Wrapper of the rounds, such as a progress bar.
+        **model_options: Further arguments of `create_model`.
     """
     options = {"mode": mode, "batch_size": batch_size, "device": device, "precision": precision, **model_options}
-    runs = {c.name: training_or_inference(network, c, **options) for c in field_}
-    rounds_seen = list(progress(take_turns(runs, rounds, warmup, device)))
+    runs = {c.name: training_or_inference(network, c, **options) for c in networks}
+    measured = list(progress(take_turns(runs, rounds, warmup, device)))
     memory = {}
     for name, run in runs.items():
-        release_scratch()  # so that it counts for those who use it
+        release_scratch()  # otherwise only the first network would be charged for it
         memory[name] = peak_bytes(run, device)
     return [
         Row(
             name,
             mode,
-            Spread.of([1e3 * seconds[name] for seconds in rounds_seen]),
-            paired_ratios(rounds_seen, name, TWIN),
+            Spread.of([1e3 * seconds[name] for seconds in measured]),
+            paired_ratios(measured, name, TWIN),
             memory[name] / 2**20,
             memory[name] / memory[TWIN],
         )
@@ -207,15 +238,15 @@ def training_or_inference(
     precision: str = "float32",
     **model_options: Any,
 ) -> Callable[[], object]:
-    """One training step or one prediction of a fresh network, as a function without arguments."""
+    """Return one training step or one forward pass of a new network as a function without arguments."""
     torch.manual_seed(0)
-    made = create_model(network, **{**model_options, **contestant.options})
-    size = made.config["input_size"]
-    model: nn.Module = as_authors_wrote_it(made) if contestant.authors else made
+    classifier = create_model(network, **{**model_options, **contestant.options})
+    model: nn.Module = with_authors_formula(classifier) if contestant.authors else classifier
     model = model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    images = torch.randn(batch_size, made.config["in_channels"], *size, device=device)
+    shape = (batch_size, classifier.config["in_channels"], *classifier.config["input_size"])
+    images = torch.randn(shape, device=device)
     images = images.to(memory_format=torch.channels_last)
-    labels = torch.randint(made.config["num_classes"], (batch_size,), device=device)
+    labels = torch.randint(classifier.config["num_classes"], (batch_size,), device=device)
     if mode == "inference":
         model.eval()
 
@@ -239,12 +270,12 @@ def training_or_inference(
 
 
 def autocast(device: str, precision: str) -> AbstractContextManager[object]:
-    """The context in which a network computes in a precision; float32 is as it is."""
+    """Return the autocast context of a precision; a null context for float32."""
     return nullcontext() if precision == "float32" else torch.autocast(device, getattr(torch, precision))
 
 
 def hardware(device: str = "cpu") -> dict[str, Any]:
-    """What a number depends on: processor, threads, versions."""
+    """Return what measurements depend on: processor, threads and versions."""
     name = platform.processor() or platform.machine()
     try:
         with open("/proc/cpuinfo") as file:
@@ -260,3 +291,61 @@ def hardware(device: str = "cpu") -> dict[str, Any]:
         "python": platform.python_version(),
         "system": platform.system(),
     }
+
+
+def with_authors_formula(model: nn.Module) -> nn.Module:
+    """Return a copy of a model whose sphere layers use the formula of the authors' released code.
+
+    The patch norm is a convolution of x² with a kernel of ones over all channels; acos and exp are separate passes.
+    Groups, padding modes other than zeros and rescaling are not supported.
+    """
+    model = copy.deepcopy(model)
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, SphereConv2d):
+                setattr(module, name, _AuthorsConv2d(child))
+            elif isinstance(child, SphereLinear):
+                setattr(module, name, _AuthorsLinear(child))
+    return model
+
+
+class _AuthorsConv2d(nn.Module):
+    def __init__(self, layer: SphereConv2d) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        layer = self.layer
+        geometry: Any = (layer.stride, layer.padding, layer.dilation)
+        ones = torch.ones_like(layer.weight[:1])
+        patch_norm = torch.sqrt(F.conv2d(x * x, ones, None, *geometry) + layer.eps)
+        weight_norm = torch.sqrt((layer.weight * layer.weight).sum((1, 2, 3)) + layer.eps)
+        product = F.conv2d(x, layer.weight, None, *geometry)
+        return _authors_g(product / patch_norm / weight_norm[:, None, None], layer)
+
+
+class _AuthorsLinear(nn.Module):
+    def __init__(self, layer: SphereLinear) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        layer = self.layer
+        norm = torch.sqrt((x * x).sum(1, keepdim=True) + layer.eps)
+        weight_norm = torch.sqrt((layer.weight * layer.weight).sum(1) + layer.eps)
+        return _authors_g(F.linear(x, layer.weight) / norm / weight_norm, layer)
+
+
+def _authors_g(cosine: Tensor, layer: Any) -> Tensor:
+    """Return g(θ) of Eq. 1, computed through acos."""
+    if layer.operator == "cosine":
+        return cosine
+    # The released code does not clamp. Without it, training ends at the first NaN.
+    theta = torch.acos(cosine.clamp(-1 + 1e-7, 1 - 1e-7))
+    if layer.operator == "linear":
+        return 1 - 2 / math.pi * theta
+    k = layer.k if isinstance(layer.k, Tensor) else torch.tensor(layer.k, dtype=cosine.dtype)
+    k = k.reshape(-1, *(1,) * (cosine.dim() - 2))
+    scale = (1 + torch.exp(-math.pi / (2 * k))) / (1 - torch.exp(-math.pi / (2 * k)))
+    u = torch.exp(theta / k - math.pi / (2 * k))
+    return scale * (1 - u) / (1 + u)

@@ -1,4 +1,4 @@
-"""Every workload of docs/performance.md in one run: networks of several sizes, recurrent layers, the first step."""
+"""All workloads of docs/performance.md: networks of several sizes, recurrent layers, and the first training step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Progress = Callable[[Iterator[dict[str, float]], int, str], Iterable[dict[str, f
 
 @dataclass(frozen=True)
 class Workload:
-    """One network, at one size, with the ratio to its CNN twin that each operator should stay below."""
+    """One network at one size, with the largest acceptable time ratio to its CNN twin per operator."""
 
     name: str
     mode: str
@@ -33,7 +33,7 @@ class Workload:
     targets: dict[str, float]
     precision: str = "float32"
     repeats: int = 1
-    """How many rounds it takes for each that was asked for: short steps need more."""
+    """Factor for the number of rounds; short steps need more."""
 
 
 WORKLOADS = (
@@ -83,7 +83,7 @@ WORKLOADS = (
 
 
 def has_bfloat16() -> bool:
-    """Whether the processor has instructions for bfloat16; without them its convolutions are emulated."""
+    """Return whether the processor supports bfloat16; otherwise torch emulates its convolutions."""
     try:
         with open("/proc/cpuinfo") as file:
             flags = file.read()
@@ -93,18 +93,18 @@ def has_bfloat16() -> bool:
 
 
 def run_suite(rounds: int, progress: Progress, workloads: Iterable[Workload] = WORKLOADS) -> dict[str, Any]:
-    """Measure all workloads on the CPU and return what JSON takes.
+    """Measure workloads on the CPU and return the results as JSON values.
 
     Args:
-        rounds: Measured rounds of each network.
-        progress: Wraps the rounds of one workload, given their number and its name.
-        workloads: What to measure.
+        rounds: Measured rounds per network.
+        progress: Wrapper of the rounds of a workload, called with the rounds, their number and the workload's name.
+        workloads: Workloads to measure.
     """
     results = []
     for workload in workloads:
         entry: dict[str, Any] = {"workload": workload.name, "targets": workload.targets}
         if workload.precision == "bfloat16" and not has_bfloat16():
-            entry["skipped"] = "this processor has no instructions for bfloat16"
+            entry["skipped"] = "this processor does not support bfloat16"
         else:
             entry["rows"] = [row.as_dict() for row in _rows(workload, rounds, progress)]
         results.append(entry)
@@ -120,10 +120,10 @@ def run_suite(rounds: int, progress: Progress, workloads: Iterable[Workload] = W
 
 def _rows(workload: Workload, rounds: int, progress: Progress) -> list[Row]:
     total = rounds * workload.repeats
-    field = contestants(OPERATORS, sphere_norm=any("BatchNorm" in name for name in workload.targets))
+    networks = contestants(OPERATORS, sphere_norm=any("BatchNorm" in name for name in workload.targets))
     return compare(
         "cnn-9",
-        [contestant for contestant in field if contestant.name in ("cnn", *workload.targets)],
+        [contestant for contestant in networks if contestant.name in ("cnn", *workload.targets)],
         mode=workload.mode,
         batch_size=workload.batch_size,
         rounds=total,
@@ -135,7 +135,7 @@ def _rows(workload: Workload, rounds: int, progress: Progress) -> list[Row]:
 
 
 def _recurrent(rounds: int, progress: Progress) -> list[dict[str, Any]]:
-    """Training of recurrent layers (sequence 100, batch 64, hidden 128) against torch's."""
+    """Measure training of recurrent layers (sequence 100, batch 64, hidden 128) relative to torch's layers."""
     entries = []
     for name, plain, sphere in (("SphereLSTM", nn.LSTM, SphereLSTM), ("SphereGRU", nn.GRU, SphereGRU)):
         torch.manual_seed(0)
@@ -162,14 +162,14 @@ from spherenet.models import create_model
 torch.manual_seed(0)
 model = create_model("cnn-9", operator={operator!r}, widths=(16, 24, 32), input_size=(16, 16))
 images, labels = torch.randn(64, 3, 16, 16), torch.randint(10, (64,))
-begin = time.perf_counter()
+start = time.perf_counter()
 model(images, labels)[0].backward()
-print(time.perf_counter() - begin)
+print(time.perf_counter() - start)
 """
 
 
 def _first_step(name: str, processes: int = 5) -> dict[str, float]:
-    """Seconds of the first training step in new processes."""
+    """Measure the seconds of the first training step in new processes."""
     code = _FIRST_STEP.format(operator=None if name == "none" else name)
     seconds = []
     for _ in range(processes):

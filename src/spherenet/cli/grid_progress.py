@@ -1,4 +1,4 @@
-"""What a person sees of a grid of runs: one bar for all and one for each that runs; plain lines in a log."""
+"""Progress of a grid of runs: one bar for the grid and one per active run in a terminal, lines in a log."""
 
 from __future__ import annotations
 
@@ -10,35 +10,41 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from spherenet.experiments.experiment import Job
-from spherenet.experiments.runner import GridReporter, Here, Result, run_jobs, steps_done
+from spherenet.experiments.jobs import Job
+from spherenet.experiments.runner import GridReporter, LocalLauncher, Result, run_jobs, steps_done
 from spherenet.text import plain
 
 if TYPE_CHECKING:
-    from spherenet.experiments.runner import OnRay
+    from spherenet.experiments.runner import RayLauncher
 
 __all__ = ["run_watched"]
 
 
-def run_watched(what: str, jobs: Sequence[Job], launch: Here | OnRay, workers: int) -> list[Result]:
-    """Run jobs with bars on stderr where that is a terminal, else with plain lines there.
+def run_watched(title: str, jobs: Sequence[Job], launch: LocalLauncher | RayLauncher, workers: int) -> list[Result]:
+    """Run jobs and report progress on stderr: progress bars in a terminal, else lines.
 
-    Ctrl-C and SIGTERM ask the runs to save and leave; `launch.stopped` then says so.
+    On Ctrl-C and SIGTERM the runs save a checkpoint and stop, and `launch.stopped` is set.
+
+    Args:
+        title: Title of the grid.
+        jobs: Runs of the grid.
+        launch: Launcher of the runs.
+        workers: Number of runs at a time.
     """
-    before = {number: signal.signal(number, lambda *_: launch.stop()) for number in (signal.SIGINT, signal.SIGTERM)}
-    reporter = _Bars(what) if sys.stderr.isatty() else _Lines(what)
+    previous = {number: signal.signal(number, lambda *_: launch.stop()) for number in (signal.SIGINT, signal.SIGTERM)}
+    reporter = _ProgressBars(title) if sys.stderr.isatty() else _LogLines(title)
     try:
         return run_jobs(jobs, launch, workers, reporter, stopped=lambda: launch.stopped)
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
 
 
-class _Counting(GridReporter):
-    """Counts iterations, done and left, over all jobs."""
+class _IterationCounter(GridReporter):
+    """Count the iterations of all jobs, for the remaining time."""
 
-    def __init__(self, what: str) -> None:
-        self.what = what
+    def __init__(self, title: str) -> None:
+        self.title = title
         self.active: dict[Job, int] = {}
         self.lock = threading.Lock()
 
@@ -46,12 +52,12 @@ class _Counting(GridReporter):
         self.total = sum(job.config.iterations for job in jobs)
         self.jobs_left, self.jobs_before = len(jobs), done
         self.ended_steps = 0
-        self.began = time.monotonic()
+        self.start_time = time.monotonic()
 
     def running(self, job: Job) -> None:
         with self.lock:
             self.active[job] = steps_done(job)
-            self.ended_steps -= self.active[job]  # done in an earlier session: no measure of this one's speed
+            self.ended_steps -= self.active[job]  # steps of an earlier session do not count for the speed
             self.total -= self.active[job]
 
     def ended(self, result: Result) -> None:
@@ -70,19 +76,19 @@ class _Counting(GridReporter):
         steps = self.steps()
         if steps <= 0:
             return None
-        return (self.total - steps) * (time.monotonic() - self.began) / steps
+        return (self.total - steps) * (time.monotonic() - self.start_time) / steps
 
 
-class _Lines(_Counting):
-    """A line when a run begins and when it ends."""
+class _LogLines(_IterationCounter):
+    """Print a line when a run starts and when it ends."""
 
     def started(self, jobs: Sequence[Job], done: int) -> None:
         super().started(jobs, done)
-        self._print(f"{len(jobs)} runs to make, {done} done before")
+        self._print(f"{len(jobs)} runs to do, {done} done before")
 
     def running(self, job: Job) -> None:
         super().running(job)
-        self._print(f"{job.name}: begins")
+        self._print(f"{job.name}: started")
 
     def ended(self, result: Result) -> None:
         super().ended(result)
@@ -92,14 +98,14 @@ class _Lines(_Counting):
         self._print(f"{result.job.name}: {outcome}; {self.jobs_left} runs{when} left")
 
     def _print(self, line: str) -> None:
-        # One write a line: two threads would put their ends of lines behind each other's words.
-        with suppress(OSError):  # nobody reads it any more; the grid goes on
-            sys.stderr.write(f"{self.what}  {plain(line)}\n")
+        # One write per line, because lines of two threads would be mixed otherwise.
+        with suppress(OSError):  # the terminal is closed; the grid continues
+            sys.stderr.write(f"{self.title}  {plain(line)}\n")
             sys.stderr.flush()
 
 
-class _Bars(_Counting):
-    """A bar for the whole grid and one for each run, read from the runs' metrics."""
+class _ProgressBars(_IterationCounter):
+    """Progress bars for the grid and for each active run, read from the metrics of the runs."""
 
     def started(self, jobs: Sequence[Job], done: int) -> None:
         from rich.console import Console
@@ -114,15 +120,15 @@ class _Bars(_Counting):
             console=Console(stderr=True),
             transient=True,
         )
-        self._whole = self._bars.add_task(self._title(), total=max(1, self.total))
+        self._grid_task = self._bars.add_task(self._description(), total=max(1, self.total))
         self._tasks: dict[Job, Any] = {}
         self._bars.start()
-        self._over = threading.Event()
+        self._ended = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._watcher.start()
 
-    def _title(self) -> str:
-        return f"{self.what}: {self.jobs_left} runs left"
+    def _description(self) -> str:
+        return f"{self.title}: {self.jobs_left} runs left"
 
     def running(self, job: Job) -> None:
         super().running(job)
@@ -133,17 +139,17 @@ class _Bars(_Counting):
         if result.job in self._tasks:
             self._bars.remove_task(self._tasks.pop(result.job))
         if result.failure is not None:
-            sentence = plain(f"{result.job.name} failed: {result.failure}")
-            self._bars.console.print(sentence, highlight=False, markup=False)
-        self._bars.update(self._whole, description=self._title())
+            message = plain(f"{result.job.name} failed: {result.failure}")
+            self._bars.console.print(message, highlight=False, markup=False)
+        self._bars.update(self._grid_task, description=self._description())
 
     def finished(self) -> None:
-        self._over.set()
+        self._ended.set()
         self._watcher.join()
         self._bars.stop()
 
     def _watch(self) -> None:
-        while not self._over.wait(1.0):
+        while not self._ended.wait(1.0):
             for job, task in list(self._tasks.items()):
                 self._bars.update(task, completed=steps_done(job))
-            self._bars.update(self._whole, completed=self.steps(), total=max(1, self.total))
+            self._bars.update(self._grid_task, completed=self.steps(), total=max(1, self.total))

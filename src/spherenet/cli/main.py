@@ -1,4 +1,4 @@
-"""Find the verb, run it, and turn what goes wrong into one sentence and an exit code."""
+"""Entry point of the command line: select the verb, run it, turn errors into one sentence and an exit code."""
 
 from __future__ import annotations
 
@@ -7,102 +7,123 @@ import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from spherenet import __version__
 from spherenet.cli.options import suggestion
-from spherenet.cli.output import drop_closed, say
+from spherenet.cli.output import discard_closed_streams, print_message
 from spherenet.errors import SphereNetError, TrainingError
 
-__all__ = ["VERBS", "main"]
+__all__ = ["VERBS", "main", "verb_parser"]
 
 VERBS = {
-    "train": "train a SphereNet or its CNN twin",
-    "evaluate": "accuracy, per-class table and confusion matrix of a run",
-    "predict": "classes of pictures",
-    "export": "a run as ONNX, torch program, TorchScript or model folder",
-    "reproduce": "the paper's tables and figures, beside one's own numbers",
-    "tune": "operator, k, loss and s by cross-validation",
-    "report": "runs side by side, as a table and a page with curves",
-    "data": "data sets: what is there, download, check",
-    "theory": "numerical labs: conditioning, phase, operators, features, colour",
-    "doctor": "what is whole in a run and what is not",
-    "bench": "time and memory of a SphereNet beside its CNN twin",
+    "train": ("train", "train a network on a data set"),
+    "evaluate": ("evaluate", "compute accuracy, per-class table and confusion matrix of a trained network"),
+    "predict": ("evaluate", "classify image files"),
+    "export": ("evaluate", "write a trained network as ONNX, PyTorch program, TorchScript or model folder"),
+    "report": ("report", "compare runs in a table and in an HTML page with curves"),
+    "doctor": ("report", "check all files of a run for corruption"),
+    "reproduce": ("experiments", "run the paper's experiments and compare with the published numbers"),
+    "tune": ("experiments", "choose operator, loss and their parameters by cross-validation"),
+    "data": ("data", "list, download and check data sets"),
+    "theory": ("theory", "demonstrate arguments of the paper numerically"),
+    "bench": ("bench", "measure time and memory of SphereNets relative to plain CNNs"),
+    "completion": ("completion", "print a shell completion script for bash, zsh or fish"),
 }
-"""Each verb is the module of its name in this folder, with `parser()` and `run(arguments)`, which may return a code."""
+"""Module in this folder and summary of each verb. The module defines `VERB_parser()` and `run_VERB(arguments)`."""
 
-FAILED, WRONG_INPUT, INTERNAL, INTERRUPTED, CLOSED = 1, 2, 70, 130, 141
+FAILED, WRONG_INPUT, INTERNAL, INTERRUPTED, CLOSED_PIPE = 1, 2, 70, 130, 141
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
 
 
 def _help() -> str:
     width = max(map(len, VERBS))
-    lines = "\n".join(f"  {verb:<{width}}  {summary}" for verb, summary in VERBS.items())
+    lines = "\n".join(f"  {verb:<{width}}  {summary}" for verb, (_, summary) in VERBS.items())
     return (
-        "usage: spherenet VERB [OPTIONS]\n\nDeep hyperspherical learning from the command line.\n\n"
-        f"verbs:\n{lines}\n\nspherenet VERB --help shows the options of a verb, with examples; "
-        "with --debug, an error shows where it was raised."
+        "usage: spherenet VERB [OPTIONS]\n\n"
+        "Train, evaluate and study hyperspherical networks (SphereNets).\n\n"
+        f"verbs:\n{lines}\n\n"
+        "options:\n"
+        "  --help     show this text, or after a verb its options and examples\n"
+        "  --version  show the version\n"
+        "  --debug    after a verb: show the traceback of an error\n\n"
+        "examples:\n"
+        "  spherenet train --iterations 200 --output runs/first   # a small SphereNet on embedded digits\n"
+        "  spherenet evaluate runs/first\n"
+        "  spherenet train --help"
     )
 
 
+def verb_parser(verb: str) -> Any:
+    """Return the parser of a verb."""
+    module = importlib.import_module(f"spherenet.cli.{VERBS[verb][0]}")
+    return getattr(module, f"{verb}_parser")()
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code: 0 only on success."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if not given or given[0] in ("-h", "--help"):
+    """Run the command line and return its exit code.
+
+    Args:
+        arguments: What follows `spherenet` on the command line; `sys.argv` by default.
+
+    Returns:
+        0 on success, 1 for a failed run, 2 for wrong input, 70 for an internal error, 128 + number for a signal.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help"):
         print(_help())
         return 0
-    if given[0] == "--version":
+    if words[0] == "--version":
         print(f"spherenet {__version__}")
         return 0
-    verb, *rest = given
+    verb, *rest = words
     if verb not in VERBS:
-        print(f"spherenet: unknown verb {verb!r}{suggestion(verb, VERBS)}; see spherenet --help.", file=sys.stderr)
+        print_message(f"spherenet: unknown verb {verb!r}{suggestion(verb, VERBS)}; see spherenet --help.")
         return WRONG_INPUT
     debug = "--debug" in rest
-    module = importlib.import_module(f"spherenet.cli.{verb}")
+    parser = verb_parser(verb)
+    run = getattr(importlib.import_module(f"spherenet.cli.{VERBS[verb][0]}"), f"run_{verb}")
     try:
-        code: int | None = module.run(module.parser().parse_args([word for word in rest if word != "--debug"]))
+        code: int | None = run(parser.parse_args([word for word in rest if word != "--debug"]))
     except BrokenPipeError:
-        drop_closed()
-        return CLOSED
+        discard_closed_streams()
+        return CLOSED_PIPE
     except KeyboardInterrupt:
-        say("spherenet: interrupted.")
+        print_message("spherenet: interrupted.")
         return INTERRUPTED
     except Exception as error:
         if debug:
             raise
-        sentence, code = _told(error)
-        say(f"spherenet {verb}: {sentence}")
+        sentence, code = _describe_error(error)
+        print_message(f"spherenet {verb}: {parser.as_typed(sentence)}")
         return code
-    return CLOSED if drop_closed() and not code and verb != "train" else code or 0
+    return CLOSED_PIPE if discard_closed_streams() and not code and verb != "train" else code or 0
 
 
-def _told(error: Exception) -> tuple[str, int]:
-    """The sentence and the exit code for what went wrong."""
+def _describe_error(error: Exception) -> tuple[str, int]:
+    """Return the message and the exit code for an exception."""
     if isinstance(error, SphereNetError):
         return str(error), FAILED if isinstance(error, TrainingError) else WRONG_INPUT
-    if _is_out_of_memory(error):
-        first = str(error).splitlines()[0].rstrip(".")[:200] if str(error) else "no more to be had"
-        return f"there is not enough memory ({first}): smaller batches, images or networks take less.", FAILED
-    # What the library raises for bad input is one sentence already; what Python or torch raise in it is our mistake.
-    if isinstance(error, OSError) or (isinstance(error, (ValueError, TypeError)) and _was_raised_on_purpose(error)):
+    if isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(text in str(error).lower() for text in OUT_OF_MEMORY)
+    ):
+        detail = str(error).splitlines()[0].rstrip(".")[:200] if str(error) else type(error).__name__
+        return f"not enough memory ({detail}); use smaller batches, images or networks.", FAILED
+    # The library raises ValueError and TypeError with a complete sentence for bad input. The same exceptions raised
+    # inside Python or torch are bugs of the library.
+    if isinstance(error, OSError) or (isinstance(error, (ValueError, TypeError)) and _is_raised_by_package(error)):
         return str(error), WRONG_INPUT
-    gist = (str(error).splitlines() or [""])[0][:200].rstrip(".")
-    return f"internal error ({type(error).__name__}: {gist}); please report it with what --debug shows.", INTERNAL
+    detail = (str(error).splitlines() or [""])[0][:200].rstrip(".")
+    return f"internal error ({type(error).__name__}: {detail}); please report it with the output of --debug.", INTERNAL
 
 
-def _is_out_of_memory(error: Exception) -> bool:
-    words = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
-    )
-
-
-def _was_raised_on_purpose(error: Exception) -> bool:
-    """Whether a raise statement of this package raised an error, and not Python itself or another library."""
+def _is_raised_by_package(error: Exception) -> bool:
+    """Return whether a `raise` statement of this package raised an exception."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     if trace is None:
         return False
     code = trace.tb_frame.f_code
-    ours = Path(code.co_filename).is_relative_to(Path(__file__).parents[1])
-    return ours and dis.opname[code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
+    in_package = Path(code.co_filename).is_relative_to(Path(__file__).parents[1])
+    return in_package and dis.opname[code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"

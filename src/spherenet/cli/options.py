@@ -1,65 +1,243 @@
-"""The parser every verb uses: help with examples, errors in one line.
-
-Options of a typed configuration: each field an option, YAML files with --config, --print-config.
-"""
+"""Parsers of the command line: typed options, hidden aliases, YAML files of options, errors in one sentence."""
 
 from __future__ import annotations
 
 import argparse
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NoReturn, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import jsonargparse
 
-from spherenet.cli.output import say
+from spherenet.cli.output import print_message
 from spherenet.files import read_regular
+from spherenet.text import short
 
-__all__ = ["ConfigParser", "Parser", "suggestion"]
+__all__ = ["ConfigParser", "OptionType", "Parser", "add_option", "config_from", "option_name", "suggestion"]
+
+MAX_FILE_BYTES, MAX_NESTING = 100_000, 10  # a file of options has about 2 KB and one level of lists
+MAX_MESSAGE = 500
+INTEGER_LIMIT = 2**63  # torch stores integers in 64 bits
+METAVARS = {int: "N", float: "X", str: "NAME"}
+
+T = TypeVar("T")
 
 
 def suggestion(word: str, allowed: Iterable[str]) -> str:
-    """Return ", did you mean …?" for a near miss, else what is allowed."""
+    """Return ", did you mean …?" if an allowed word is similar, else the list of allowed words."""
     choices = list(allowed)
-    near = get_close_matches(word, choices, n=1)
-    return f", did you mean {near[0]!r}?" if near else f", allowed are {', '.join(choices)}"
+    similar = get_close_matches(word, choices, n=1)
+    return f", did you mean {similar[0]!r}?" if similar else f", allowed are {', '.join(choices)}"
 
 
-class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one sentence on stderr and whose help ends in examples."""
+def option_name(field_name: str) -> str:
+    """Return the option of a configuration field: `--batch-size` for `batch_size`."""
+    return f"--{field_name.replace('_', '-')}"
 
-    def __init__(self, verb: str, summary: str, *, examples: str) -> None:
+
+class OptionType:
+    """Converter of an option's text, or of its value in a YAML file; the `type` of an argument.
+
+    Args:
+        hint: `bool`, `int`, `float`, `str`, `Literal[…]` or a union of these with None. For a list of values, the type
+            of one element.
+        at_least: The smallest number allowed.
+    """
+
+    def __init__(self, hint: Any, at_least: float | None = None) -> None:
+        self.types = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        self.at_least = at_least
+
+    def __call__(self, value: object) -> Any:
+        """Return the value as the option's type; ArgumentTypeError with what is allowed if that is impossible."""
+        for expected in self.types:
+            try:
+                converted = _convert(value, expected)
+            except (ValueError, OverflowError):
+                continue
+            if isinstance(converted, int) and abs(converted) >= INTEGER_LIMIT:
+                raise argparse.ArgumentTypeError(f"must be below 2^63 in magnitude, got {short(str(converted))}")
+            if self.at_least is not None and converted is not None and not converted >= self.at_least:
+                raise argparse.ArgumentTypeError(f"must be at least {self.at_least}, got {converted}")
+            return converted
+        allowed = " or ".join(map(_description, self.types))
+        raise argparse.ArgumentTypeError(f"must be {allowed}, got {short(repr(value))}")
+
+
+def _convert(value: object, expected: Any) -> Any:
+    """Return a value as the expected type; ValueError if it is not of that type."""
+    text = value.lower() if isinstance(value, str) else None
+    if get_origin(expected) is Literal:
+        if value in get_args(expected):
+            return value
+    elif expected is NoneType:
+        if value is None or text in ("none", "null"):
+            return None
+    elif expected is bool:
+        if isinstance(value, bool) or text in ("true", "yes", "false", "no"):
+            return value if isinstance(value, bool) else text in ("true", "yes")
+    elif expected is str:
+        if isinstance(value, str):
+            return value
+    elif isinstance(value, (int, str) if expected is int else (int, float, str)) and not isinstance(value, bool):
+        return expected(value)
+    raise ValueError(f"value must be of type {expected}.")
+
+
+def _description(expected: Any) -> str:
+    if get_origin(expected) is Literal:
+        return " or ".join(get_args(expected))
+    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false", NoneType: "none"}
+    return names[expected]
+
+
+def add_option(
+    container: argparse._ActionsContainer,
+    *names: str,
+    type: Any = str,
+    default: Any = None,
+    help: str,
+    at_least: float | None = None,
+    metavar: str | None = None,
+) -> None:
+    """Add an option with a type to a parser or a group of one, and show its default in the help text.
+
+    Args:
+        container: The parser or group.
+        *names: The option's name, such as `--rounds`, after a short one if it has one.
+        type: What `OptionType` accepts, or a list of it (`list[int]`), optionally in a union with None.
+        default: Value without the option. None is not shown: the help text says what happens then.
+        help: A noun phrase.
+        at_least: The smallest number allowed.
+        metavar: Name of the value in the help text.
+    """
+    element, is_list = _element_type(type)
+    if default is not None:
+        shown = " ".join(map(str, default)) if isinstance(default, (list, tuple)) else default
+        help = f"{help} (default: {f'{shown:.4g}' if isinstance(shown, float) else shown})"
+    converter = OptionType(element, at_least)
+    if metavar is None:
+        base = converter.types[0]
+        metavar = "{" + ",".join(get_args(base)) + "}" if get_origin(base) is Literal else METAVARS.get(base)
+    container.add_argument(
+        *names,
+        type=converter,
+        nargs="+" if is_list else None,
+        default=default,
+        metavar=metavar,
+        help=help.replace("%", "%%"),
+    )
+
+
+def _element_type(hint: Any) -> tuple[Any, bool]:
+    """Return the type of one value and whether the option takes a list of them."""
+    choices = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    if get_origin(choices[0]) is list:
+        return get_args(choices[0])[0], True
+    return hint, False
+
+
+def _sentence(error: argparse.ArgumentError) -> str:
+    """Return the message of an argparse error without the word "argument"."""
+    if error.argument_name is None:
+        return error.message
+    name = error.argument_name.partition("/--no-")[0]
+    return f"{name}{' ' if error.message.startswith('must be') else ': '}{error.message}"
+
+
+class _Sentences(argparse.ArgumentParser):
+    """Common part of both parsers: help with examples, hidden aliases and errors in one sentence on stderr."""
+
+    aliases: Mapping[str, str] = {}
+    """Earlier names of options, accepted but not shown, with the current names."""
+
+    def renamed(self, arguments: Sequence[str]) -> list[str]:
+        """Return arguments in which earlier names of options are replaced by the current ones."""
+        split = [argument.partition("=") for argument in arguments]
+        return [self.aliases.get(name, name) + equals + value for name, equals, value in split]
+
+    def option_names(self) -> list[str]:
+        """Return the long names of all options that the help text shows."""
+        shown = [action for action in self._actions if action.help != argparse.SUPPRESS]
+        return [name for action in shown for name in action.option_strings if name.startswith("--")]
+
+    def as_typed(self, sentence: str) -> str:
+        """Return an error message in which the name of an argument at the start is the option the user typed."""
+        name, space, rest = sentence.partition(" ")
+        option = option_name(name)
+        return f"{option}{space}{rest}" if option in self.option_names() else sentence
+
+    def refuse_unknown(self, arguments: Sequence[str]) -> None:
+        """Exit with a suggestion if an argument is an option that does not exist."""
+        for argument in arguments:
+            name = argument.partition("=")[0]
+            if name.startswith("--") and name != "--" and name not in self._option_string_actions:
+                similar = get_close_matches(name, self.option_names(), n=1)
+                self.fail(f"unknown option {short(name)}{f', did you mean {similar[0]}?' if similar else ''}")
+
+    def fail(self, message: str) -> NoReturn:
+        """Print what is wrong in one line and exit with code 2."""
+        sentence = " ".join(message.split()).rstrip(".")
+        ending = "" if sentence.endswith("?") else ";"
+        print_message(f"{self.prog}: {short(sentence, MAX_MESSAGE)}{ending} see {self.prog} --help.")
+        raise SystemExit(2)
+
+
+class Parser(_Sentences):
+    """Parser of a verb without a configuration.
+
+    Args:
+        verb: The verb.
+        summary: What it does; shown above the options.
+        examples: Lines shown below the options.
+        aliases: Earlier names of options.
+    """
+
+    def __init__(self, verb: str, summary: str, *, examples: str, aliases: Mapping[str, str] | None = None) -> None:
         super().__init__(
             prog=f"spherenet {verb}",
             description=summary,
             epilog=f"examples:\n{examples}",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=_Formatter,
             allow_abbrev=False,
+            exit_on_error=False,
         )
+        self.aliases = aliases or {}
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Parse arguments; exit with one sentence if one is wrong."""
+        try:
+            parsed, unknown = super().parse_known_args(self.renamed(args or []), namespace)
+        except argparse.ArgumentError as error:
+            self.fail(_sentence(error))
+        self.refuse_unknown(unknown)
+        return parsed, unknown
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong in one line and leave with code 2."""
-        say(f"{self.prog}: {message}; see {self.prog} --help.")
-        raise SystemExit(2)
+        """Print what is wrong in one line and exit with code 2."""
+        self.fail(message)
 
 
-# A file of options is some 2 KB of names and numbers, at most a list deep.
-LARGEST_FILE, DEEPEST = 100_000, 10
-LONGEST_MESSAGE = 500
-LARGEST_NUMBER = 2**63
+class ConfigParser(_Sentences, jsonargparse.ArgumentParser):
+    """Parser of a verb whose options are the fields of a configuration class.
 
+    The field `batch_size` is the option `--batch-size` and the key `batch_size` of a YAML file. Options after --config
+    override the file. A field's metadata contain its help text and the title of its group.
 
-class ConfigParser(jsonargparse.ArgumentParser):
-    """A parser of a dataclass's fields whose errors are one sentence and whose help ends in examples.
-
-    A field `batch_size` is the option `--batch-size` and the key `batch_size` of a YAML file. Options given after
-    --config override the file. Fields carry their help and the heading it stands under in their metadata.
+    Args:
+        verb: The verb.
+        summary: What it does; shown above the options.
+        config: A dataclass.
+        examples: Lines shown below the options.
+        renamed_fields: Earlier names of fields with the current names, accepted as options and as keys of files.
     """
 
-    def __init__(self, verb: str, summary: str, config: type, *, examples: str) -> None:
+    def __init__(
+        self, verb: str, summary: str, config: type, *, examples: str, renamed_fields: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__(
             prog=f"spherenet {verb}",
             usage=f"spherenet {verb} [OPTIONS]",
@@ -70,131 +248,119 @@ class ConfigParser(jsonargparse.ArgumentParser):
             default_env=False,
             allow_abbrev=False,
         )
-        self.fields = fields(config)
-        self.add_argument("--config", action="config", help="a YAML file of options, as --print-config shows them")
+        self.renamed_fields = dict(renamed_fields or {})
+        self.aliases = {option_name(old): option_name(new) for old, new in self.renamed_fields.items()}
+        self.aliases |= {f"--no-{old[2:]}": f"--no-{new[2:]}" for old, new in self.aliases.items()}
+        self.add_argument("--config", action=_OptionsFile, metavar="FILE", help="YAML file of options")
+        print_config = self._option_string_actions["--print-config"]
+        print_config.help, print_config.metavar = "print all options as YAML for --config, and exit", ""
         hints = get_type_hints(config)
         groups: dict[str, Any] = {}
-        for field in self.fields:
+        for field in fields(config):
             title = field.metadata["group"].title
             if title not in groups:
                 groups[title] = self.add_argument_group(title)
-            kind: dict[str, Any] = {"type": hints[field.name]}
-            if hints[field.name] == list[int] | None:
-                kind = {"type": int, "nargs": "+"}  # --widths 64 96 128
-            option = f"--{field.name.replace('_', '-')}"
-            groups[title].add_argument(option, default=field.default, help=field.metadata["help"], **kind)
+            name, text = option_name(field.name), field.metadata["help"]
+            if bool in (hints[field.name], *get_args(hints[field.name])):
+                _add_switch(groups[title], name, field.default, text, hints[field.name])
+            else:
+                metavar = "DIR" if field.name.endswith("_dir") else None
+                hint = hints[field.name]
+                add_option(groups[title], name, type=hint, default=field.default, help=text, metavar=metavar)
 
     def parse_args(self, args: Sequence[str] | None = None, *more: Any, **options: Any) -> Any:  # type: ignore[override]
-        """Parse the options; files of them are looked at first, for no reader of YAML bears all that can be in one."""
-        for path in _files_of_options(args or []):
-            if problem := _problem_of(path):
-                self.error(f"{path} {problem}")
-        try:
-            return super().parse_args(args, *more, **options)
-        except OverflowError:
-            self.error("a number is too large for its option")
-        except ValueError as error:  # of the reader of YAML, about what was given
-            self.error(str(error).splitlines()[0] if str(error) else "the options cannot be read")
-
-    def values(self, arguments: Any) -> dict[str, Any]:
-        """The configuration's part of what was parsed; the word none stands for None.
-
-        Raises ValueError for a whole number that torch cannot hold.
-        """
-        given = {field.name: getattr(arguments, field.name) for field in self.fields}
-        for name, value in given.items():
-            for number in value if isinstance(value, list) else [value]:
-                if isinstance(number, int) and abs(number) >= LARGEST_NUMBER:
-                    raise ValueError(f"--{name.replace('_', '-')} must be below 2^63 in size.")
-        return {name: None if value == "none" else value for name, value in given.items()}
-
-    def start_with(self, values: Mapping[str, Any]) -> None:
-        """Take other defaults than the configuration's own."""
-        self.set_defaults(dict(values))
+        """Parse arguments; exit with one sentence if one is wrong."""
+        arguments = self.renamed(args or [])
+        self.refuse_unknown(arguments)
+        return super().parse_args(arguments, *more, **options)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Say what is wrong in one line and leave with code 2."""
-        unknown = re.search(r"Option '(\w+)' is not accepted", message)
-        if unknown:
-            names = [field.name for field in self.fields]
-            message = f"the configuration has the unknown key {unknown[1]!r}{suggestion(unknown[1], names)}"
-        sentence = _one_sentence(message)
-        if len(sentence) > LONGEST_MESSAGE:
-            sentence = f"{sentence[:LONGEST_MESSAGE]} …"
-        say(f"{self.prog}: {sentence}; see {self.prog} --help.")
-        raise SystemExit(2)
+        """Print what is wrong in one line and exit with code 2."""
+        self.fail(_sentence(ex) if isinstance(ex, argparse.ArgumentError) else message)
 
 
-def _files_of_options(args: Sequence[str]) -> Iterator[Path]:
-    for option, value in zip(args, [*args[1:], ""], strict=False):
-        if option == "--config" or option.startswith("--config="):
-            path = Path(option.partition("=")[2] or value)
+def config_from(arguments: Any, config: type[T]) -> T:
+    """Return the configuration among parsed arguments."""
+    values = {field.name: getattr(arguments, field.name) for field in fields(config)}  # type: ignore[arg-type]
+    return config.from_dict(values)  # type: ignore[attr-defined, no-any-return]
+
+
+def _add_switch(container: Any, name: str, default: Any, help: str, hint: Any) -> None:
+    """Add `--name`, `--no-name` and, for use in scripts, `--name true` and `--name false`."""
+    action = container.add_argument(
+        name,
+        action=jsonargparse.ActionYesNo(no_prefix="no-"),
+        nargs="?",
+        default=default,
+        help=(help if default is None else f"{help} (default: {'on' if default else 'off'})").replace("%", "%%"),
+    )
+    action.type = OptionType(hint)
+
+
+class _OptionsFile(jsonargparse.ActionConfigFile):  # type: ignore[misc, name-defined]
+    """The option --config: a YAML file is checked completely before anything is taken from it."""
+
+    @staticmethod
+    def apply_config(parser: Any, cfg: Any, dest: str, value: str) -> None:
+        actions = {action.dest: action for action in parser._actions if action.default != argparse.SUPPRESS}
+        del actions[dest]
+        converted: dict[str, Any] = {}
+        for key, content in _read_options(Path(value)).items():
+            name = parser.renamed_fields.get(key, key)
+            if name not in actions:
+                similar = get_close_matches(str(name), actions, n=1)
+                hint = f", did you mean {similar[0]!r}?" if similar else ""
+                raise argparse.ArgumentError(None, f"--config {value} has the unknown key {short(repr(key))}{hint}")
+            action = actions[name]
+            convert = action.type or OptionType(bool)
             try:
-                exists = path.exists() and not path.is_dir()
-            except (OSError, ValueError):  # no path at all
-                continue
-            if exists:
-                yield path
+                if action.nargs == "+" and content is not None:
+                    if not isinstance(content, list):
+                        raise argparse.ArgumentTypeError(f"must be a list, got {short(repr(content))}")
+                    converted[name] = [convert(element) for element in content]
+                else:
+                    converted[name] = None if content is action.default is None else convert(content)
+            except argparse.ArgumentTypeError as error:
+                raise argparse.ArgumentError(None, f"{option_name(name)} {error}") from None
+        for name, content in converted.items():
+            cfg[name] = content
 
 
-def _problem_of(path: Path) -> str | None:
-    """What would take a reader of YAML more memory or stack than a file of options is worth."""
+def _read_options(path: Path) -> dict[Any, Any]:
+    """Return the keys and values of a YAML file, without aliases or deep nesting, which could exhaust the memory."""
     import yaml  # type: ignore[import-untyped]
 
+    def problem(text: str) -> argparse.ArgumentError:
+        return argparse.ArgumentError(None, f"--config {path} {text}")
+
     try:
-        content = read_regular(path, LARGEST_FILE, follow_links=True)
-    except PermissionError:
-        return None  # the parser says it
-    except OSError as error:
-        return str(error.strerror)
-    try:
-        content.decode()
-    except UnicodeDecodeError as error:
-        return f"must be UTF-8 text, got the byte 0x{content[error.start]:02x} at {error.start}"
-    try:
+        content = read_regular(path, MAX_FILE_BYTES, follow_links=True)
         depth = 0
-        for event in yaml.parse(content, Loader=yaml.SafeLoader):
+        for event in yaml.parse(content.decode(), Loader=yaml.SafeLoader):
             if isinstance(event, yaml.AliasEvent):
-                return f"has the alias *{event.anchor[:50]}, which a file of options may not have"
+                raise problem(f"must not contain aliases, got *{short(event.anchor, 50)}")
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > DEEPEST:
-                return f"is nested more than {DEEPEST} deep, which no option is"
-    except (ValueError, yaml.YAMLError):
-        return None  # the parser says it
-    return None
+            if depth > MAX_NESTING:
+                raise problem(f"must be nested at most {MAX_NESTING} levels deep")
+        values = yaml.safe_load(content)
+    except UnicodeDecodeError as error:
+        raise problem(f"must be UTF-8 text, got byte 0x{error.object[error.start]:02x} at {error.start}") from None
+    except OSError as error:
+        raise problem(f"cannot be read: {error.strerror}") from None
+    except (ValueError, yaml.YAMLError) as error:
+        raise problem(f"is not valid YAML: {error}") from None
+    if not isinstance(values, dict):
+        raise problem(f"must contain lines of the form 'option: value', got {short(repr(values))}")
+    return values
 
 
-class _Formatter(jsonargparse.DefaultHelpFormatter):
-    """Help that keeps the lines of its examples."""
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Help text that keeps the lines of the examples and shows a switch as `--[no-]name`."""
 
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return "".join(indent + line for line in text.splitlines(keepends=True))
+    def __init__(self, prog: str, **options: Any) -> None:
+        super().__init__(prog, **{"max_help_position": 30, **options})
 
-    def _expand_help(self, action: argparse.Action) -> str:
-        text = super()._expand_help(action)
-        # The help says already what happens without a value.
-        return re.sub(r"( \| null)?, default: null\)$", ")", text)
-
-
-def _one_sentence(message: str) -> str:
-    """What jsonargparse says over several lines, as "--option must be …, got …"."""
-    key = re.search(r'[Kk]ey "([^"]+)"', message)
-    given = re.search(r"(?:Given value|Got value|got): (.+)$", message, re.MULTILINE)
-    expected = re.findall(r"(?:Expected a|Expected) (.+?)(?:\. |$)", message, re.MULTILINE)
-    if key and given and expected:
-        option = f"--{key[1].replace('_', '-')}"
-        allowed = " or ".join(dict.fromkeys(_readable(found) for found in expected))
-        return f"{option} must be {allowed}, got {given[1].strip()!r}"
-    message = re.sub(r'^Parser key "([^"]+)":', r"--\1:", message)
-    return re.sub(r"\s*\n\s*", " ", message).strip().rstrip(".")
-
-
-def _readable(expected: str) -> str:
-    """A type as a person says it."""
-    names = {"int": "a whole number", "float": "a number", "str": "a word", "bool": "true or false"}
-    plain = re.sub(r"<class '(\w+)'>", r"\1", expected)
-    if plain == "NoneType":
-        return "none"
-    if choices := re.fullmatch(r"typing\.Literal\[(.+)\]", plain):
-        return choices[1].replace("'", "")
-    return names.get(plain, plain)
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if isinstance(action, jsonargparse.ActionYesNo):
+            return f"--[no-]{action.option_strings[0][2:]}"
+        return super()._format_action_invocation(action)

@@ -1,4 +1,4 @@
-"""What a person sees of a long run: a live line in a terminal, plain lines in a log."""
+"""Progress of a training run: a progress bar in a terminal, lines in a log, and TensorBoard files."""
 
 from __future__ import annotations
 
@@ -6,34 +6,36 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partialmethod
 from typing import TYPE_CHECKING, Any
 
+from spherenet.errors import require_extra
 from spherenet.text import plain
 from spherenet.training import Reporter
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-__all__ = ["Reporters", "TensorBoard", "reporter_for_people"]
+__all__ = ["Reporters", "TensorBoard", "terminal_reporter"]
 
 
-def reporter_for_people(what: str) -> Reporter:
-    """A live line on stderr where that is a terminal, else plain lines there."""
-    return LiveLine(what) if sys.stderr.isatty() else PlainLines(what)
+def terminal_reporter(title: str) -> Reporter:
+    """Return a progress bar if stderr is a terminal, else a reporter that prints lines to stderr."""
+    return ProgressBar(title) if sys.stderr.isatty() else LogLines(title)
 
 
 def _evaluation(row: Mapping[str, Any]) -> str:
     return f"step {row['step']}: test accuracy {row['accuracy']:.2%}, loss {row['loss']:.4f} ({row['seconds']:.0f} s)"
 
 
-class LiveLine(Reporter):
-    """A bar with loss, accuracy, steps a second and the time that is left; evaluations stay above it."""
+class ProgressBar(Reporter):
+    """Progress bar with loss, accuracy, steps per second and remaining time. Evaluations are printed above it."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, title: str) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        self._what = what
+        self._title = title
         self._bar: Progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=20),
@@ -48,101 +50,102 @@ class LiveLine(Reporter):
 
     def started(self, step: int, iterations: int) -> None:
         """Show the bar."""
-        self._task = self._bar.add_task(self._what, total=iterations, completed=step, numbers="")
+        self._task = self._bar.add_task(self._title, total=iterations, completed=step, numbers="")
         self._bar.start()
 
     def stepped(self, step: int, loss: float, accuracy: float) -> None:
-        """Move the bar; the numbers are running means over some twenty steps."""
+        """Update the bar. Loss and accuracy are running means over about twenty steps."""
         first = self._loss == 0 or math.isnan(self._loss)
         self._loss = loss if first else 0.95 * self._loss + 0.05 * loss
         self._accuracy = accuracy if first else 0.95 * self._accuracy + 0.05 * accuracy
-        speed = self._speed.at(step)
+        speed = self._speed.update(step)
         numbers = f"loss {self._loss:.3f}  accuracy {self._accuracy:.1%}  {speed:.1f} it/s"
         self._bar.update(self._task, completed=step, numbers=numbers)
 
     def logged(self, row: Mapping[str, Any]) -> None:
-        """Keep evaluations in sight."""
+        """Print evaluations above the bar."""
         if row["split"] == "test":
-            self._bar.console.print(f"{self._what}  {_evaluation(row)}", highlight=False)
+            self._bar.console.print(f"{self._title}  {_evaluation(row)}", highlight=False)
 
     def warned(self, message: str) -> None:
-        """Print above the bar."""
+        """Print a warning above the bar."""
         from rich.markup import escape
 
         self._bar.console.print(f"[yellow]warning:[/yellow] {escape(plain(message))}", highlight=False)
 
     def finished(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self._bar.stop()
 
 
-class PlainLines(Reporter):
-    """One line for each row of numbers, with the steps a second and the time that is left."""
+class LogLines(Reporter):
+    """One line per row of metrics, with steps per second and remaining time."""
 
-    def __init__(self, what: str) -> None:
-        self._what = what
+    def __init__(self, title: str) -> None:
+        self._title = title
         self._speed = _Speed()
 
     def started(self, step: int, iterations: int) -> None:
-        """Say where it begins."""
+        """Print the first and last step."""
         self._iterations = iterations
+        self._speed.update(step)
         self._print(f"training from step {step} to {iterations}")
 
-    def stepped(self, step: int, loss: float, accuracy: float) -> None:
-        """Measure the speed."""
-        self._speed.at(step)
-
     def logged(self, row: Mapping[str, Any]) -> None:
-        """Print training and test numbers."""
+        """Print training and test metrics."""
         if row["split"] == "train":
-            left = (self._iterations - row["step"]) / self._speed.now if self._speed.now else 0
+            speed = self._speed.update(row["step"])
+            remaining = (self._iterations - row["step"]) / speed if speed else 0
             self._print(
                 f"step {row['step']}/{self._iterations}: loss {row['loss']:.4f}, accuracy {row['accuracy']:.2%}, "
-                f"{self._speed.now:.2f} it/s, {left:.0f} s left"
+                f"{speed:.2f} it/s, {remaining:.0f} s left"
             )
         elif row["split"] == "test":
             self._print(_evaluation(row))
 
     def warned(self, message: str) -> None:
-        """Print it as a line."""
+        """Print a warning."""
         self._print(f"warning: {plain(message)}")
 
     def _print(self, line: str) -> None:
-        print(f"{self._what}  {line}", file=sys.stderr, flush=True)
+        print(f"{self._title}  {line}", file=sys.stderr, flush=True)
 
 
 class _Speed:
-    """Steps a second over the last half minute or so."""
+    """Steps per second over about the last 30 seconds."""
 
     def __init__(self) -> None:
-        self.now = 0.0
-        self._seen: list[tuple[float, int]] = []
+        self._history: list[tuple[float, int]] = []
 
-    def at(self, step: int) -> float:
-        self._seen.append((time.monotonic(), step))
-        while len(self._seen) > 2 and self._seen[-1][0] - self._seen[0][0] > 30:
-            self._seen.pop(0)
-        (began, first), (ended, last) = self._seen[0], self._seen[-1]
-        self.now = (last - first) / (ended - began) if ended > began else 0.0
-        return self.now
+    def update(self, step: int) -> float:
+        """Record that a step is done and return the speed, 0 if it is unknown."""
+        history = self._history
+        history.append((time.monotonic(), step))
+        while len(history) > 2 and history[-1][0] - history[0][0] > 30:
+            history.pop(0)
+        (start, first), (end, last) = history[0], history[-1]
+        return (last - first) / (end - start) if end > start else 0.0
 
 
 class TensorBoard(Reporter):
-    """Writes every row's numbers as TensorBoard scalars."""
+    """Write the numbers of each row as TensorBoard scalars.
+
+    Args:
+        folder: Folder of the TensorBoard files. It is created with the first row.
+
+    Raises:
+        ValueError: If the package tensorboard is not installed.
+    """
 
     def __init__(self, folder: str) -> None:
-        """ValueError where tensorboard is not installed."""
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise ValueError(
-                "--tensorboard needs the package tensorboard: pip install 'spherenet[tensorboard]'."
-            ) from None
+        require_extra("tensorboard", "tensorboard")
+        from torch.utils.tensorboard import SummaryWriter
+
         self._open: Callable[[], Any] = lambda: SummaryWriter(folder)
         self._writer: Any = None
 
     def logged(self, row: Mapping[str, Any]) -> None:
-        """Write the row; the folder is made with the first."""
+        """Write a row."""
         if self._writer is None:
             self._writer = self._open()
         for name, value in row.items():
@@ -150,41 +153,28 @@ class TensorBoard(Reporter):
                 self._writer.add_scalar(f"{row['split']}/{name}", value, row["step"])
 
     def finished(self) -> None:
-        """Bring everything to the disk."""
+        """Close the files."""
         if self._writer is not None:
             self._writer.close()
 
 
 class Reporters(Reporter):
-    """Several listeners as one. One that fails, as on a closed pipe or terminal, is dropped; the run is worth more."""
+    """Several reporters as one. A reporter that fails, e.g. on a closed terminal, is dropped and the run continues."""
 
     def __init__(self, reporters: Sequence[Reporter]) -> None:
         self._reporters = list(reporters)
 
-    def started(self, step: int, iterations: int) -> None:
-        """Pass it on."""
-        self._tell(lambda reporter: reporter.started(step, iterations))
-
-    def stepped(self, step: int, loss: float, accuracy: float) -> None:
-        """Pass it on."""
-        self._tell(lambda reporter: reporter.stepped(step, loss, accuracy))
-
-    def logged(self, row: Mapping[str, Any]) -> None:
-        """Pass it on."""
-        self._tell(lambda reporter: reporter.logged(row))
-
-    def warned(self, message: str) -> None:
-        """Pass it on."""
-        self._tell(lambda reporter: reporter.warned(message))
-
-    def finished(self) -> None:
-        """Pass it on."""
-        self._tell(lambda reporter: reporter.finished())
-
-    def _tell(self, tell: Callable[[Reporter], None]) -> None:
+    def _report(self, event: str, *arguments: Any) -> None:
+        """Call a method of all reporters."""
         for reporter in list(self._reporters):
             try:
-                tell(reporter)
+                getattr(reporter, event)(*arguments)
             except (OSError, ValueError) as error:
                 self._reporters.remove(reporter)
-                self.warned(f"{type(reporter).__name__} is dropped ({error}).")
+                self._report("warned", f"{type(reporter).__name__} is dropped ({error}).")
+
+    started = partialmethod(_report, "started")
+    stepped = partialmethod(_report, "stepped")
+    logged = partialmethod(_report, "logged")
+    warned = partialmethod(_report, "warned")
+    finished = partialmethod(_report, "finished")

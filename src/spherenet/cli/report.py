@@ -1,13 +1,14 @@
-"""`spherenet report`: runs side by side, in the terminal and as a page."""
+"""The verbs that read runs: `report` compares them, `doctor` checks their files."""
 
 from __future__ import annotations
 
 from argparse import Namespace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spherenet.cli.options import Parser
-from spherenet.cli.output import say
+from spherenet.cli.options import Parser, add_option
+from spherenet.cli.output import print_json, print_message
 from spherenet.errors import RunError
 from spherenet.text import plain
 
@@ -17,40 +18,46 @@ if TYPE_CHECKING:
     from spherenet.report.grids import Grid
     from spherenet.report.runs import ReportedRun
 
-EXAMPLES = """\
-  spherenet report runs/mnist5k-cnn-3-sigmoid runs/mnist5k-cnn-3-none
-  spherenet report runs/* -o report.html --title Digits
-  spherenet report results/cpu/* -o report.html --markdown results.md --csv results.csv"""
+__all__ = ["doctor_parser", "report_parser", "run_doctor", "run_report"]
 
 
-def parser() -> Parser:
-    """Return the verb's parser."""
-    made = Parser(
+def report_parser() -> Parser:
+    """Return the parser of `spherenet report`."""
+    parser = Parser(
         "report",
-        "Show runs side by side, or experiments beside the paper's numbers: tables here and, with -o,\n"
-        "a page with interactive curves that opens offline. What cannot be read is said and left out.",
-        examples=EXAMPLES,
+        "Compare runs, or experiments with the paper's numbers: tables in the terminal and, with\n"
+        "--output, an HTML page with interactive curves that opens offline. Folders that cannot be read\n"
+        "are named and left out (exit code 1).",
+        examples="""\
+  spherenet report runs/mnist5k-cnn-3-cosine runs/mnist5k-cnn-3-none
+  spherenet report runs/* -o report.html --title Digits
+  spherenet report results/cpu/* -o report.html --markdown results.md --csv results.csv""",
     )
-    made.add_argument("runs", nargs="+", metavar="RUN", help="folders of runs, or of experiments that reproduce made")
-    made.add_argument("-o", "--output", metavar="FILE", help="write a page (.html)")
-    made.add_argument("--markdown", metavar="FILE", help="write the tables and claims of experiments as Markdown")
-    made.add_argument("--csv", metavar="FILE", help="write the cells of experiments as CSV")
-    made.add_argument("--title", default="spherenet runs", metavar="TEXT", help="of the page and the table")
-    return made
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="folders of runs, or of experiments run by reproduce")
+    add_option(parser, "-o", "--output", metavar="FILE", help="HTML page to write (.html)")
+    add_option(parser, "--markdown", metavar="FILE", help="Markdown file to write tables and claims to")
+    add_option(
+        parser,
+        "--csv",
+        metavar="FILE",
+        help="CSV file to write the cells of experiments to, or the runs if there are none",
+    )
+    add_option(parser, "--title", default="spherenet runs", metavar="TEXT", help="title of the page and the table")
+    return parser
 
 
-def run(arguments: Namespace) -> int:
-    """Print tables and write what was asked for; code 1 where something had to be left out."""
+def run_report(arguments: Namespace) -> int:
+    """Print tables, write the requested files and return the exit code."""
     if arguments.output is not None and not arguments.output.endswith(".html"):
         raise ValueError(f"--output must end in .html, got {arguments.output!r}.")
     from rich.console import Console
 
     from spherenet.files import write_text
-    from spherenet.report.tables import as_csv, markdown_page, paper_table
+    from spherenet.report.tables import as_csv, markdown_page, paper_table, runs_as_csv
 
-    runs, grids, complaints = _read(arguments.runs)
+    runs, grids, problems = _read_folders(arguments.runs)
     if not runs and not grids:
-        raise RunError(complaints[0])
+        raise RunError(problems[0])
     console = Console()
     if runs:
         console.print(_table_of_runs(runs, arguments.title))
@@ -61,28 +68,24 @@ def run(arguments: Namespace) -> int:
 
         sections = [section_of_grid(grid) for grid in grids] + ([section_of_runs(runs)] if runs else [])
         write_page(sections, arguments.output, arguments.title)
-        where = plain(arguments.output)
-        console.print(f"The page with the curves: {where}", soft_wrap=True, highlight=False, markup=False)
+        console.print(f"Page with curves: {plain(arguments.output)}", soft_wrap=True, highlight=False, markup=False)
     if arguments.markdown is not None:
-        write_text(Path(arguments.markdown), markdown_page(grids, arguments.title))
+        write_text(Path(arguments.markdown), markdown_page(grids, arguments.title, runs))
     if arguments.csv is not None:
-        if not grids:
-            raise RunError("--csv must be given with a folder of an experiment, got runs only.")
-        tables = [as_csv(grid).split("\n", 1) for grid in grids]
-        write_text(Path(arguments.csv), "".join([f"{tables[0][0]}\n", *(rows for _, rows in tables)]))
-    for complaint in complaints:
-        say(f"spherenet report: {complaint}")
-    return 1 if complaints else 0
+        write_text(Path(arguments.csv), as_csv(grids) if grids else runs_as_csv(runs))
+    for problem in problems:
+        print_message(f"spherenet report: {problem}")
+    return 1 if problems else 0
 
 
-def _read(paths: list[str]) -> tuple[list[ReportedRun], list[Grid], list[str]]:
-    """The runs and experiments among some folders, and a sentence about each that is neither or does not fit."""
+def _read_folders(paths: list[str]) -> tuple[list[ReportedRun], list[Grid], list[str]]:
+    """Return the runs and experiments among folders, and an error message for each folder that cannot be used."""
     from spherenet.report.grids import is_grid, read_grid
     from spherenet.report.runs import read_run
 
     runs: list[ReportedRun] = []
     grids: list[Grid] = []
-    complaints: list[str] = []
+    problems: list[str] = []
     for path in paths:
         try:
             if not is_grid(path):
@@ -90,21 +93,21 @@ def _read(paths: list[str]) -> tuple[list[ReportedRun], list[Grid], list[str]]:
                 continue
             grid = read_grid(path)
             if grids and grid.preset != grids[0].preset:
-                raise RunError(f"{path} is of the preset {grid.preset}, not {grids[0].preset} as the others.")
+                raise RunError(f"{path} must have the preset {grids[0].preset} like the others, got {grid.preset}.")
             grids.append(grid)
         except RunError as error:
-            complaints.append(str(error))
-    return runs, grids, complaints
+            problems.append(str(error))
+    return runs, grids, problems
 
 
 def _table_of_runs(runs: list[ReportedRun], title: str) -> Table:
+    """Return a table of runs; settings that all runs share are in its title, so that it fits into a terminal."""
     from rich.table import Table
     from rich.text import Text
 
     from spherenet.report.tables import COLUMNS, NUMBERS, SETTINGS, table_rows
 
     rows = table_rows(runs)
-    # What all runs share stands above the table, which then fits into a terminal.
     shared = {name: row[0] for name, *row in zip(COLUMNS, *rows, strict=True) if name in SETTINGS and len({*row}) == 1}
     heading = ", ".join(f"{name} {plain(value)}" for name, value in shared.items())
     table = Table(title=Text(f"{plain(title)}\n{heading}"))
@@ -114,3 +117,32 @@ def _table_of_runs(runs: list[ReportedRun], title: str) -> Table:
     for row in rows:
         table.add_row(*(Text(plain(row[index])) for index in shown))
     return table
+
+
+def doctor_parser() -> Parser:
+    """Return the parser of `spherenet doctor`."""
+    parser = Parser(
+        "doctor",
+        "Read every file of a run, compare checkpoints with their checksums and list what is valid and\n"
+        "what is corrupt. Nothing is changed. Exit code 1 if a file is corrupt.",
+        examples="""\
+  spherenet doctor runs/cifar10-cnn-9-cosine
+  spherenet doctor runs/cifar10-cnn-9-cosine --json""",
+    )
+    parser.add_argument("run", metavar="RUN", help="folder of a run")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
+    return parser
+
+
+def run_doctor(arguments: Namespace) -> int:
+    """Check the files of a run, print the findings and return the exit code."""
+    from spherenet.runs.directory import examine
+
+    findings = examine(arguments.run)
+    if arguments.json:
+        print_json([asdict(finding) for finding in findings])
+    else:
+        width = max(len(finding.name) for finding in findings)
+        for finding in findings:
+            print(plain(f"{'ok ' if finding.valid else 'BAD'}  {finding.name:<{width}}  {finding.message}"))
+    return 0 if all(finding.valid for finding in findings) else 1

@@ -1,79 +1,113 @@
-"""`spherenet theory`: the paper's arguments, computed and drawn."""
+"""The verb `theory`: numerical demonstrations of the paper's arguments, as tables and figures."""
 
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from spherenet.cli.options import Parser
-from spherenet.cli.output import print_json
+from spherenet.cli.options import Parser, add_option
+from spherenet.cli.output import print_json, progress_bar
 
 if TYPE_CHECKING:
-    from spherenet.data.splits import Progress
-    from spherenet.theory.labs import Answer
+    from spherenet.theory.labs import LabResult
 
-EXAMPLES = """\
+__all__ = ["run_theory", "theory_parser"]
+
+MAX_SEED = 2**63 - 1
+
+
+class _LabParser(Parser):
+    """Parser of one demonstration, created by argparse for `add_parser`."""
+
+    def __init__(self, *, prog: str, **_: Any) -> None:
+        super().__init__(prog.removeprefix("spherenet "), "", examples="")
+
+    def describe(self, description: str, *examples: str) -> None:
+        """Set the text above the options and the examples, given without `spherenet theory`."""
+        self.description = description
+        self.epilog = "examples:\n" + "\n".join(f"  spherenet theory {example}" for example in examples)
+
+    def add_operator(self, default: str) -> None:
+        """Add the option for the operator of the sphere layers."""
+        add_option(self, "--operator", default=default, help="operator of the sphere layers")
+
+    def add_seed(self, help: str) -> None:
+        """Add the option for the random seed."""
+        add_option(self, "--seed", type=int, default=0, help=help)
+
+
+class _TheoryParser(Parser):
+    """Parser with one subparser per demonstration."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "theory",
+            "Demonstrate arguments of the paper numerically: print a table, draw a figure, and correct\n"
+            "claims that do not hold.",
+            examples="""\
   spherenet theory conditioning -o conditioning.png
   spherenet theory phase photo.jpg -o phase.png
   spherenet theory operators --m 4 -o operators.svg
   spherenet theory features --iterations 300 -o features.png
-  spherenet theory colour -o colour.png
+  spherenet theory color -o color.png
 
-spherenet theory NAME --help shows the options of each."""
+spherenet theory NAME --help shows the options of a demonstration.""",
+        )
+        labs = self.add_subparsers(dest="name", metavar="NAME", required=True, parser_class=_LabParser)
+        self.labs = [labs.add_parser(name, help=summary) for name, (summary, _) in LABS.items()]
+        for lab, (_, add_options) in zip(self.labs, LABS.values(), strict=True):
+            add_options(lab)
+            add_option(lab, "-o", "--output", metavar="FILE", help="figure to write (.png, .svg or .pdf)")
+            lab.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
-LARGEST_SEED = 2**63 - 1
+    def renamed(self, arguments: Any) -> list[str]:
+        """Return arguments in which the earlier spelling of the demonstration `color` is replaced."""
+        words = super().renamed(arguments)
+        return ["color", *words[1:]] if words[:1] == ["colour"] else words
 
-
-def parser() -> Parser:
-    """Return the verb's parser, with one below it for each lab."""
-    made = Parser(
-        "theory",
-        "What the paper argues with, computed, drawn and corrected where it is wrong.",
-        examples=EXAMPLES,
-    )
-    below = made.add_subparsers(dest="name", metavar="NAME", required=True, parser_class=_Lab)
-    for name, (summary, add_options) in LABS.items():
-        lab = below.add_parser(name, help=summary)
-        add_options(lab)
-        lab.add_argument("-o", "--output", metavar="FILE", help="write a figure (.png, .svg or .pdf)")
-        lab.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    return made
+    def option_names(self) -> list[str]:
+        """Return the options of all demonstrations."""
+        return [name for lab in self.labs for name in lab.option_names()]
 
 
-def run(arguments: Namespace) -> None:
-    """Run one lab: write its figure, then print its numbers."""
+def theory_parser() -> Parser:
+    """Return the parser of `spherenet theory`."""
+    return _TheoryParser()
+
+
+def run_theory(arguments: Namespace) -> None:
+    """Run one demonstration, write its figure and print its numbers."""
     settings = vars(arguments).copy()
     name, output, as_json = (settings.pop(key) for key in ("name", "output", "json"))
-    if not 0 <= settings.get("seed", 0) <= LARGEST_SEED:
-        raise ValueError(f"--seed must be from 0 to {LARGEST_SEED}, got {settings['seed']}.")
+    if not 0 <= settings.get("seed", 0) <= MAX_SEED:
+        raise ValueError(f"--seed must be from 0 to {MAX_SEED}, got {settings['seed']}.")
     target = None
     if output is not None:
         from spherenet.theory.drawing import require_output
 
-        target = require_output(output)  # before the work, not after
+        target = require_output(output)  # fail before the computation
     from spherenet.theory.labs import LABS as RUNS
 
-    with _bar(name) as progress:
-        answer = RUNS[name](**settings, progress=progress)
+    with progress_bar(name) as progress:
+        result = RUNS[name](**settings, progress=progress)
     if target is not None:
         from spherenet.theory.drawing import write
 
-        write(answer.draw(), target)
+        write(result.draw(), target)
     if as_json:
-        print_json(answer.result)
+        print_json(result.result)
     else:
-        _print(answer, output)
+        _print_tables(result, output)
 
 
-def _print(answer: Answer, output: str | None) -> None:
+def _print_tables(result: LabResult, output: str | None) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     console = Console()
-    for title, columns, rows in answer.tables:
+    for title, columns, rows in result.tables:
         table = Table(title=Text(title))
         for index, column in enumerate(columns):
             table.add_column(Text(column), justify="right" if index else "left")
@@ -81,124 +115,82 @@ def _print(answer: Answer, output: str | None) -> None:
             table.add_row(*map(Text, row))
         console.print(table)
     if output is not None:
-        console.print(f"The figure: {output}", soft_wrap=True, highlight=False, markup=False)
+        console.print(f"Figure: {output}", soft_wrap=True, highlight=False, markup=False)
 
 
-@contextmanager
-def _bar(what: str) -> Iterator[Progress]:
-    """Give a `progress(done, total)` that draws a bar on stderr, from its first call on and in a terminal alone."""
-    from rich.console import Console
-    from rich.progress import Progress as Bar
-    from rich.progress import TaskID
-
-    console = Console(stderr=True)  # so that what is printed can be piped
-    task: TaskID | None = None
-    with Bar(console=console, transient=True, disable=not console.is_terminal) as bar:
-
-        def progress(done: int, total: int) -> None:
-            nonlocal task
-            task = bar.add_task(what) if task is None else task
-            bar.update(task, completed=done, total=total)
-
-        yield progress
-
-
-class _Lab(Parser):
-    """A parser below the verb's, as argparse makes them; its words come with its options."""
-
-    def __init__(self, *, prog: str, **_: Any) -> None:
-        super().__init__(prog.removeprefix("spherenet "), "", examples="")
-
-    def describe(self, description: str, *examples: str) -> None:
-        """Set the words above and below the options; examples as they follow `spherenet theory`."""
-        self.description = description
-        self.epilog = "examples:\n" + "\n".join(f"  spherenet theory {example}" for example in examples)
-
-    def add_number(self, name: str, default: int, what: str) -> None:
-        """Add an option that is a whole number."""
-        self.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{what} (default: {default})")
-
-    def add_operator(self, default: str) -> None:
-        """Add the SphereNet's operator."""
-        self.add_argument("--operator", default=default, metavar="NAME", help=f"of the SphereNet (default: {default})")
-
-
-def _conditioning(lab: _Lab) -> None:
+def _conditioning(lab: _LabParser) -> None:
     lab.describe(
-        "Exact Hessians of ½‖F − UVᵀ‖² and of its normalised form at (cU, V/c): restricted condition\n"
-        "numbers over c and over depth, with fitted exponents beside the paper's claims; then Hessian\n"
-        "spectra of a small CNN and its SphereNet twin while they learn digits (half a minute).",
+        "Compute exact Hessians of ½‖F − UVᵀ‖² and of its normalized form at (cU, V/c) (Eq. 12): condition\n"
+        "numbers as functions of c and of the depth, with fitted exponents next to the paper's claims; then\n"
+        "Hessian spectra of a small CNN and a SphereNet during training on digits (half a minute).",
         "conditioning -o conditioning.png",
-        "conditioning --n 3 --m 4 --k 3 --steps 0          # k = n: κ of G does not grow",
+        "conditioning --n 3 --m 4 --k 3 --steps 0          # k = n: the condition number of G does not grow",
         "conditioning --batch-norm --operator sigmoid --json",
     )
-    lab.add_number("n", 5, "rows of U")
-    lab.add_number("m", 4, "rows of V")
-    lab.add_number("k", 3, "columns of both, their rank")
-    scales, depths = [1, 2, 3, 4, 6, 8, 12, 16], [2, 3, 4, 5]
-    lab.add_argument(
-        "--c", type=float, nargs="+", default=scales, metavar="C", help="scales (default: 1 2 3 4 6 8 12 16)"
-    )
-    lab.add_argument("--depths", type=int, nargs="+", default=depths, metavar="N", help="layers (default: 2 3 4 5)")
-    lab.add_number("steps", 60, "iterations of the networks' training; 0: no networks")
+    add_option(lab, "--n", type=int, default=5, help="rows of U")
+    add_option(lab, "--m", type=int, default=4, help="rows of V")
+    add_option(lab, "--k", type=int, default=3, help="columns of U and V, which is their rank")
+    scales = [1, 2, 3, 4, 6, 8, 12, 16]
+    add_option(lab, "--c", type=list[float], default=scales, help="scales c")
+    add_option(lab, "--depths", type=list[int], default=[2, 3, 4, 5], help="numbers of factors")
+    add_option(lab, "--steps", type=int, default=60, help="training steps of the networks; 0 for no networks")
     lab.add_operator("cosine")
-    lab.add_argument("--batch-norm", action="store_true", help="give both networks BatchNorm")
-    lab.add_number("seed", 0, "of matrices, networks and probes")
+    lab.add_argument("--batch-norm", action="store_true", help="use BatchNorm in both networks")
+    lab.add_seed("seed of matrices, networks and random vectors")
 
 
-def _phase(lab: _Lab) -> None:
+def _phase(lab: _LabParser) -> None:
     lab.describe(
-        "Rebuild an image from its 2-D Fourier phases with random magnitudes, and from its magnitudes\n"
-        "with random phases, beside the original. Pictures are scaled down to 1024 pixels a side.",
+        "Rebuild an image from the phases of its 2-D Fourier transform with random magnitudes (Eq. 13), and\n"
+        "from its magnitudes with random phases. Large images are reduced to 1024 pixels per side.",
         "phase photo.jpg -o phase.png",
         "phase photo.jpg --seed 3 --json",
     )
-    lab.add_argument("image", metavar="IMAGE", help="a picture file, grey or colour")
-    lab.add_number("seed", 0, "of the noise")
+    lab.add_argument("image", metavar="IMAGE", help="image file, gray or color")
+    lab.add_seed("seed of the noise")
 
 
-def _operators(lab: _Lab) -> None:
+def _operators(lab: _LabParser) -> None:
     lab.describe(
-        "Draw every operator g and the margin ψ made of it, with their slopes, and say how steep ψ is\n"
-        "where its pieces meet: at θ = jπ/m.",
+        "Draw the angle functions g(θ) (Eq. 1) and the margin functions ψ(θ) built from them (Eq. 6), with\n"
+        "their derivatives, and print the slope of ψ where its segments meet, at θ = jπ/m.",
         "operators -o operators.svg",
         "operators --m 3 --k 0.05 0.5 --json",
     )
-    k = [0.1, 0.3, 0.7]
-    lab.add_argument("--k", type=float, nargs="+", default=k, metavar="K", help="of sigmoids (default: 0.1 0.3 0.7)")
-    lab.add_number("m", 4, "the margin, a whole number of at least 2")
+    add_option(lab, "--k", type=list[float], default=[0.1, 0.3, 0.7], help="parameters k of the sigmoid")
+    add_option(lab, "--m", type=int, default=4, help="margin, a whole number of at least 2")
 
 
-def _features(lab: _Lab) -> None:
+def _features(lab: _LabParser) -> None:
     lab.describe(
-        "Train three small networks that end in two features on the embedded digits, a CNN and a\n"
-        "SphereNet with softmax and a SphereNet with GA-Softmax, and draw where they put the test\n"
-        "digits (a minute or two).",
+        "Train three small networks with two-dimensional features on the embedded digits (a CNN, a\n"
+        "SphereNet, and a SphereNet with a GA-Softmax margin) and draw the features of the test digits\n"
+        "(one or two minutes).",
         "features -o features.png",
         "features --iterations 600 --m 2 --seed 1 --json",
     )
-    lab.add_number("iterations", 300, "of each training")
+    add_option(lab, "--iterations", type=int, default=300, help="training steps per network")
     lab.add_operator("sigmoid")
-    lab.add_argument("--m", type=float, default=4, metavar="M", help="margin of GA-Softmax (default: 4)")
-    lab.add_number("seed", 0, "of networks and batches")
+    add_option(lab, "--m", type=float, default=4, help="margin of GA-Softmax")
+    lab.add_seed("seed of networks and batches")
 
 
-def _colour(lab: _Lab) -> None:
+def _color(lab: _LabParser) -> None:
     lab.describe(
-        "Compare the answers of one SphereConv and one convolution with the same kernel to a patch that\n"
-        "becomes brighter, and to one whose ratio of R, G and B changes.",
-        "colour -o colour.png",
-        "colour --operator sigmoid --json",
+        "Compare the outputs of a SphereConv and a convolution with the same kernel for a patch of growing\n"
+        "brightness, and for a patch whose ratio of red, green and blue changes.",
+        "color -o color.png",
+        "color --operator sigmoid --json",
     )
     lab.add_operator("cosine")
-    lab.add_number("seed", 0, "of the kernel")
+    lab.add_seed("seed of the kernel")
 
 
-LABS: dict[str, tuple[str, Callable[[_Lab], None]]] = {
-    "conditioning": ("how scales condition products of matrices and small networks", _conditioning),
+LABS: dict[str, tuple[str, Callable[[_LabParser], None]]] = {
+    "conditioning": ("condition numbers of matrix products and small networks under scaling", _conditioning),
     "phase": ("an image rebuilt from its Fourier phases, and from its magnitudes", _phase),
-    "operators": ("g(θ), ψ(θ), their slopes, and where a margin is flat", _operators),
+    "operators": ("angle functions g(θ), margin functions ψ(θ) and their slopes", _operators),
     "features": ("2-D features of digits: CNN, SphereNet, SphereNet with a margin", _features),
-    "colour": ("answers to brightness and to the ratio of R, G, B", _colour),
+    "color": ("outputs for changing brightness and changing color", _color),
 }
-"""What each name does, and how its options are added."""
+"""Summary of each demonstration and the function that adds its options."""

@@ -1,4 +1,4 @@
-"""`spherenet train`: train a network on a data set, from options, YAML or an earlier run."""
+"""The verb `train`: train a network from options, a YAML file or an earlier run."""
 
 from __future__ import annotations
 
@@ -6,132 +6,129 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-from spherenet.cli.options import ConfigParser
-from spherenet.cli.output import progress_bar, say
+from spherenet.cli.options import ConfigParser, add_option, config_from
+from spherenet.cli.output import print_message, progress_bar
 from spherenet.text import as_number, finite, plain
-from spherenet.training.config import TrainConfig
+from spherenet.training.config import RENAMED, TrainConfig
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from spherenet.training import Outcome
+__all__ = ["run_train", "train_parser"]
 
 EXAMPLES = """\
-  spherenet train                                              # a SphereNet on the embedded digits
-  spherenet train --operator none                              # its CNN twin
-  spherenet train --data cifar10 --model cnn-9 --operator sigmoid --loss w-cosine --iterations 64000
-  spherenet train --data folder --data-dir pictures --image-size 64 --model resnet-32
+  spherenet train                                              # a small SphereNet on the embedded digits
+  spherenet train --operator none                              # the same network with plain convolutions
+  spherenet train --data cifar10 --model cnn-9 --loss w-cosine --iterations 64000
+  spherenet train --data folder --data-dir photos --image-size 64 --model resnet-32
+  spherenet train --print-config > my.yaml
   spherenet train --config my.yaml --seed 1
-  spherenet train --resume runs/cifar10-cnn-9-sigmoid
+  spherenet train --resume runs/cifar10-cnn-9-cosine
   torchrun --nproc-per-node 4 -m spherenet train --data cifar10 --model resnet-32 --output runs/four
-exit codes: 0 done, 1 training could not go on, 2 wrong input or a file or disk that cannot be used;
-129, 130, 138, 143: saved and left after SIGHUP, SIGINT, SIGUSR1, SIGTERM"""
+
+exit codes: 0 success; 1 training failed; 2 wrong input, or a file or disk that cannot be used;
+129, 130, 138, 143: checkpoint saved and stopped after SIGHUP, SIGINT, SIGUSR1, SIGTERM"""
 
 
 class _TrainParser(ConfigParser):
-    """With --resume, the options of that run are the defaults."""
+    """Parser that takes its defaults from the run to resume."""
 
     def parse_args(self, args: Sequence[str] | None = None, *more: Any, **options: Any) -> Any:  # type: ignore[override]
-        given = list(args or [])
-        for option, value in zip(given, [*given[1:], ""], strict=False):  # without options one longer than given
-            if option == "--resume" or option.startswith("--resume="):
-                self.start_with(_config_of_run(option.partition("=")[2] or value))
-        return super().parse_args(args, *more, **options)
+        arguments = list(args or [])
+        for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
+            if argument == "--resume" or argument.startswith("--resume="):
+                from spherenet.runs import RunDirectory
+                from spherenet.training.saved_runs import config_of
+
+                path = argument.partition("=")[2] or following
+                self.set_defaults(config_of(RunDirectory.open(path)).as_dict())
+        return super().parse_args(arguments, *more, **options)
 
 
-def parser() -> ConfigParser:
-    """Return the verb's parser."""
-    made = _TrainParser(
+def train_parser() -> ConfigParser:
+    """Return the parser of `spherenet train`."""
+    parser = _TrainParser(
         "train",
-        "Train a network. Without options: a small SphereNet on 4,000 embedded digits, tested on\n"
-        "1,000. Everything is written to one folder, from which training can go on exactly.",
+        "Train a network and write everything to one folder, from which training can be resumed\n"
+        "exactly. Without options: a small SphereNet on 4,000 embedded digits, tested on 1,000.",
         TrainConfig,
         examples=EXAMPLES,
+        renamed_fields=RENAMED,
     )
-    run = made.add_argument_group("run")
-    run.add_argument("--output", type=str | None, default=None, help="folder of the run (a new one under runs/)")
-    run.add_argument("--resume", type=str | None, default=None, metavar="RUN", help="go on with a run, as it was begun")
-    run.add_argument("--allow-changes", action="store_true", help="go on although other options are given")
+    run = parser.add_argument_group("run")
+    add_option(run, "--output", type=str | None, metavar="DIR", help="folder of the run; by default a new one in runs/")
+    add_option(run, "--resume", type=str | None, metavar="RUN", help="folder of a run to continue with its own options")
+    run.add_argument("--allow-changes", action="store_true", help="allow other options than the resumed run had")
     run.add_argument("--json", action="store_true", help="print the final numbers as JSON")
-    return made
+    return parser
 
 
-def _config_of_run(path: str) -> dict[str, Any]:
-    from spherenet.runs import RunDirectory
-    from spherenet.training.saved_runs import config_of
-
-    return config_of(RunDirectory.open(path)).as_dict()
-
-
-def run(arguments: Any) -> int:
-    """Train and say how it went."""
-    config = TrainConfig.from_dict(parser().values(arguments))
+def run_train(arguments: Any) -> int:
+    """Train, print the result and return the exit code."""
+    config = config_from(arguments, TrainConfig)
     if arguments.output is not None and arguments.resume is not None:
-        raise ValueError("--output must be left out with --resume, which goes on in the folder of its run.")
-    from pathlib import Path
-
-    from spherenet.cli.progress import Reporters, TensorBoard, reporter_for_people
+        raise ValueError("--output must be left out with --resume, which continues in the folder of the run.")
+    from spherenet.cli.progress import Reporters, TensorBoard, terminal_reporter
     from spherenet.errors import RunTakenError
     from spherenet.runs import RunDirectory
     from spherenet.training import StopRequested
     from spherenet.training.run import new_output, train
 
     if arguments.resume is not None and RunDirectory.open(arguments.resume).finished and not arguments.allow_changes:
-        _print(Path(arguments.resume), RunDirectory.open(arguments.resume).summary, arguments.json, "finished already")
+        _print_summary(Path(arguments.resume), "already finished", arguments.json)
         return 0
     is_main = os.environ.get("RANK", "0") == "0"
-    if os.environ.get("WORLD_SIZE", "1") != "1" and arguments.output is None and arguments.resume is None:
-        raise ValueError("--output or --resume must be given with several processes: all must name the same folder.")
-    automatic = arguments.resume is None and arguments.output is None
+    automatic_output = arguments.resume is None and arguments.output is None
+    if os.environ.get("WORLD_SIZE", "1") != "1" and automatic_output:
+        raise ValueError("--output or --resume must be given with several processes, which share one folder.")
     try:
         while True:
             output = Path(arguments.resume or arguments.output or new_output(config))
-            # torchrun starts the same command again when a process has died; then the run is resumed.
+            # After a process has died, torchrun starts the same command again: resume the run it started.
             restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0" and (output / "config.json").exists()
-            reporters = [reporter_for_people(f"{config.model} {config.operator or 'cnn'}")] if is_main else []
+            reporters = [terminal_reporter(f"{config.model} {config.operator or 'cnn'}")] if is_main else []
             if config.tensorboard and is_main:
                 reporters.append(TensorBoard(str(output / "tensorboard")))
             try:
-                with progress_bar(f"fetching {config.data}", in_bytes=True) as fetching:
+                with progress_bar(f"downloading {config.data}", in_bytes=True) as download_progress:
                     outcome = train(
                         config,
                         output,
                         resume=arguments.resume is not None or restarted,
                         allow_changes=arguments.allow_changes,
                         reporter=Reporters(reporters),
-                        download_progress=fetching,
+                        download_progress=download_progress,
                     )
                 break
             except RunTakenError:
-                if not automatic:
-                    raise  # else another process was quicker: the next free name
+                if not automatic_output:
+                    raise  # otherwise another process took the name first: try the next free one
     except StopRequested as request:
-        say("spherenet train: left before the first step, or in one, without saving; an earlier checkpoint is intact.")
+        print_message("spherenet train: stopped without saving this step; earlier checkpoints are intact.")
         return 128 + request.number
     if outcome.signal is not None:
         if is_main:
-            _say_left(output, outcome)
+            command = f"spherenet train --resume {output}"
+            print_message(f"spherenet train: saved at step {outcome.step} and stopped; resume with {command}")
         return 128 + outcome.signal
     if is_main:
-        _print(output, RunDirectory.open(output).summary, arguments.json, "done")
+        _print_summary(output, "done", arguments.json)
     return 0
 
 
-def _say_left(output: Path, outcome: Outcome) -> None:
-    say(f"spherenet train: saved at step {outcome.step} and left; go on with spherenet train --resume {output}")
+def _print_summary(output: Path, state: str, as_json: bool) -> None:
+    """Print the final numbers of a run; do nothing if stdout is closed, since the run is saved."""
+    from spherenet.runs import RunDirectory
 
-
-def _print(output: Path, summary: dict[str, Any], as_json: bool, what: str) -> None:
+    summary = RunDirectory.open(output).summary
     if as_json:
         text = json.dumps(finite({"run": str(output), **summary}), indent=2, allow_nan=False)
     else:
         seconds, accuracy, best = (as_number(summary.get(name)) for name in ("seconds", "accuracy", "best_accuracy"))
-        shown = [f"{value:.2%}" if value is not None else "unknown" for value in (accuracy, best)]
+        shown = ["unknown" if value is None else f"{value:.2%}" for value in (accuracy, best)]
         text = plain(
-            f"{what}: {summary.get('iterations')} iterations in {seconds or 0:.0f} s, test accuracy {shown[0]} "
-            f"(best {shown[1]} at {summary.get('best_step')}), in {output}"
+            f"{state}: {summary.get('iterations')} iterations in {seconds or 0:.0f} s, test accuracy {shown[0]} "
+            f"(best {shown[1]} at step {summary.get('best_step')}), in {output}"
         )
-    with suppress(OSError):  # the run is saved, whoever still reads
+    with suppress(OSError):
         print(text, flush=True)

@@ -1,4 +1,4 @@
-"""Any network made spherical, and back: `to_sphere`, `to_plain`, and what they did: `sphere_summary`."""
+"""Convert any model to a SphereNet (`to_sphere`) and back (`to_plain`), and summarize the result (`sphere_summary`)."""
 
 from spherenet.convert.conversion import to_plain, to_sphere
 from spherenet.convert.summary import LayerSummary, SphereSummary, sphere_summary

@@ -1,4 +1,4 @@
-"""Any network to a spherical one and back."""
+"""Convert the layers of any model to sphere layers and back."""
 
 from __future__ import annotations
 
@@ -8,32 +8,25 @@ from typing import TypeVar, cast
 
 from torch import Tensor, nn
 
-from spherenet.angles import DEFAULT_LEARNED_K, AngleFunction, LearnableSigmoidAngle
-from spherenet.convert.plan import Choices, Rules, make_plan
-from spherenet.convert.summary import give_back, put_note, read_note
-from spherenet.convert.swap import (
-    SphereOptions,
-    become_plain,
-    become_sphere,
-    drop_batch_norms,
-    droppable_batch_norms,
-    leave_fast_paths,
-    refuse_way_back,
-    write_out_of_place,
-)
+from spherenet.angles import AngleFunction, make_shared_angle
+from spherenet.convert.neighbors import disable_fast_paths, disable_inplace, drop_batch_norms, find_batch_norms
+from spherenet.convert.plan import Rules, Selection, make_plan
+from spherenet.convert.summary import record_reason, recorded_reason, restore_attributes
+from spherenet.convert.swap import SphereOptions, make_plain, make_spherical, require_revertible
 from spherenet.errors import ModelError
 from spherenet.layers import SphereLayer
 from spherenet.ops.norms import DEFAULT_EPS
-from spherenet.validation import require_one_of
+from spherenet.validation import require_one_of, suggest_options
 
 __all__ = ["to_plain", "to_sphere"]
 
 M = TypeVar("M", bound=nn.Module)
 
 
+@suggest_options
 def to_sphere(
     model: M,
-    operator: str | AngleFunction = "sigmoid",
+    operator: str | AngleFunction = "cosine",
     k: float | None = None,
     *,
     k_sharing: str = "filter",
@@ -44,107 +37,143 @@ def to_sphere(
     skip: Rules = None,
     classifier: bool = False,
     attention: bool = False,
-    shortcuts: bool = True,
+    shortcuts: bool = False,
     drop_batch_norm: bool = False,
 ) -> M:
-    """Return a model whose convolutions and linear layers answer with angles, a copy unless `inplace` (SPEC 6).
+    """Return a model whose convolutions and linear layers are sphere layers.
 
-        sphere = sn.to_sphere(model, "sigmoid", k=0.3, skip="stem.*")
-        print(sn.sphere_summary(sphere))
+    Each nn.Conv1d/2d/3d and nn.Linear becomes a SphereConv1d/2d/3d or SphereLinear and keeps its weight, bias,
+    geometry, device, dtype, `requires_grad`, mode and hooks. Lazy layers become lazy sphere layers. Layers remain the
+    same objects, so that optimizers, tied weights and layers with several names stay valid. The outputs of the model
+    change, so train it afterwards.
 
-    Each nn.Conv1d/2d/3d and nn.Linear becomes a SphereConv1d/2d/3d or SphereLinear with its weight, bias, geometry,
-    device, dtype, `requires_grad`, mode and hooks; lazy layers become lazy sphere layers. A layer stays the object it
-    was, so optimisers, tied weights and layers with several names survive. The outputs are other ones: train after it.
+    Some layers stay plain: subclasses of torch's layers that override methods; children of nn.MultiheadAttention,
+    which uses their weights without calling them; and, unless selected, classifiers, attention projections and
+    shortcuts. Such roles are recognized by names and order, see `spherenet.convert.layers`. `sphere_summary` lists the
+    decision for each layer. Skip any other layer whose weight is used without calling the layer.
 
-    operator, k, rescale, eps: as in `SphereConv2d`. k_sharing: as there, or "network" for one learned k in all layers.
-    skip: layers to leave; only: layers to look at. Each is a pattern of the dotted name ("layer4", "*.conv1"), a module
-        type, a predicate (name, module) -> bool, or a list of these. Patterns and types also name what is inside.
-    classifier: convert what makes the model's output too: layers named fc, classifier, head, …, the last layer, a layer
-        that shares its weight with an embedding. attention: the projections of attention. shortcuts: 1×1
-        convolutions on shortcuts. `roles` says how they are told. nn.MultiheadAttention is never converted, since
-        it applies its weights itself; a layer of yours whose weight is used without calling it must be skipped.
-    drop_batch_norm: put nn.Identity for each BatchNorm that certainly follows a converted layer (SphereNorm).
+    If an in-place activation in an nn.Sequential would overwrite an output that a sphere layer saves for backward, its
+    `inplace` is set to False. Elsewhere the layer notices and recomputes its output.
 
-    A subclass of torch's layers with methods of its own stays plain. An in-place activation that would overwrite what a
-    sphere layer keeps becomes an ordinary one, where an nn.Sequential shows it; elsewhere the layer computes again.
+    After an error the model is unchanged, even if `inplace` is True.
 
-    Raises ModelError for a layer that is parametrised or quantised and not skipped, for scripted, compiled or DDP/FSDP
-    models, and where no layer is left to convert; ValueError or TypeError for a wrong argument or a pattern or type
-    that names no layer. After an error the model is as it was, with `inplace` too.
+    Args:
+        model: Any module. It is copied unless `inplace` is True.
+        operator: Operator as in `SphereConv2d`. None and "none" are errors: a plain model needs no conversion, and
+            `to_plain` converts a SphereNet to a plain model.
+        k: Parameter of the sigmoid, as in `SphereConv2d`.
+        k_sharing: "filter" or "layer" as in `SphereConv2d`, or "network" for one learned k in all layers.
+        rescale: As in `SphereConv2d`.
+        eps: As in `SphereConv2d`.
+        inplace: Whether to change the model itself instead of a copy.
+        only: Layers that may be converted: a pattern of the dotted name ("layer4", "*.conv1"), a module type, a
+            predicate (name, module) -> bool, or a list of these. Patterns and types select the layers inside of a
+            matching module too.
+        skip: Layers that stay as they are, in the same form. `skip` takes precedence over `only`.
+        classifier: Whether to convert the layers that compute the model's output too: those named fc, classifier,
+            head, …, the last layer, and a layer that shares its weight with an embedding.
+        attention: Whether to convert the projections of attention modules too.
+        shortcuts: Whether to convert 1×1 convolutions on shortcuts too.
+        drop_batch_norm: Whether to replace each BatchNorm that certainly follows a converted layer by nn.Identity.
+
+    Returns:
+        The converted copy, or the model itself if `inplace` is True.
+
+    Raises:
+        ModelError: If a selected layer is parametrized or quantized, the model is scripted, compiled or wrapped by DDP
+            or FSDP, or no layer is selected.
+        ValueError: If an argument is out of range, or a pattern or type matches no layer.
+        TypeError: If an argument is unknown or has a wrong type.
+
+    Example:
+        >>> sphere = sn.to_sphere(model, "sigmoid", k=0.3, skip="stem.*")
+        >>> print(sn.sphere_summary(sphere))
     """
     _require_module(model)
+    if operator is None or operator == "none":
+        raise ValueError(
+            f"operator must be the name of an operator or an AngleFunction, got {operator!r}; "
+            "use to_plain to convert a SphereNet to a plain model."
+        )
     require_one_of("k_sharing", k_sharing, ("filter", "layer", "network"))
-    plan = make_plan(model, Choices(only, skip, classifier, attention, shortcuts))
-    converted = list(plan.convert.values())
+    plan = make_plan(model, Selection(only, skip, classifier, attention, shortcuts))
+    selected = list(plan.convert.values())
     if k_sharing == "network":
-        operator, k, k_sharing = _one_for_all(operator, k, converted), None, "layer"
+        operator, k, k_sharing = _shared_angle(operator, k, selected), None, "layer"
     options = SphereOptions(operator, k, k_sharing, rescale, eps)
-    for layer in converted:
+    for layer in selected:
         options.check(layer)
-    drop, keep = droppable_batch_norms(model, converted) if drop_batch_norm else ({}, {})
+    drop, keep = find_batch_norms(model, selected) if drop_batch_norm else ({}, {})
 
-    # Everything is decided by name on the model itself, so that a predicate may ask which module it is; from here on
-    # nothing can fail.
+    # Decisions refer to modules of the original model by name, so that predicates can compare modules by identity.
+    # Only the copy can fail from here on.
     model = model if inplace else _copy(model)
     for name in plan.convert:
         layer = model.get_submodule(name)
-        note = f"converted from {type(layer).__name__}"
-        become_sphere(layer, options)
-        put_note(layer, note)
-    for name, reason in plan.left.items():
+        reason = f"converted from {type(layer).__name__}"
+        make_spherical(layer, options)
+        record_reason(layer, reason)
+    for name, reason in plan.keep.items():
         layer = model.get_submodule(name)
         if not isinstance(layer, SphereLayer):
-            put_note(layer, reason)
+            record_reason(layer, reason)
     for name, reason in keep.items():
-        put_note(model.get_submodule(name), f"BatchNorm kept: {reason}")
+        record_reason(model.get_submodule(name), f"BatchNorm kept: {reason}")
     drop_batch_norms(model, drop)
-    write_out_of_place(model)
-    leave_fast_paths(model)
+    disable_inplace(model)
+    disable_fast_paths(model)
     return model
 
 
-def to_plain(model: nn.Module, *, inplace: bool = False) -> nn.Module:
-    """Return a model whose sphere layers are torch's again, a copy unless `inplace`; the way back from `to_sphere`.
+def to_plain(model: M, *, inplace: bool = False) -> M:
+    """Return a model whose sphere layers are plain torch layers; the inverse of `to_sphere`.
 
-    Weights and biases are kept. k, β and γ have no plain counterpart and are dropped, as `sphere_summary` then says; a
-    BatchNorm that was dropped does not come back. In-place activations and fast paths are as they were.
+    Weights and biases are kept. k, β and γ have no plain counterpart and are dropped, which `sphere_summary` reports.
+    In-place activations and fast paths that `to_sphere` disabled are restored, but a dropped BatchNorm is not.
 
-    Raises ModelError for a subclass of the sphere layers, a parametrised one, and a scripted, compiled or DDP/FSDP
-    model.
+    Args:
+        model: Any module. It is copied unless `inplace` is True.
+        inplace: Whether to change the model itself instead of a copy.
+
+    Returns:
+        The converted copy, or the model itself if `inplace` is True.
+
+    Raises:
+        ModelError: If a sphere layer is parametrized or of a subclass, or the model is scripted, compiled or wrapped by
+            DDP or FSDP.
+        TypeError: If model is not a module.
     """
     _require_module(model)
-    refuse_way_back(model)
+    require_revertible(model)
     model = model if inplace else _copy(model)
     for module in list(model.modules()):
-        note = read_note(module)
-        give_back(module)
+        reason = recorded_reason(module)
+        restore_attributes(module)
         if isinstance(module, SphereLayer):
-            was = type(module).__name__
-            dropped = become_plain(module)
-            put_note(module, f"back from {was}" + (f"; {', '.join(dropped)} dropped" if dropped else ""))
-        elif note is not None and isinstance(module, nn.Identity):
-            put_note(module, note.split(";")[0] + "; not brought back")
+            class_name = type(module).__name__
+            dropped = make_plain(module)
+            suffix = f"; {', '.join(dropped)} dropped" if dropped else ""
+            record_reason(module, f"converted back from {class_name}{suffix}")
+        elif reason is not None and isinstance(module, nn.Identity):
+            record_reason(module, reason.split(";")[0] + "; not restored")
         else:
-            put_note(module, None)
+            record_reason(module, None)
     return model
 
 
-def _one_for_all(operator: str | AngleFunction, k: float | None, layers: Sequence[nn.Module]) -> AngleFunction:
-    """The learned k of a whole network."""
-    if operator != "learnable":
-        raise ValueError(f'k_sharing must not be "network" unless operator is "learnable", got {operator!r}.')
+def _shared_angle(operator: str | AngleFunction, k: float | None, layers: Sequence[nn.Module]) -> AngleFunction:
+    """Return the angle function with the learned k that all layers share."""
     weights = [cast(Tensor, layer.weight) for layer in layers]
     devices = {str(weight.device) for weight in weights}
     if len(devices) > 1:
         raise ValueError(f'k_sharing must not be "network" for a model on several devices, got {sorted(devices)}.')
-    start = DEFAULT_LEARNED_K if k is None else k
-    return LearnableSigmoidAngle(k=start, device=weights[0].device, dtype=weights[0].dtype)
+    return make_shared_angle(operator, k, weights[0].device, weights[0].dtype)
 
 
 def _copy(model: M) -> M:
     try:
         return copy.deepcopy(model)
-    except Exception as error:  # torch refuses tensors that are not leaves, and a module may hold anything
+    except Exception as error:  # torch cannot copy non-leaf tensors, and a module may hold any object
         reason = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".")
         raise ModelError(f"the model cannot be copied ({reason}): pass inplace=True.") from error
 

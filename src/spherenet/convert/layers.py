@@ -1,20 +1,13 @@
-"""The layers of a model: each once, with all its names and the modules it stands in.
+"""Find the layers of a model and guess what each one is for.
 
-Which module directly follows which, where that is certain.
-
-Certain are the order of an `nn.Sequential` and what symbolic tracing sees of a module's own forward. The order in which
-a module registers its parts is not: a block that normalises before its convolutions often registers them first.
-
-What a layer is for, judged by names, order and surroundings: classifier, attention projection, shortcut, tied head.
-
-These are guesses, made so that the likelier mistake is the cheaper one: a layer left plain costs little, a classifier
-whose scores cannot leave [−1, 1] does not train.
+`find_layers` lists the convolutions and linear layers that a conversion must decide about. The functions below it
+recognize classifiers, attention projections and shortcuts by names, types and order. These are heuristics, chosen so
+that the more likely mistake is the cheaper one: a feature layer that stays plain costs little, but a classifier whose
+scores are limited to [−1, 1] does not train.
 """
 
 from __future__ import annotations
 
-import copy
-import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -32,18 +25,17 @@ from spherenet.layers import SphereLayer
 __all__ = [
     "CONVERTIBLE",
     "Layer",
-    "applied_by_owner",
-    "classifiers",
+    "ancestor_names",
+    "consecutive_modules",
+    "find_classifiers",
+    "find_embeddings",
     "find_layers",
     "is_attention_projection",
-    "is_chain",
-    "is_sealed",
+    "is_sequential",
     "is_shortcut",
-    "next_in_chains",
     "num_filters",
-    "owners",
-    "tied_embeddings",
-    "traced_inputs",
+    "owner_applying_weight",
+    "sealed_reason",
     "weight_modules",
 ]
 
@@ -54,19 +46,22 @@ _WRAPPERS = {
     "FullyShardedDataParallel": "wrapped by FullyShardedDataParallel: convert it before wrapping",
     "FSDPModule": "sharded by fully_shard: convert it before sharding",
 }
-"""Wrappers that would not notice a changed layer, by the name of torch's class: importing them all takes a second."""
+"""Wrappers that do not notice changed layers, by class name, since importing all of them takes a second."""
 
 
 @dataclass
 class Layer:
     """A module that a conversion must decide about.
 
-    names: every dotted name it has, "" for the model itself. around: the modules it stands in, by their names.
+    Args:
+        module: The layer.
+        names: All its dotted names; "" for the model itself.
+        ancestors: The modules that contain it, by name.
     """
 
     module: nn.Module
     names: list[str]
-    around: dict[str, nn.Module] = field(default_factory=dict)
+    ancestors: dict[str, nn.Module] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -75,26 +70,26 @@ class Layer:
 
 
 def find_layers(model: nn.Module) -> list[Layer]:
-    """Return the convolutions and linear layers of a model in the order of their definition, quantised ones included.
+    """Return the convolutions and linear layers of a model in order of definition, including quantized ones.
 
-    A part of the model that nothing inside may be changed of (`is_sealed`) counts as one layer. What is inside a sphere
-    layer (its angle function) or a parametrisation is no layer of the model.
+    A submodule that cannot be edited (`sealed_reason`) counts as one layer. Modules inside a sphere layer (its angle
+    function) or inside a parametrization are not layers of the model.
     """
-    found: dict[int, Layer] = {}
+    layers: dict[int, Layer] = {}
     modules = dict(model.named_modules(remove_duplicate=False))
-    closed: set[str] = set()
+    opaque: set[str] = set()
     for name, module in modules.items():
-        around = owners(name)
-        if closed.intersection(around):
+        ancestors = ancestor_names(name)
+        if opaque.intersection(ancestors):
             continue
-        sealed = is_sealed(module) is not None
-        if sealed or _is_closed(module):
-            closed.add(name)
-        if sealed or isinstance(module, CONVERTIBLE) or _is_quantised_layer(module):
-            layer = found.setdefault(id(module), Layer(module, []))
+        sealed = sealed_reason(module) is not None
+        if sealed or _is_opaque(module):
+            opaque.add(name)
+        if sealed or isinstance(module, CONVERTIBLE) or _is_quantized_layer(module):
+            layer = layers.setdefault(id(module), Layer(module, []))
             layer.names.append(name)
-            layer.around |= {owner: modules[owner] for owner in around}
-    return list(found.values())
+            layer.ancestors |= {ancestor: modules[ancestor] for ancestor in ancestors}
+    return list(layers.values())
 
 
 def num_filters(layer: Any) -> int:
@@ -102,29 +97,29 @@ def num_filters(layer: Any) -> int:
     return int(layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels)
 
 
-def owners(name: str) -> list[str]:
-    """Return the names of the modules around the one of this name, the model ("") first."""
-    parts = name.split(".") if name else []
-    return [".".join(parts[:depth]) for depth in range(len(parts))]
+def ancestor_names(name: str) -> list[str]:
+    """Return the names of the modules that contain the named module, starting with the model ("")."""
+    components = name.split(".") if name else []
+    return [".".join(components[:depth]) for depth in range(len(components))]
 
 
 def weight_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield each module that owns a weight of two dimensions or more, with its first name, in order of definition.
+    """Yield each module with a weight of two or more dimensions and its first name, in order of definition.
 
-    These are the layers in a wide sense: transposed convolutions, embeddings, recurrent and angular ones included.
+    This includes transposed convolutions, embeddings, recurrent layers and angular heads.
     """
-    closed: set[str] = set()
+    opaque: set[str] = set()
     for name, module in model.named_modules():
-        if closed.intersection(owners(name)):
+        if opaque.intersection(ancestor_names(name)):
             continue
-        if _is_closed(module):
-            closed.add(name)
-        if isinstance(module, (_ConvNd, nn.Linear)) or _is_quantised_layer(module) or _owns_weight(module):
+        if _is_opaque(module):
+            opaque.add(name)
+        if isinstance(module, (_ConvNd, nn.Linear)) or _is_quantized_layer(module) or _owns_weight(module):
             yield name, module
 
 
-def is_sealed(module: nn.Module) -> str | None:
-    """Return why nothing inside a scripted, compiled or wrapped module can be changed; None where it can."""
+def sealed_reason(module: nn.Module) -> str | None:
+    """Return why a scripted, compiled or wrapped module cannot be edited, or None if it can."""
     names = [cls.__name__ for cls in type(module).__mro__ if cls.__module__.startswith("torch.")]
     wrapped = next((_WRAPPERS[name] for name in names if name in _WRAPPERS), None)
     if wrapped is not None:
@@ -135,8 +130,8 @@ def is_sealed(module: nn.Module) -> str | None:
         reason = "compiled: convert it before torch.compile"
     else:
         return None
-    # A scripted activation, say, has nothing that could be converted.
-    return reason if any(_is_matrix(p) for p in module.parameters()) else None
+    # A module without weights, such as a scripted activation, has nothing to convert.
+    return reason if any(_is_matrix(parameter) for parameter in module.parameters()) else None
 
 
 def _owns_weight(module: nn.Module) -> bool:
@@ -147,133 +142,105 @@ def _is_matrix(parameter: nn.Parameter) -> bool:
     return not is_lazy(parameter) and parameter.dim() >= 2
 
 
-def _is_closed(module: nn.Module) -> bool:
+def _is_opaque(module: nn.Module) -> bool:
     return isinstance(module, (SphereLayer, AngleFunction, ParametrizationList))
 
 
-def _is_quantised_layer(module: nn.Module) -> bool:
+def _is_quantized_layer(module: nn.Module) -> bool:
     cls = type(module)
-    quantised = cls.__module__.startswith("torch.ao.nn.") and ("quantized" in cls.__module__ or "qat" in cls.__module__)
-    return quantised and cls.__name__.startswith(("Conv", "Linear")) and not cls.__name__.endswith("PackedParams")
+    quantized = cls.__module__.startswith("torch.ao.nn.") and ("quantized" in cls.__module__ or "qat" in cls.__module__)
+    return quantized and cls.__name__.startswith(("Conv", "Linear")) and not cls.__name__.endswith("PackedParams")
 
 
-def is_chain(module: nn.Module) -> bool:
-    """Return whether a module runs its children one after the other, as `nn.Sequential` does."""
+def is_sequential(module: nn.Module) -> bool:
+    """Return whether a module runs its children one after another with the `forward` of `nn.Sequential`."""
     return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
 
 
-def next_in_chains(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
-    """Yield each pair of modules of which the second gets what the first returns, by the order of chains.
+def consecutive_modules(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
+    """Yield each pair of modules inside an `nn.Sequential` of which the second takes the output of the first.
 
-    Chains within chains are one chain. `nn.Identity` passes its input on: a module before it is followed by the one
-    after it too.
+    Nested `nn.Sequential` modules count as one sequence. Since `nn.Identity` returns its input, the module before it is
+    paired with the module after it too.
     """
-    inner = {id(child) for module in model.modules() if is_chain(module) for child in module.children()}
+    nested = {id(child) for module in model.modules() if is_sequential(module) for child in module.children()}
     for module in model.modules():
-        if is_chain(module) and id(module) not in inner:
-            before: list[nn.Module] = []
-            for link in _links(module):
-                for earlier in before:
-                    yield earlier, link
-                before = [*before, link] if isinstance(link, nn.Identity) else [link]
+        if is_sequential(module) and id(module) not in nested:
+            previous: list[nn.Module] = []
+            for current in _flattened(module):
+                for earlier in previous:
+                    yield earlier, current
+                previous = [*previous, current] if isinstance(current, nn.Identity) else [current]
 
 
-def _links(chain: nn.Module) -> Iterator[nn.Module]:
-    for child in chain._modules.values():  # not children(): a module may occur twice
+def _flattened(sequence: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules of a sequence, with nested sequences opened."""
+    for child in sequence._modules.values():  # not children(), which yields a repeated module once
         if child is not None:
-            yield from _links(child) if is_chain(child) else [child]
+            yield from _flattened(child) if is_sequential(child) else [child]
 
 
-def traced_inputs(module: nn.Module) -> dict[nn.Module, list[nn.Module]] | None:
-    """Return, for each part that a module's forward calls, the parts whose output it was called on.
+# --- Heuristics --------------------------------------------------------------------------------------------------
 
-    By symbolic tracing with the parts unopened; anything but a part (an input, a sum) stands as the module itself.
-    Returns None where the forward cannot be traced (control flow that depends on data).
-    """
-    from torch import fx  # heavy, and only asked for where BatchNorm is dropped
-
-    class _PartsUnopened(fx.Tracer):
-        def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-            return True
-
-    try:
-        # A copy that shares the parts: whatever the forward writes on its module while traced stays on the copy.
-        twin = copy.deepcopy(module, {id(child): child for child in module.children()})
-        arguments = inspect.signature(twin.forward).parameters.values()
-        defaults = {a.name: a.default for a in arguments if a.default is not a.empty}
-        graph = _PartsUnopened().trace(twin, defaults)
-    except Exception:  # whatever a forward raises that was not written for tracing
-        return None
-    calls: dict[nn.Module, list[nn.Module]] = {}
-    made_by: dict[fx.Node, nn.Module] = {}
-    for node in graph.nodes:
-        if node.op == "call_module":
-            part = twin.get_submodule(str(node.target))
-            source = made_by.get(node.args[0], module) if node.args else module
-            calls.setdefault(part, []).append(source)
-            made_by[node] = source if isinstance(part, nn.Identity) else part
-    return calls
-
-
-_HEAD = re.compile(r"fc|aux.*|(.*_)?(classifiers?|heads?|score|scores|logits|predictor)")
-_ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
-_UNMISTAKABLE = {"qkv", "to_qkv", "query_key_value", "q_proj", "k_proj", "v_proj", "to_q", "to_k", "to_v", "q_lin"}
-_PROJECTIONS = _UNMISTAKABLE | {
+_CLASSIFIER_NAME = re.compile(r"fc|aux.*|(.*_)?(classifiers?|heads?|score|scores|logits|predictor)")
+_ATTENTION_CLASS = re.compile(r"attention|attn", re.IGNORECASE)
+_ATTENTION_ONLY = {"qkv", "to_qkv", "query_key_value", "q_proj", "k_proj", "v_proj", "to_q", "to_k", "to_v", "q_lin"}
+"""Names that only attention modules give to their projections."""
+_PROJECTIONS = _ATTENTION_ONLY | {
     *("q", "k", "v", "kv", "wq", "wk", "wv", "wo", "query", "key", "value", "q_linear", "k_linear", "v_linear"),
     *("in_proj", "out_proj", "o_proj", "proj", "projection", "to_kv", "to_out", "c_attn", "c_proj"),
     *("k_lin", "v_lin", "out_lin", "out", "output", "dense"),
 }
-_SHORTCUT = re.compile(r".*(shortcut|downsample|skip|residual).*|(.*_)?proj(ection)?")
-_MANY = re.compile(r"block|layer|stage|unit")
+_SHORTCUT_NAME = re.compile(r".*(shortcut|downsample|skip|residual).*|(.*_)?proj(ection)?")
+_GROUP_NAME = re.compile(r"block|layer|stage|unit")
 
 _RECTIFIERS = (
     *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish),
     *(nn.Hardswish, nn.Hardtanh, nn.Softplus),
 )
 
-_APPLY_WEIGHTS_THEMSELVES = {"MultiheadAttention", "LinearCrossEntropyLoss"}
-"""Modules of torch that never call the layer they own, by name: not every version of torch has them all."""
+_APPLY_CHILD_WEIGHTS = {"MultiheadAttention", "LinearCrossEntropyLoss"}
+"""torch modules that use the weight of a child layer without calling it, by name: older versions lack some of them."""
 
 
-def classifiers(model: nn.Module) -> dict[int, str]:
-    """Return the layers that make the model's output, by id, with the reason.
+def find_classifiers(model: nn.Module) -> dict[int, str]:
+    """Return the layers that compute the model's output, as {id: reason}.
 
-    By name: a module called fc, classifier, head, score, logits, aux… or …_head, not inside numbered blocks; if it is a
-    container, the last layer in it (of a list of heads, the last of each). By position: the last layer in the order of
-    definition (a convolution too, as in a UNet), unless it is the only one, is normalised after, or is rectified in its
-    chain: then it makes features. An `AngularHead` there leaves nothing to find.
+    By name: a module called fc, classifier, head, score, logits, aux… or …_head that is not inside numbered blocks. If
+    it is a container, the last layer in it counts; in a list of heads, the last layer of each head.
+
+    By position: the last layer in order of definition, which may be a convolution as in a UNet. It does not count if
+    it is the only layer, or if a normalization or a rectifier follows it, because then it computes features. If an
+    `AngularHead` comes last, there is no such layer.
     """
     layers = list(weight_modules(model))
-    found = {}
+    reasons = {}
     for name, module in model.named_modules():
-        parts = name.split(".")
-        if _HEAD.fullmatch(parts[-1].lower()) and not any(part.isdigit() for part in parts[:-1]):
-            for head in _heads(module):
-                found[id(head)] = f"classifier (named {parts[-1]!r})"
-    if len(layers) > 1 and _makes_output(model, layers[-1][1]):
-        found.setdefault(id(layers[-1][1]), "classifier (last layer of the model)")
-    return found
+        *ancestors, last = name.split(".")
+        if _CLASSIFIER_NAME.fullmatch(last.lower()) and not any(ancestor.isdigit() for ancestor in ancestors):
+            heads = module.children() if isinstance(module, (nn.ModuleList, nn.ModuleDict)) else [module]
+            for head in heads:
+                head_layers = list(weight_modules(head))
+                if head_layers:
+                    reasons[id(head_layers[-1][1])] = f"classifier (named {last!r})"
+    if len(layers) > 1 and _computes_output(model, layers[-1][1]):
+        reasons.setdefault(id(layers[-1][1]), "classifier (last layer of the model)")
+    return reasons
 
 
-def _heads(module: nn.Module) -> Iterator[nn.Module]:
-    several = module.children() if isinstance(module, (nn.ModuleList, nn.ModuleDict)) else [module]
-    for part in several:
-        layers = list(weight_modules(part))
-        if layers:
-            yield layers[-1][1]
-
-
-def _makes_output(model: nn.Module, layer: nn.Module) -> bool:
-    if not isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+def _computes_output(model: nn.Module, layer: nn.Module) -> bool:
+    """Return whether the last layer of a model is neither normalized nor rectified."""
+    if not isinstance(layer, CONVERTIBLE):
         return False
     modules = list(model.modules())
-    after = modules[modules.index(layer) + 1 :]
-    if any(_normalised_width(module) == num_filters(layer) for module in after):
+    later = modules[modules.index(layer) + 1 :]
+    if any(_normalized_width(module) == num_filters(layer) for module in later):
         return False
-    return not any(first is layer and isinstance(then, _RECTIFIERS) for first, then in next_in_chains(model))
+    return not any(first is layer and isinstance(then, _RECTIFIERS) for first, then in consecutive_modules(model))
 
 
-def _normalised_width(module: nn.Module) -> int | None:
+def _normalized_width(module: nn.Module) -> int | None:
+    """Return the number of channels that a normalization module normalizes, None for other modules."""
     if "norm" not in type(module).__name__.lower():
         return None
     width = getattr(module, "num_features", None) or getattr(module, "num_channels", None)
@@ -281,19 +248,19 @@ def _normalised_width(module: nn.Module) -> int | None:
     return width if isinstance(width, int) else None if weight is None else weight.numel()
 
 
-def tied_embeddings(model: nn.Module) -> dict[int, str]:
-    """Return the names of the embeddings by the id of their weight."""
-    kinds = (nn.Embedding, nn.EmbeddingBag)
-    return {id(module.weight): name for name, module in model.named_modules() if isinstance(module, kinds)}
+def find_embeddings(model: nn.Module) -> dict[int, str]:
+    """Return the embeddings of a model as {id of the weight: name}."""
+    embeddings = (nn.Embedding, nn.EmbeddingBag)
+    return {id(module.weight): name for name, module in model.named_modules() if isinstance(module, embeddings)}
 
 
-def applied_by_owner(layer: Layer) -> str | None:
-    """Return the class that uses the layer's weight without calling the layer, None where there is none."""
+def owner_applying_weight(layer: Layer) -> str | None:
+    """Return the name of a parent class that uses the layer's weight without calling the layer, if there is one."""
     for name in layer.names:
-        around = owners(name)
-        owner = layer.around[around[-1]] if around else None
-        for cls in type(owner).__mro__:
-            if cls.__module__.startswith("torch.") and cls.__name__ in _APPLY_WEIGHTS_THEMSELVES:
+        ancestors = ancestor_names(name)
+        parent = layer.ancestors[ancestors[-1]] if ancestors else None
+        for cls in type(parent).__mro__:
+            if cls.__module__.startswith("torch.") and cls.__name__ in _APPLY_CHILD_WEIGHTS:
                 return cls.__name__
     return None
 
@@ -301,26 +268,27 @@ def applied_by_owner(layer: Layer) -> str | None:
 def is_attention_projection(layer: Layer) -> bool:
     """Return whether a layer projects to or from queries, keys and values.
 
-    Its name says so (q_proj, query, qkv, to_out, dense, …), and one of the three modules around it is called an
-    attention by its class or has parts with names that nothing else has (qkv, q_proj, to_q).
+    Its name must be that of a projection (q_proj, query, qkv, to_out, dense, …). In addition, one of its three nearest
+    ancestors must be an attention by its class name or have a child with an unambiguous name (qkv, q_proj, to_q, …).
     """
     for name in layer.names:
-        parts = [part for part in name.split(".") if not part.isdigit()]
-        if parts and parts[-1] in _PROJECTIONS:
-            around = [layer.around[owner] for owner in owners(name)[-3:]]
-            if any(_ATTENTION.search(type(m).__name__) or not _UNMISTAKABLE.isdisjoint(m._modules) for m in around):
-                return True
+        components = [component for component in name.split(".") if not component.isdigit()]
+        if components and components[-1] in _PROJECTIONS:
+            ancestors = [layer.ancestors[ancestor] for ancestor in ancestor_names(name)[-3:]]
+            for module in ancestors:
+                if _ATTENTION_CLASS.search(type(module).__name__) or not _ATTENTION_ONLY.isdisjoint(module._modules):
+                    return True
     return False
 
 
 def is_shortcut(layer: Layer) -> bool:
-    """Return whether a layer is a 1×1 convolution beside a residual branch.
+    """Return whether a layer is a 1×1 convolution on a shortcut.
 
-    That is: its own name or one of the two before it contains shortcut, downsample, skip or residual, or is proj; names
-    of many (residual_blocks) do not count.
+    One of the last three components of its name must contain shortcut, downsample, skip or residual, or be proj. Names
+    of groups such as residual_blocks do not count.
     """
     kernel = getattr(layer.module, "kernel_size", None)
     if not isinstance(kernel, tuple) or any(size != 1 for size in kernel):
         return False
-    parts = [part.lower() for name in layer.names for part in name.split(".")[-3:]]
-    return any(_SHORTCUT.fullmatch(part) and not _MANY.search(part) for part in parts)
+    components = [component.lower() for name in layer.names for component in name.split(".")[-3:]]
+    return any(_SHORTCUT_NAME.fullmatch(component) and not _GROUP_NAME.search(component) for component in components)

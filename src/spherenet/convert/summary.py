@@ -1,9 +1,8 @@
-"""What a conversion leaves on the modules it met: a reason to read, and attribute values to give back.
+"""Summarize which layers of a model are spherical, which are plain, and why.
 
-Both live on the module itself, not in a list at the root: they survive deep copies, pickling, and a converted network
-that becomes a part of another. They are plain attributes, so no state_dict knows them.
-
-Which layers of a model are spherical, which are plain, and why.
+A conversion records its reasons and the attribute values it replaced on the modules themselves. As plain attributes
+they survive deep copies and pickling, stay when a converted model becomes part of another, and are not in the
+state_dict.
 """
 
 from __future__ import annotations
@@ -19,48 +18,61 @@ from torch.nn.parameter import is_lazy
 from spherenet.convert.layers import weight_modules
 from spherenet.layers import AngularHead, SphereLayer
 
-__all__ = ["LayerSummary", "SphereSummary", "give_back", "put_note", "read_note", "set_aside", "sphere_summary"]
+__all__ = [
+    "LayerSummary",
+    "SphereSummary",
+    "override_attribute",
+    "record_reason",
+    "recorded_reason",
+    "restore_attributes",
+    "sphere_summary",
+]
 
-_NOTE = "_spherenet_note"
-_SET_ASIDE = "_spherenet_set_aside"
+_REASON = "_spherenet_reason"
+_OVERRIDDEN = "_spherenet_overridden"
 
 
-def put_note(module: nn.Module, text: str | None) -> None:
-    """Say on a module what was done to it, or why nothing was; None takes the note away."""
-    if text is None:
-        module.__dict__.pop(_NOTE, None)
+def record_reason(module: nn.Module, reason: str | None) -> None:
+    """Record on a module what a conversion did to it, or why it did nothing; None deletes the record."""
+    if reason is None:
+        module.__dict__.pop(_REASON, None)
     else:
-        module.__dict__[_NOTE] = text
+        module.__dict__[_REASON] = reason
 
 
-def read_note(module: nn.Module) -> str | None:
-    """Return the note of a module, None where no conversion met it."""
-    note: str | None = module.__dict__.get(_NOTE)
-    return note
+def recorded_reason(module: nn.Module) -> str | None:
+    """Return the recorded reason of a module, or None if there is none."""
+    reason: str | None = module.__dict__.get(_REASON)
+    return reason
 
 
-def set_aside(module: nn.Module, attribute: str, value: Any) -> None:
-    """Give an attribute a new value; the old one waits for `give_back`."""
-    module.__dict__.setdefault(_SET_ASIDE, {})[attribute] = getattr(module, attribute)
+def override_attribute(module: nn.Module, attribute: str, value: Any) -> None:
+    """Set an attribute and record its old value for `restore_attributes`."""
+    module.__dict__.setdefault(_OVERRIDDEN, {})[attribute] = getattr(module, attribute)
     setattr(module, attribute, value)
 
 
-def give_back(module: nn.Module) -> None:
-    """Restore every attribute that was set aside; the note about it goes too."""
-    waiting: dict[str, Any] = module.__dict__.pop(_SET_ASIDE, {})
-    for attribute, value in waiting.items():
+def restore_attributes(module: nn.Module) -> None:
+    """Restore the attributes changed by `override_attribute` and delete the reason recorded for that."""
+    old_values: dict[str, Any] = module.__dict__.pop(_OVERRIDDEN, {})
+    for attribute, value in old_values.items():
         setattr(module, attribute, value)
-    if waiting:
-        put_note(module, None)
+    if old_values:
+        record_reason(module, None)
 
 
 @dataclass(frozen=True)
 class LayerSummary:
-    """One layer, or one other module that a conversion changed.
+    """Summary of one layer, or of another module that a conversion changed.
 
-    kind: "sphere", "plain", "head" (an `AngularHead`), "norm" (a BatchNorm that was looked at), "dropped" or "changed".
-    k: a number, the least and the greatest where each filter has its own, None where there is none.
-    reason: what a conversion did or why it did nothing; "as built" where none did anything.
+    Attributes:
+        name: Dotted name; "" for the model itself.
+        layer: Name of the class.
+        kind: "sphere", "plain", "head" (an `AngularHead`), "norm" (a BatchNorm that `drop_batch_norm` kept), "dropped"
+            (a BatchNorm replaced by `nn.Identity`) or "changed" (a module with a changed attribute).
+        operator: Name of the angle function of a sphere layer.
+        k: The sigmoid's k, as a number or, if filters differ, as (smallest, largest); None if there is none.
+        reason: What a conversion did or why it did nothing; "as created" if no conversion looked at it.
     """
 
     name: str
@@ -71,20 +83,24 @@ class LayerSummary:
     reason: str
 
     def cells(self) -> tuple[str, ...]:
-        """The columns of the printed table."""
-        return self.name or "(model)", self.layer, self.kind, self.operator or "–", self._k_text(), self.reason
-
-    def _k_text(self) -> str:
+        """Return the row of the printed table."""
         if isinstance(self.k, tuple):
-            return f"{self.k[0]:.3g} to {self.k[1]:.3g}"
-        return "–" if self.k is None else f"{self.k:.3g}"
+            k = f"{self.k[0]:.3g} to {self.k[1]:.3g}"
+        else:
+            k = "–" if self.k is None else f"{self.k:.3g}"
+        return self.name or "(model)", self.layer, self.kind, self.operator or "–", k, self.reason
 
 
 @dataclass(frozen=True)
 class SphereSummary:
-    """The layers of a model in the order of their definition, and its number of parameters, shared ones once.
+    """Layers of a model in order of definition, and its number of parameters.
 
-    Iterating gives the layers; printing it gives a table.
+    Iterate over it for the layers, index it by name, or print it for a table. Shared parameters count once.
+
+    Attributes:
+        layers: Summaries of the layers.
+        parameters: Number of parameters of the model.
+        sphere_parameters: Number of parameters of its sphere layers.
     """
 
     layers: tuple[LayerSummary, ...]
@@ -104,50 +120,57 @@ class SphereSummary:
         raise KeyError(name)
 
     def count(self, kind: str) -> int:
-        """Return how many layers are of this kind."""
+        """Return the number of layers of a kind."""
         return sum(layer.kind == kind for layer in self.layers)
 
     def __str__(self) -> str:
         rows = [("name", "layer", "kind", "operator", "k", "reason"), *(layer.cells() for layer in self.layers)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        return "\n".join([*lines, "", self._totals()])
-
-    def _totals(self) -> str:
         counts = [f"{self.count('sphere')} sphere", f"{self.count('plain')} plain"]
         counts += [f"{self.count(kind)} {kind}" for kind in ("head", "norm", "dropped", "changed") if self.count(kind)]
-        share = self.sphere_parameters / self.parameters if self.parameters else 0.0
-        return (
+        fraction = self.sphere_parameters / self.parameters if self.parameters else 0.0
+        totals = (
             f"{', '.join(counts)}; {self.parameters:,} parameters, "
-            f"{self.sphere_parameters:,} of them in sphere layers ({share:.1%})"
+            f"{self.sphere_parameters:,} of them in sphere layers ({fraction:.1%})"
         )
+        return "\n".join([*lines, "", totals])
 
 
 def sphere_summary(model: nn.Module) -> SphereSummary:
-    """Return what is spherical in a model, what is plain, and why; print it for a table.
+    """Return which layers of a model are spherical, which are plain, and why; print it for a table.
 
-    Works for any model, converted by `to_sphere`, built by `create_model` or neither. Layers are the modules that own a
-    weight of two dimensions or more; a layer with several names is listed under its first. Parameters of lazy layers
-    are not counted yet. Raises TypeError for anything but a module.
+    Layers are the modules with a weight of two or more dimensions. A layer with several names is listed under the first
+    one. Parameters of lazy layers are not counted until they have a shape.
+
+    Args:
+        model: Any module, whether converted by `to_sphere`, created by `create_model` or neither.
+
+    Raises:
+        TypeError: If model is not a module.
+
+    Example:
+        >>> print(sn.sphere_summary(sn.to_sphere(model)))
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a module, got {model!r} of type {type(model).__name__}.")
     layers = {module for _, module in weight_modules(model)}
     rows = [
-        _summarise(name, module)
+        _summarize(name, module)
         for name, module in model.named_modules()
-        if module in layers or read_note(module) is not None
+        if module in layers or recorded_reason(module) is not None
     ]
-    spherical = [m for m in model.modules() if isinstance(m, SphereLayer)]
-    return SphereSummary(tuple(rows), _count([model]), _count(spherical))
+    spherical = [module for module in model.modules() if isinstance(module, SphereLayer)]
+    return SphereSummary(tuple(rows), _num_parameters([model]), _num_parameters(spherical))
 
 
-def _summarise(name: str, module: nn.Module) -> LayerSummary:
-    operator, k = (module.operator, _range(module.k)) if isinstance(module, SphereLayer) else (None, None)
-    return LayerSummary(name, type(module).__name__, _kind(module), operator, k, read_note(module) or "as built")
+def _summarize(name: str, module: nn.Module) -> LayerSummary:
+    operator, k = (module.operator, _range_of(module.k)) if isinstance(module, SphereLayer) else (None, None)
+    reason = recorded_reason(module) or "as created"
+    return LayerSummary(name, type(module).__name__, _kind_of(module), operator, k, reason)
 
 
-def _kind(module: nn.Module) -> str:
+def _kind_of(module: nn.Module) -> str:
     kinds = {SphereLayer: "sphere", AngularHead: "head", _BatchNorm: "norm", nn.Identity: "dropped"}
     for cls, kind in kinds.items():
         if isinstance(module, cls):
@@ -155,15 +178,15 @@ def _kind(module: nn.Module) -> str:
     return "plain" if next(weight_modules(module), ("-", module))[0] == "" else "changed"
 
 
-def _range(k: Tensor | float | None) -> float | tuple[float, float] | None:
+def _range_of(k: Tensor | float | None) -> float | tuple[float, float] | None:
     if not isinstance(k, Tensor):
         return k
     if k.is_meta:
         return None
-    least, greatest = k.min().item(), k.max().item()
-    return least if k.dim() == 0 or least == greatest else (least, greatest)
+    smallest, largest = k.min().item(), k.max().item()
+    return smallest if k.dim() == 0 or smallest == largest else (smallest, largest)
 
 
-def _count(modules: Sequence[nn.Module]) -> int:
+def _num_parameters(modules: Sequence[nn.Module]) -> int:
     parameters = {parameter for module in modules for parameter in module.parameters()}
     return sum(parameter.numel() for parameter in parameters if not is_lazy(parameter))

@@ -1,22 +1,23 @@
 """Data sets behind one interface: a split turns an order of indices into batches on the device.
 
-`load_dataset` returns a named set with its two splits; sets in memory are augmented in batches on the device, folders
-of pictures are decoded by workers. Files are read, never believed: every reader answers with the data or a DataError.
+`load_dataset` returns a data set with a training and a test split. Data sets in memory are augmented in batches on the
+device; the images of folders are decoded by worker processes. Files are not trusted: every reader returns valid data or
+raises DataError.
 """
 
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from spherenet.data.archives import data_folder
 from spherenet.data.augmentation import AUGMENTATIONS, Augmentation
-from spherenet.data.folder import FolderSplit, check_images
+from spherenet.data.cifar import CIFAR10, CIFAR100, cifar_info
+from spherenet.data.digits import MNIST5K
+from spherenet.data.folder import FOLDER, FolderSplit, check_images
 from spherenet.data.images import Preprocessing, read_image
-from spherenet.data.registry import (
-    DATASETS,
-    DatasetFacts,
-    data_folder,
-    default_augmentation,
-    find_dataset,
-    list_datasets,
-    load_dataset,
-)
-from spherenet.data.splits import Batch, Dataset, Split, TensorSplit
+from spherenet.data.splits import Batch, Dataset, DatasetInfo, LoadOptions, Progress, Split, TensorSplit
+from spherenet.validation import require_one_of
 
 __all__ = [
     "AUGMENTATIONS",
@@ -24,8 +25,9 @@ __all__ = [
     "Augmentation",
     "Batch",
     "Dataset",
-    "DatasetFacts",
+    "DatasetInfo",
     "FolderSplit",
+    "LoadOptions",
     "Preprocessing",
     "Split",
     "TensorSplit",
@@ -37,3 +39,74 @@ __all__ = [
     "load_dataset",
     "read_image",
 ]
+
+MAX_IMAGE_SIZE = 4096
+MAX_BYTES_IN_MEMORY = 16 << 30
+
+DATASETS: dict[str, DatasetInfo] = {
+    "mnist5k": MNIST5K,
+    "cifar10": cifar_info(CIFAR10, augmentation="flip"),
+    "cifar100": cifar_info(CIFAR100, augmentation="flips-crop"),
+    "folder": FOLDER,
+}
+"""The registry: one line per data set."""
+
+
+def list_datasets() -> list[str]:
+    """Return the names that `load_dataset` accepts."""
+    return list(DATASETS)
+
+
+def default_augmentation(name: str) -> str:
+    """Return the name of the augmentation that the paper uses for a data set."""
+    return DATASETS[require_one_of("data", name, DATASETS)].augmentation
+
+
+def find_dataset(name: str, data_dir: str | os.PathLike[str] | None = None) -> Path | None:
+    """Return the file or folder that `load_dataset` would read, or None; nothing is read or downloaded."""
+    return DATASETS[require_one_of("data", name, DATASETS)].find(data_dir)
+
+
+def load_dataset(
+    name: str,
+    data_dir: str | os.PathLike[str] | None = None,
+    *,
+    image_size: int | None = None,
+    channels: int | None = None,
+    val_fraction: float = 0.1,
+    seed: int = 0,
+    download: bool = True,
+    progress: Progress | None = None,
+) -> Dataset:
+    """Load a data set by name: `mnist5k`, `cifar10`, `cifar100` or `folder`.
+
+    Args:
+        name: Name of the data set.
+        data_dir: For `folder`, the folder of images. For CIFAR, the folder that holds it or to which it is downloaded;
+            the default is `data_folder()`.
+        image_size: Height and width of the network's input. By default the size of the data set; for `folder` 224,
+            cropped from 256 × 256 (other sizes in the same proportion).
+        channels: 1 (gray) or 3 (RGB); by default as in the data set.
+        val_fraction: Fraction of each class that a folder without `val/` keeps for testing.
+        seed: Seed of this choice.
+        download: Whether to download CIFAR if it is missing.
+        progress: Called with (done, total) bytes during a download.
+
+    Raises:
+        DataError: The data are missing, corrupt or refused.
+        ValueError: An argument is wrong.
+    """
+    info = DATASETS[require_one_of("data", name, DATASETS)]
+    if not (isinstance(val_fraction, (int, float)) and 0 < val_fraction < 1):
+        raise ValueError(f"val_fraction must be between 0 and 1, got {val_fraction!r}.")
+    if image_size is not None and (type(image_size) is not int or not 1 <= image_size <= MAX_IMAGE_SIZE):
+        raise ValueError(f"image_size must be an integer from 1 to {MAX_IMAGE_SIZE}, got {image_size!r}.")
+    size = info.size if image_size is None else (image_size, image_size)
+    preprocessing = Preprocessing.standard(size, info.channels if channels is None else channels)
+    size_in_memory = ((info.train or 0) + (info.test or 0)) * size[0] * size[1] * preprocessing.channels
+    if size_in_memory > MAX_BYTES_IN_MEMORY:
+        raise ValueError(
+            f"image_size must keep {name} below {MAX_BYTES_IN_MEMORY / 2**30:.0f} GB in memory, got {image_size}, "
+            f"which takes {size_in_memory / 2**30:,.0f} GB."
+        )
+    return info.load(LoadOptions(data_dir, preprocessing, val_fraction, seed, download, progress))

@@ -1,11 +1,9 @@
-"""Random integers that are a function of (seed, epoch, index, purpose) and of nothing else.
+"""Random flips and crops of batches, drawn from (seed, epoch, index) alone.
 
-A picture's augmentation must not depend on which batch, worker, process or device it meets, nor on what was drawn
-before. So there is no generator with a state: each number is the output of SplitMix64 (Steele, Lea and Flood, 2014)
-started at a key made of seed, epoch and purpose, at the step `index`. The arithmetic is that of unsigned 64-bit
-integers, which numpy wraps the same way everywhere.
-
-What training does to a batch: random flips and crops, drawn from (seed, epoch, index) alone.
+The augmentation of an image must not depend on its batch, worker, process or device, or on earlier draws. Hence there
+is no generator with a state: each number is the output of SplitMix64 (Steele, Lea and Flood, 2014) started at a key
+derived from seed, epoch and purpose, at step `index`. The arithmetic is unsigned 64-bit, which numpy wraps identically
+on every machine.
 """
 
 from __future__ import annotations
@@ -17,15 +15,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["AUGMENTATIONS", "Augmentation", "Purpose", "augment", "draw", "shuffled", "without_waiting"]
+__all__ = ["AUGMENTATIONS", "Augmentation", "Purpose", "augment", "draw", "shuffled"]
 
 GAMMA = 0x9E3779B97F4A7C15  # 2⁶⁴ divided by the golden ratio: the step of SplitMix64
 MULTIPLIERS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-WORD = (1 << 64) - 1
+MASK = (1 << 64) - 1
+MAX_PADDING = 512
+
+Bits = np.ndarray[tuple[int], np.dtype[np.uint64]]
 
 
 class Purpose(IntEnum):
-    """What a random number is for: the numbers of two purposes have nothing to do with each other."""
+    """Use of a random number; the numbers of different purposes are independent."""
 
     HORIZONTAL_FLIP = 0
     VERTICAL_FLIP = 1
@@ -36,63 +37,50 @@ class Purpose(IntEnum):
     SHUFFLE = 6
 
 
-def _mixed(word: int) -> int:
-    """Return SplitMix64's output for the state `word`, in Python's integers."""
-    word = ((word ^ (word >> 30)) * MULTIPLIERS[0]) & WORD
-    word = ((word ^ (word >> 27)) * MULTIPLIERS[1]) & WORD
-    return word ^ (word >> 31)
-
-
 def _key(seed: int, epoch: int, purpose: Purpose) -> int:
+    """Hash seed, epoch and purpose to 64 bits: SplitMix64 in Python integers."""
     key = 0
-    for part in (seed, epoch, purpose):
-        key = _mixed((key + GAMMA + part) & WORD)
+    for number in (seed, epoch, purpose):
+        key = (key + GAMMA + number) & MASK
+        key = ((key ^ (key >> 30)) * MULTIPLIERS[0]) & MASK
+        key = ((key ^ (key >> 27)) * MULTIPLIERS[1]) & MASK
+        key ^= key >> 31
     return key
 
 
-def _words(seed: int, epoch: int, indices: Tensor, purpose: Purpose) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    """Return one uniform 64-bit word for each index: [N] uint64."""
-    steps = indices.numpy().astype(np.uint64)
-    words = np.uint64(_key(seed, epoch, purpose)) + steps * np.uint64(GAMMA)
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(MULTIPLIERS[0])
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(MULTIPLIERS[1])
-    return words ^ (words >> np.uint64(31))
+def _random_bits(seed: int, epoch: int, indices: Tensor, purpose: Purpose) -> Bits:
+    """Return 64 uniform bits per index: uint64 [N]."""
+    bits = np.uint64(_key(seed, epoch, purpose)) + indices.numpy().astype(np.uint64) * np.uint64(GAMMA)
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(MULTIPLIERS[0])
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(MULTIPLIERS[1])
+    return bits ^ (bits >> np.uint64(31))
 
 
 def draw(seed: int, epoch: int, indices: Tensor, purpose: Purpose, below: int) -> Tensor:
-    """Return a uniform integer of [0, below) for each index: [N] int64, CPU.
+    """Return a uniform integer in [0, below) per index: int64 [N] on the CPU.
 
-    The word's upper 32 bits are scaled by `below` (at most 2³¹): a value's probability is off by less than 2⁻³².
+    The upper 32 bits are scaled by `below` (at most 2³¹), so a value's probability is off by less than 2⁻³².
     """
-    upper = _words(seed, epoch, indices, purpose) >> np.uint64(32)
+    upper = _random_bits(seed, epoch, indices, purpose) >> np.uint64(32)
     return torch.from_numpy(((upper * np.uint64(below)) >> np.uint64(32)).astype(np.int64))
 
 
 def shuffled(seed: int, count: int) -> Tensor:
-    """Return the numbers 0 … count − 1 in a random order that is the same on every machine and version."""
-    words = _words(seed, 0, torch.arange(count), Purpose.SHUFFLE)
-    return torch.from_numpy(np.argsort(words, kind="stable"))
-
-
-def without_waiting(tensor: Tensor, device: torch.device | str) -> Tensor:
-    """Return a CPU tensor on a device.
-
-    A plain `to` waits until the device has finished its work so far, which costs a step its overlap. Copies from
-    ordinary memory are taken over before the call returns, so that the source may be freed. MPS is not known to do so.
-    """
-    return tensor.to(device, non_blocking=torch.device(device).type != "mps")
-
-
-LARGEST_PADDING = 512
+    """Return a random permutation of 0 … count − 1 that is the same on every machine and version."""
+    bits = _random_bits(seed, 0, torch.arange(count), Purpose.SHUFFLE)
+    return torch.from_numpy(np.argsort(bits, kind="stable"))
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Which random changes a training picture goes through; each is drawn anew in every epoch.
+    """Random changes of training images, drawn again in every epoch.
 
-    `crop_padding`: the picture stands in that many black pixels on each side and a window of its own size is cut out
-    anywhere. `random_crop`: where the preprocessing resizes to more than `size`, the window of `size` is cut out
-    anywhere instead of in the centre (ImageNet's recipe); elsewhere it changes nothing.
+    Args:
+        horizontal_flip: Mirror left and right with probability 1/2.
+        vertical_flip: Mirror top and bottom with probability 1/2.
+        crop_padding: Pad each side with this many black pixels and crop a random window of the original size.
+        random_crop: If the preprocessing resizes to more than `size`, crop at a random position instead of the center
+            (as for ImageNet); otherwise no effect.
     """
 
     horizontal_flip: bool = False
@@ -104,10 +92,8 @@ class Augmentation:
         for name in ("horizontal_flip", "vertical_flip", "random_crop"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name} must be true or false, got {getattr(self, name)!r}.")
-        if type(self.crop_padding) is not int or not 0 <= self.crop_padding <= LARGEST_PADDING:
-            raise ValueError(
-                f"crop_padding must be a whole number from 0 to {LARGEST_PADDING}, got {self.crop_padding!r}."
-            )
+        if type(self.crop_padding) is not int or not 0 <= self.crop_padding <= MAX_PADDING:
+            raise ValueError(f"crop_padding must be an integer from 0 to {MAX_PADDING}, got {self.crop_padding!r}.")
 
 
 AUGMENTATIONS: dict[str, Augmentation] = {
@@ -117,22 +103,29 @@ AUGMENTATIONS: dict[str, Augmentation] = {
     "flips-crop": Augmentation(horizontal_flip=True, vertical_flip=True, crop_padding=4),
     "imagenet": Augmentation(horizontal_flip=True, random_crop=True),
 }
-"""By name, as SPEC 4 has them: `flip` is the paper's CIFAR-10, `flips-crop` its CIFAR-10+ and CIFAR-100,
-`flip-crop` the same as its released code did it, `imagenet` its ImageNet."""
+"""Augmentations by name. The paper uses `flip` for CIFAR-10, `flips-crop` for CIFAR-10+ and CIFAR-100 and `imagenet`
+for ImageNet; its released code uses `flip-crop` in place of `flips-crop`."""
 
 
-def augment(pictures: Tensor, indices: Tensor, augmentation: Augmentation, *, seed: int, epoch: int) -> Tensor:
-    """Return the pictures, flipped and cropped: uint8 [N, H, W, C] to the same, on their device.
+def augment(images: Tensor, indices: Tensor, augmentation: Augmentation, *, seed: int, epoch: int) -> Tensor:
+    """Flip and crop images: uint8 [N, H, W, C] to the same, on their device.
 
-    `indices` (CPU) are the pictures' positions in their split. The output's pixel (y, x) of picture n is read at
-    (rows[n, y], columns[n, x]) of the padded picture: one gather does both flips and the crop.
+    Pixel (y, x) of output n is read from (rows[n, y], columns[n, x]) of the padded image n, so that one gather performs
+    both flips and the crop.
+
+    Args:
+        images: The images.
+        indices: Positions of the images in their split, int64 [N] on the CPU.
+        augmentation: The random changes.
+        seed: Seed of the run.
+        epoch: Number of the epoch.
     """
-    count, height, width, channels = pictures.shape
+    count, height, width, channels = images.shape
     padding = augmentation.crop_padding
     if count == 0 or not (augmentation.horizontal_flip or augmentation.vertical_flip or padding):
-        return pictures
+        return images
 
-    def read_at(length: int, flip: bool, flip_purpose: Purpose, crop_purpose: Purpose) -> Tensor:
+    def source_positions(length: int, flip: bool, flip_purpose: Purpose, crop_purpose: Purpose) -> Tensor:
         positions = torch.arange(length).expand(count, length)
         if flip:
             flipped = draw(seed, epoch, indices, flip_purpose, 2).bool()
@@ -141,15 +134,16 @@ def augment(pictures: Tensor, indices: Tensor, augmentation: Augmentation, *, se
             positions = positions + draw(seed, epoch, indices, crop_purpose, 2 * padding + 1)[:, None]
         return positions
 
-    rows = read_at(height, augmentation.vertical_flip, Purpose.VERTICAL_FLIP, Purpose.PADDED_CROP_TOP)
-    columns = read_at(width, augmentation.horizontal_flip, Purpose.HORIZONTAL_FLIP, Purpose.PADDED_CROP_LEFT)
+    rows = source_positions(height, augmentation.vertical_flip, Purpose.VERTICAL_FLIP, Purpose.PADDED_CROP_TOP)
+    columns = source_positions(width, augmentation.horizontal_flip, Purpose.HORIZONTAL_FLIP, Purpose.PADDED_CROP_LEFT)
     padded_height, padded_width = height + 2 * padding, width + 2 * padding
     rows = rows + torch.arange(count)[:, None] * padded_height
-    # Only [N, H] and [N, W] numbers travel to the device; the [N, H, W] positions are made there.
-    rows, columns = without_waiting(rows, pictures.device), without_waiting(columns, pictures.device)
+    # Copy [N, H] and [N, W] positions to the device and expand them to [N, H, W] there.
+    device, non_blocking = images.device, images.device.type != "mps"
+    rows, columns = rows.to(device, non_blocking=non_blocking), columns.to(device, non_blocking=non_blocking)
     pixels = (rows * padded_width)[:, :, None] + columns[:, None, :]
     if padding:
-        padded = pictures.new_zeros(count, padded_height, padded_width, channels)
-        padded[:, padding:-padding, padding:-padding] = pictures
-        pictures = padded
-    return pictures.reshape(-1, channels).index_select(0, pixels.view(-1)).view(count, height, width, channels)
+        padded = images.new_zeros(count, padded_height, padded_width, channels)
+        padded[:, padding:-padding, padding:-padding] = images
+        images = padded
+    return images.reshape(-1, channels).index_select(0, pixels.view(-1)).view(count, height, width, channels)

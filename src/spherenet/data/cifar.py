@@ -1,9 +1,7 @@
-"""What CIFAR-10 and CIFAR-100 are: names, counts and places of everything in the official archives.
+"""CIFAR-10 and CIFAR-100 in every official layout, read into one uint8 tensor per split.
 
-The facts are those of https://www.cs.toronto.edu/~kriz/cifar.html; the SHA-256 are the ones that TensorFlow Datasets
-pins for the same archives (the page itself gives MD5 only).
-
-CIFAR-10 and CIFAR-100 in every form they are handed out in, read into one uint8 tensor for each split.
+Names and counts are from https://www.cs.toronto.edu/~kriz/cifar.html. That page states MD5 only; the SHA-256 are those
+that TensorFlow Datasets pins for the same archives.
 """
 
 from __future__ import annotations
@@ -11,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,21 +17,38 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spherenet.data.archives import download, read_members
-from spherenet.data.splits import Progress
+from spherenet.data.archives import data_folder, download, read_members
+from spherenet.data.splits import DataDir, Dataset, DatasetInfo, LoadOptions, TensorSplit
 from spherenet.data.unpickling import Array, read_pickled_dict
 from spherenet.errors import DataError
+from spherenet.files import read_regular
 
-__all__ = ["CIFAR10", "CIFAR100", "CifarFormat", "CifarSource", "fetch_cifar", "find_cifar", "read_cifar"]
+__all__ = ["CIFAR10", "CIFAR100", "CifarFormat", "CifarSource", "cifar_info", "find_cifar", "read_cifar"]
+
+SIDE = 32
+PIXELS = 3 * SIDE * SIDE
+OPCODES_PER_IMAGE = 16  # of a pickled file: a label or two and a file name take about 8
 
 
 @dataclass(frozen=True)
 class CifarFormat:
-    """The official form of one of the two sets: names, counts and places of everything in it.
+    """Official format of one of the two data sets.
 
-    `train` and `test` give the number of pictures of each file (named `x.bin` in the binary layout, `x` in the
-    pickled one). A binary record is `label_bytes` labels, of which the last is the class, then the planes of red,
-    green and blue.
+    Attributes:
+        name: Name of the data set.
+        classes: Names of the classes.
+        binary_folder: Folder of the binary layout, whose files are named `x.bin`.
+        python_folder: Folder of the pickled layout, whose files are named `x`.
+        train: Number of images per training file.
+        test: Number of images per test file.
+        label_bytes: Labels at the start of a binary record, of which the last is the class; the planes of red, green
+            and blue follow.
+        label_key: Key of the labels in a pickled file.
+        archive: Name of the binary archive.
+        python_archive: Name of the pickled archive.
+        archive_bytes: Size of the binary archive.
+        archive_sha256: SHA-256 of the binary archive.
+        url: Address of the binary archive.
     """
 
     name: str
@@ -55,7 +71,7 @@ CIFAR10 = CifarFormat(
     classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
     binary_folder="cifar-10-batches-bin",
     python_folder="cifar-10-batches-py",
-    train={f"data_batch_{part}": 10_000 for part in range(1, 6)},
+    train={f"data_batch_{number}": 10_000 for number in range(1, 6)},
     test={"test_batch": 10_000},
     label_bytes=1,
     label_key="labels",
@@ -66,7 +82,7 @@ CIFAR10 = CifarFormat(
     url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
 )
 
-CLASSES_OF_100 = (
+CIFAR100_CLASSES = (
     "apple", "aquarium_fish", "baby", "bear", "beaver", "bed", "bee", "beetle", "bicycle", "bottle", "bowl", "boy",
     "bridge", "bus", "butterfly", "camel", "can", "castle", "caterpillar", "cattle", "chair", "chimpanzee", "clock",
     "cloud", "cockroach", "couch", "crab", "crocodile", "cup", "dinosaur", "dolphin", "elephant", "flatfish",
@@ -81,12 +97,12 @@ CLASSES_OF_100 = (
 
 CIFAR100 = CifarFormat(
     name="cifar100",
-    classes=CLASSES_OF_100,
+    classes=CIFAR100_CLASSES,
     binary_folder="cifar-100-binary",
     python_folder="cifar-100-python",
     train={"train": 50_000},
     test={"test": 10_000},
-    label_bytes=2,  # one of 20 superclasses, then the class
+    label_bytes=2,  # the superclass (of 20), then the class
     label_key="fine_labels",
     archive="cifar-100-binary.tar.gz",
     python_archive="cifar-100-python.tar.gz",
@@ -96,120 +112,143 @@ CIFAR100 = CifarFormat(
 )
 
 
-SIDE = 32
-PIXELS = 3 * SIDE * SIDE
-INSTRUCTIONS_PER_PICTURE = 16  # of a pickled batch: a label or two and a file name take about 8
-
-
 class CifarSource(NamedTuple):
-    """Where a set was found: a folder or an archive, of binary or of pickled files."""
+    """Location and layout of a data set: a folder or an archive, of binary or of pickled files."""
 
     path: Path
     pickled: bool
     archived: bool
 
 
-class Pictures(NamedTuple):
-    """One split: pictures uint8 [N, 32, 32, 3], labels int64 [N]."""
+class Images(NamedTuple):
+    """Images uint8 [N, 32, 32, 3] and labels int64 [N] of one split."""
 
-    pictures: Tensor
+    images: Tensor
     labels: Tensor
 
 
-def find_cifar(form: CifarFormat, folder: Path) -> CifarSource | None:
-    """Return the first of the official forms that is in `folder`, by its name alone; nothing is read.
+def cifar_info(cifar: CifarFormat, *, augmentation: str) -> DatasetInfo:
+    """Return the registry entry of CIFAR-10 or CIFAR-100."""
+    return DatasetInfo(
+        summary=f"color images of {len(cifar.classes)} classes",
+        classes=len(cifar.classes),
+        train=sum(cifar.train.values()),
+        test=sum(cifar.test.values()),
+        size=(SIDE, SIDE),
+        channels=3,
+        augmentation=augmentation,
+        find=partial(_find, cifar),
+        load=partial(_load, cifar),
+    )
 
-    In this order: the folder of binary files, that of pickled ones, the binary archive, the pickled one. `folder` may
-    also be one of the two folders itself.
+
+def _find(cifar: CifarFormat, data_dir: DataDir) -> Path | None:
+    source = find_cifar(cifar, data_folder(data_dir))
+    return source.path if source else None
+
+
+def _load(cifar: CifarFormat, options: LoadOptions) -> Dataset:
+    """Read the data set, after a download if it is missing and `options.download` allows it."""
+    folder = data_folder(options.data_dir)
+    source = find_cifar(cifar, folder)
+    if source is None:
+        if not options.download:
+            names = f"{cifar.binary_folder}/, {cifar.python_folder}/, {cifar.archive}, {cifar.python_archive}"
+            raise DataError(
+                f"{cifar.name} was not found in {str(folder)!r} (searched for {names}): download it with "
+                f"'spherenet data {cifar.name} --download' or set --data-dir or SPHERENET_DATA."
+            )
+        target = folder / cifar.archive
+        size, sha256 = cifar.archive_bytes, cifar.archive_sha256
+        download(cifar.url, target, size=size, sha256=sha256, progress=options.progress)
+        source = CifarSource(target, pickled=False, archived=True)
+    train, test = (TensorSplit(*split, options.preprocessing) for split in read_cifar(cifar, source))
+    return Dataset(cifar.name, cifar.classes, options.preprocessing, train, test)
+
+
+def find_cifar(cifar: CifarFormat, folder: Path) -> CifarSource | None:
+    """Return the first official layout in `folder`, judged by names alone; nothing is read.
+
+    The order is: binary folder, pickled folder, binary archive, pickled archive. `folder` may also be the binary or
+    the pickled folder itself.
     """
-    first = next(iter(form.train))
-    for name, pickled, file in ((form.binary_folder, False, f"{first}.bin"), (form.python_folder, True, first)):
-        for place in (folder / name, folder):
-            if os.path.isdir(place) if place != folder else os.path.isfile(folder / file):
-                return CifarSource(place, pickled, archived=False)
-    for name, pickled in ((form.archive, False), (form.python_archive, True)):
+    first = next(iter(cifar.train))
+    for name, pickled, file in ((cifar.binary_folder, False, f"{first}.bin"), (cifar.python_folder, True, first)):
+        if os.path.isdir(folder / name):
+            return CifarSource(folder / name, pickled, archived=False)
+        if os.path.isfile(folder / file):
+            return CifarSource(folder, pickled, archived=False)
+    for name, pickled in ((cifar.archive, False), (cifar.python_archive, True)):
         if os.path.isfile(folder / name):
             return CifarSource(folder / name, pickled, archived=True)
     return None
 
 
-def fetch_cifar(form: CifarFormat, folder: Path, progress: Progress | None = None) -> CifarSource:
-    """Download the official binary archive into `folder`, verified."""
-    target = folder / form.archive
-    download(form.url, target, size=form.archive_bytes, sha256=form.archive_sha256, progress=progress)
-    return CifarSource(target, pickled=False, archived=True)
+def read_cifar(cifar: CifarFormat, source: CifarSource) -> tuple[Images, Images]:
+    """Return the training and the test split.
 
-
-def read_cifar(form: CifarFormat, source: CifarSource) -> tuple[Pictures, Pictures]:
-    """Return the training and the test split; anything missing, too long, too short or out of range is a DataError."""
-    counts = {**form.train, **form.test}
-    names = {part: part if source.pickled else f"{part}.bin" for part in counts}
-    if source.pickled:  # as text, in the protocols for Python 2, a byte may take two
-        longest = {names[part]: count * (2 * PIXELS + 256) + (1 << 16) for part, count in counts.items()}
-    else:
-        longest = {names[part]: count * (form.label_bytes + PIXELS) for part, count in counts.items()}
+    Raises:
+        DataError: A file is missing, too long, too short or corrupt, or a label is out of range.
+    """
+    counts = {**cifar.train, **cifar.test}
+    file_names = {name: name if source.pickled else f"{name}.bin" for name in counts}
+    # Protocols for Python 2 store bytes as text, which takes up to two bytes per byte.
+    record = 2 * PIXELS + 256 if source.pickled else cifar.label_bytes + PIXELS
+    margin = 1 << 16 if source.pickled else 0
+    limits = {file_names[name]: count * record + margin for name, count in counts.items()}
     if source.archived:
-        prefix = form.python_folder if source.pickled else form.binary_folder
-        members = read_members(source.path, {f"{prefix}/{name}": length for name, length in longest.items()})
-        contents = {name: members[f"{prefix}/{name}"] for name in longest}
+        prefix = cifar.python_folder if source.pickled else cifar.binary_folder
+        members = read_members(source.path, {f"{prefix}/{name}": limit for name, limit in limits.items()})
+        contents = {name: members[f"{prefix}/{name}"] for name in limits}
     else:
-        contents = {name: _read_file(source.path / name, length) for name, length in longest.items()}
-    parse = _parsed_pickle if source.pickled else _parsed_binary
+        contents = {name: _read_file(source.path / name, limit) for name, limit in limits.items()}
+    parse = _parse_pickle if source.pickled else _parse_binary
 
-    def split(parts: Mapping[str, int]) -> Pictures:
-        # Stored [N, H, W, C], so that the view [N, C, H, W] is channels-last.
-        pictures = np.empty((sum(parts.values()), SIDE, SIDE, 3), dtype=np.uint8)
-        labels = np.empty(len(pictures), dtype=np.int64)
+    def split(files: Mapping[str, int]) -> Images:
+        # Stored as [N, H, W, C], so that the view [N, C, H, W] is channels-last.
+        images = np.empty((sum(files.values()), SIDE, SIDE, 3), dtype=np.uint8)
+        labels = np.empty(len(images), dtype=np.int64)
         start = 0
-        for part, count in parts.items():
-            where = str(source.path / names[part])
-            planes, labels[start : start + count] = parse(contents.pop(names[part]), where, count, form)
-            pictures[start : start + count] = planes.reshape(count, 3, SIDE, SIDE).transpose(0, 2, 3, 1)
-            _require_labels(labels[start : start + count], where, len(form.classes))
+        for name, count in files.items():
+            path = str(source.path / file_names[name])
+            planes, labels[start : start + count] = parse(contents.pop(file_names[name]), path, count, cifar)
+            images[start : start + count] = planes.reshape(count, 3, SIDE, SIDE).transpose(0, 2, 3, 1)
+            _require_labels(labels[start : start + count], path, len(cifar.classes))
             start += count
-        return Pictures(torch.from_numpy(pictures), torch.from_numpy(labels))
+        return Images(torch.from_numpy(images), torch.from_numpy(labels))
 
-    return split(form.train), split(form.test)
+    return split(cifar.train), split(cifar.test)
 
 
-def _read_file(path: Path, longest: int) -> bytes:
-    if not os.path.isfile(path):
-        raise DataError(f"the file {str(path)!r} is missing: the set is not whole.")
+def _read_file(path: Path, limit: int) -> bytes:
     try:
-        with path.open("rb") as file:
-            data = file.read(longest + 1)
+        return read_regular(path, limit, follow_links=True)
     except OSError as error:
-        raise DataError(f"the file {str(path)!r} cannot be read: {error.strerror}.") from None
-    if len(data) > longest:
-        raise DataError(f"the file {str(path)!r} is longer than the {longest} bytes that it may have.")
-    return data
+        raise DataError(f"the file {str(path)!r} cannot be read ({error.strerror}).") from None
 
 
-def _parsed_binary(data: bytes, where: str, count: int, form: CifarFormat) -> tuple[Array, Array]:
-    record = form.label_bytes + PIXELS
+def _parse_binary(data: bytes, path: str, count: int, cifar: CifarFormat) -> tuple[Array, Array]:
+    record = cifar.label_bytes + PIXELS
     if len(data) != count * record:
-        raise DataError(
-            f"{where!r} has {len(data)} bytes instead of {count * record}, {count} pictures of {record}: "
-            "damaged or cut short."
-        )
+        raise DataError(f"{path!r} must have {count * record} bytes, {count} images of {record}, got {len(data)}.")
     records = np.frombuffer(data, dtype=np.uint8).reshape(count, record)
-    return records[:, form.label_bytes :], records[:, form.label_bytes - 1]
+    return records[:, cifar.label_bytes :], records[:, cifar.label_bytes - 1]
 
 
-def _parsed_pickle(data: bytes, where: str, count: int, form: CifarFormat) -> tuple[Array, Array]:
-    batch = read_pickled_dict(data, where, most_instructions=count * INSTRUCTIONS_PER_PICTURE + 1000)
-    planes, labels = batch.get("data"), batch.get(form.label_key)
+def _parse_pickle(data: bytes, path: str, count: int, cifar: CifarFormat) -> tuple[Array, Array]:
+    batch = read_pickled_dict(data, path, max_opcodes=count * OPCODES_PER_IMAGE + 1000)
+    planes, labels = batch.get("data"), batch.get(cifar.label_key)
     if not isinstance(planes, np.ndarray) or planes.dtype != np.uint8 or planes.shape != (count, PIXELS):
-        raise DataError(f"{where!r} must hold 'data', an array of uint8 [{count}, {PIXELS}].")
+        raise DataError(f"{path!r} must hold 'data', an array of uint8 [{count}, {PIXELS}].")
     if isinstance(labels, list) and all(type(label) is int and 0 <= label < 1 << 31 for label in labels):
         labels = np.array(labels, dtype=np.int64)
     if not isinstance(labels, np.ndarray) or labels.shape != (count,):
-        raise DataError(f"{where!r} must hold {form.label_key!r}, a list of {count} whole numbers.")
+        raise DataError(f"{path!r} must hold {cifar.label_key!r}, a list of {count} integers.")
     return planes, labels
 
 
-def _require_labels(labels: Array, where: str, classes: int) -> None:
+def _require_labels(labels: Array, path: str, classes: int) -> None:
     outside = np.flatnonzero((labels < 0) | (labels >= classes))
     if len(outside):
         index = int(outside[0])
-        raise DataError(f"{where!r} gives picture {index} the label {labels[index]}; allowed are 0 to {classes - 1}.")
+        raise DataError(f"labels in {path!r} must be from 0 to {classes - 1}, got {labels[index]} for image {index}.")

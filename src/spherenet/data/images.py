@@ -1,10 +1,8 @@
-"""How a picture becomes a network's input, as one value that is saved with the network.
+"""Image files: decoding to uint8 and the preprocessing that turns pixels into a network's input.
 
-One picture file: decoded to uint8, whatever its kind, or refused by name.
-
-Grey, palette, 16-bit, CMYK and transparent pictures all become grey or RGB of 8 bits; transparency is laid on white,
-as a browser shows it; the EXIF orientation is applied; of an animation the first frame counts. Only the six formats
-below are tried: others of Pillow's run programs or were never meant for photographs.
+Gray, palette, 16-bit, CMYK and transparent images become 8-bit gray or RGB. Transparency is composited on white, as in
+a browser; the EXIF orientation is applied; the first frame of an animation is used. Only the six formats below are
+tried: some of Pillow's other decoders run external programs.
 """
 
 from __future__ import annotations
@@ -24,21 +22,47 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from spherenet.data.augmentation import without_waiting
 from spherenet.errors import DataError
 
-__all__ = ["SUFFIXES", "Pixels", "Preprocessing", "centre", "decode", "normalise", "read_image"]
+__all__ = ["SUFFIXES", "Pixels", "Preprocessing", "center_offset", "decode", "normalize", "read_image"]
 
-LARGEST_SIDE = 8192  # of a network's input: larger is a damaged file, not a wish
+MAX_SIDE = 8192  # of a network's input
+MAX_PIXELS = (1 << 28) // 3  # 89 million, 256 MiB as RGB; Pillow's own limit only warns and can be turned off
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF")
+ORIENTATION = 0x0112  # the EXIF tag
+TRANSPOSES = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+SWAPS_SIDES = {TRANSPOSES[orientation] for orientation in (5, 6, 7, 8)}
+
+logging.getLogger("PIL").addHandler(logging.NullHandler())  # errors are raised as DataError instead
+
+Pixels = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """The picture is resized and centre cropped to `size`, and a pixel p becomes (p − mean)/std.
+    """Conversion of an image to a network's input, saved with the network.
 
-    `size` and `resize` are (height, width); `channels` is 1 (grey) or 3 (RGB); `mean` and `std` hold one number a
-    channel, in units of pixels from 0 to 255. With `resize` the picture is resized to that and the centre of `size`
-    cut out; without it, it is resized straight to `size`. Wrong values raise ValueError or TypeError.
+    The image is resized and center-cropped to `size`; a pixel p becomes (p − mean)/std.
+
+    Args:
+        size: (height, width) of the input.
+        channels: 1 (gray) or 3 (RGB).
+        mean: One number per channel, in units of pixels from 0 to 255.
+        std: One number per channel, in the same units.
+        resize: (height, width) before the center crop; None resizes directly to `size`.
+
+    Raises:
+        TypeError: An argument has a wrong type.
+        ValueError: An argument is out of range.
     """
 
     size: tuple[int, int]
@@ -50,7 +74,7 @@ class Preprocessing:
     def __post_init__(self) -> None:
         _require_sides("size", self.size)
         if type(self.channels) is not int or self.channels not in (1, 3):
-            raise ValueError(f"channels must be 1 (grey) or 3 (RGB), got {self.channels!r}.")
+            raise ValueError(f"channels must be 1 (gray) or 3 (RGB), got {_shorten(self.channels)}.")
         _require_numbers("mean", self.mean, self.channels)
         _require_numbers("std", self.std, self.channels)
         if min(self.std) <= 0:
@@ -62,16 +86,20 @@ class Preprocessing:
 
     @classmethod
     def standard(cls, size: tuple[int, int], channels: int, resize: tuple[int, int] | None = None) -> Preprocessing:
-        """Return the released code's scaling (SPEC 4): (pixel − 127.5)/128 in every channel."""
+        """Return the scaling of the paper's released code: (pixel − 127.5)/128 in every channel."""
         return cls(size, channels, (127.5,) * channels, (128.0,) * channels, resize)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields as what JSON knows: numbers, lists and None."""
+        """Return the fields as JSON values: numbers, lists and None."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
     @classmethod
     def from_dict(cls, saved: object) -> Preprocessing:
-        """Return what `as_dict` saved; anything else, wrong in type, value or size, raises DataError."""
+        """Return the preprocessing that `as_dict` saved.
+
+        Raises:
+            DataError: A field is missing, unknown or wrong.
+        """
         names = [field.name for field in fields(cls)]
         if not isinstance(saved, Mapping) or len(saved) != len(names) or any(name not in saved for name in names):
             raise DataError(f"the saved preprocessing must have exactly the fields {', '.join(names)}.")
@@ -86,125 +114,101 @@ class Preprocessing:
 
 def _require_sides(name: str, value: object) -> None:
     if not isinstance(value, tuple) or len(value) != 2 or any(type(side) is not int for side in value):
-        raise TypeError(f"{name} must be a pair of whole numbers (height, width), got {_shown(value)}.")
-    if not all(1 <= side <= LARGEST_SIDE for side in value):
-        raise ValueError(f"{name} must be from 1 to {LARGEST_SIDE} on each side, got {_shown(value)}.")
+        raise TypeError(f"{name} must be a pair of integers (height, width), got {_shorten(value)}.")
+    if not all(1 <= side <= MAX_SIDE for side in value):
+        raise ValueError(f"{name} must be from 1 to {MAX_SIDE} on each side, got {_shorten(value)}.")
 
 
 def _require_numbers(name: str, value: object, count: int) -> None:
     if not isinstance(value, tuple) or len(value) != count:
-        raise TypeError(f"{name} must hold {count} numbers, one for each channel, got {_shown(value)}.")
+        raise TypeError(f"{name} must hold {count} numbers, one per channel, got {_shorten(value)}.")
     # Bounded as well as finite: an integer from JSON may have more digits than a float can hold.
     if any(type(number) not in (int, float) or not abs(number) <= 1e6 or math.isnan(number) for number in value):
-        raise ValueError(f"{name} must hold finite numbers of at most 1e6, got {_shown(value)}.")
+        raise ValueError(f"{name} must hold finite numbers of at most 1e6, got {_shorten(value)}.")
 
 
-def _shown(value: object) -> str:
-    """Return the value's repr, cut: what comes from a file may be of any length."""
+def _shorten(value: object) -> str:
+    """Return the value's repr, shortened: a value from a file may have any length."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # an integer too long to print, or lists nested without end
-        return f"a {type(value).__name__} that cannot be shown"
+    except (ValueError, RecursionError):  # an integer too long to print, or deeply nested lists
+        return f"a {type(value).__name__} that cannot be printed"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def normalise(pictures: Tensor, preprocessing: Preprocessing) -> Tensor:
+def normalize(images: Tensor, preprocessing: Preprocessing) -> Tensor:
     """Return (pixel − mean)/std of uint8 [N, H, W, C] as float32 [N, C, H, W], channels-last in memory."""
-    count, height, width, channels = pictures.shape
-    # Whole rows, so that the innermost loop is W·C long and not C.
-    rows = pictures.reshape(count, height, width * channels).to(torch.float32)
+    count, height, width, channels = images.shape
+    # Whole rows, so that the innermost loop has length W·C instead of C.
+    rows = images.reshape(count, height, width * channels).to(torch.float32)
     for values, apply in ((preprocessing.mean, rows.sub_), (preprocessing.std, rows.div_)):
         if len(set(values)) == 1:
             apply(values[0])
         else:
-            apply(without_waiting(torch.tensor(values), rows.device).repeat(width))
+            apply(torch.tensor(values).to(rows.device, non_blocking=rows.device.type != "mps").repeat(width))
     return rows.view(count, height, width, channels).permute(0, 3, 1, 2)
 
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
-FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF")
-LARGEST_PICTURE = (1 << 28) // 3  # pixels, 89 million: 256 MiB as RGB. Pillow only warns there, and can be told not to
-ORIENTATION = 0x0112  # the EXIF tag
-TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-SIDEWAYS = {TURNS[orientation] for orientation in (5, 6, 7, 8)}
-
-logging.getLogger("PIL").addHandler(logging.NullHandler())  # what it has to say of broken files, we say
-
-Pixels = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
-
-
 def decode(path: str | Path, size: tuple[int, int], channels: int) -> Pixels:
-    """Return the picture resized to `size` (height, width) as uint8 [H, W, C].
+    """Return an image file resized to `size` (height, width) as uint8 [H, W, C].
 
-    A file that is missing, no regular file, of another format, damaged, cut short, or of more than
-    `LARGEST_PICTURE` pixels raises DataError naming it.
+    Raises:
+        DataError: The file is missing, not a regular file, of another format, corrupt, or has more than `MAX_PIXELS`
+            pixels.
     """
     try:
-        # Pillow warns of odd metadata and of large pictures: the former is none of ours, the latter checked below.
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return _decoded(path, size, channels)
+            warnings.simplefilter("ignore")  # of odd metadata and of large images; _open checks the size
+            with _open(path) as image:
+                if image.format != "PNG":
+                    return _pixels(image, size, channels)
+                image.verify()  # loading a PNG does not compare its checksums; afterwards the file must be reopened
+            with _open(path) as image:
+                return _pixels(image, size, channels)
     except DataError:
         raise
-    except Exception as error:
-        # Decoders meet hostile bytes with exceptions of every kind; to the reader all mean the same.
-        raise DataError(f"the picture {str(path)!r} cannot be read: {_reason(error)}.") from None
+    except Exception as error:  # decoders raise exceptions of many types on corrupt files
+        raise DataError(f"the image {str(path)!r} cannot be read: {_reason(error)}.") from None
 
 
-def _decoded(path: str | Path, size: tuple[int, int], channels: int) -> Pixels:
-    with _opened(path) as image:
-        if image.format != "PNG":
-            return _pixels(image, size, channels)
-        image.verify()  # the one format with checksums; loading does not compare them, and this ends the reading
-    with _opened(path) as image:
-        return _pixels(image, size, channels)
-
-
-def _opened(path: str | Path) -> Image.Image:
-    if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for ever
-        raise DataError(f"the picture {str(path)!r} is not a regular file.")
+def _open(path: str | Path) -> Image.Image:
+    if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would block
+        raise DataError(f"the image {str(path)!r} is not a regular file.")
     image = Image.open(path, formats=FORMATS)
-    if image.width * image.height > LARGEST_PICTURE:
+    if image.width * image.height > MAX_PIXELS:
         image.close()
         raise DataError(
-            f"the picture {str(path)!r} has {image.width} × {image.height} pixels; "
-            f"allowed are {LARGEST_PICTURE} in all."
+            f"the image {str(path)!r} must have at most {MAX_PIXELS} pixels, got {image.width} × {image.height}."
         )
     return image
 
 
 def _pixels(image: Image.Image, size: tuple[int, int], channels: int) -> Pixels:
-    # A JPEG can be decoded at a half, a quarter or an eighth of its size: photographs then cost a tenth.
+    """Decode, resize and orient an open image."""
+    # JPEG can be decoded at 1/2, 1/4 or 1/8 of its size, which takes a tenth of the time for photographs.
     image.draft(None, (2 * max(size), 2 * max(size)))
     image.load()
-    turn = TURNS.get(_orientation(image))  # only now: Pillow turns a TIFF itself while it loads
-    height, width = reversed(size) if turn in SIDEWAYS else size
-    plain = _eight_bits(image, "L" if channels == 1 else "RGB").resize((width, height), Image.Resampling.BILINEAR)
-    if turn is not None:
-        plain = plain.transpose(turn)
-    return np.array(plain, dtype=np.uint8).reshape(*size, channels)
+    transpose = TRANSPOSES.get(_orientation(image))  # after load: Pillow orients a TIFF itself while loading
+    height, width = reversed(size) if transpose in SWAPS_SIDES else size
+    converted = _convert(image, "L" if channels == 1 else "RGB").resize((width, height), Image.Resampling.BILINEAR)
+    if transpose is not None:
+        converted = converted.transpose(transpose)
+    return np.array(converted, dtype=np.uint8).reshape(*size, channels)
 
 
 def _orientation(image: Image.Image) -> int:
     try:
         value = image.getexif().get(ORIENTATION, 1)
-    except Exception:  # damaged metadata around sound pixels, common among photographs: they stand as they are
+    except Exception:  # corrupt metadata with valid pixels is common among photographs: not rotated
         return 1
     return value if isinstance(value, int) else 1
 
 
-def _eight_bits(image: Image.Image, mode: str) -> Image.Image:
+def _convert(image: Image.Image, mode: str) -> Image.Image:
+    """Convert to 8 bits per channel of the given mode, on white where the image is transparent."""
     if image.mode == "F":
-        raise ValueError("its pixels are floating point numbers, which have no agreed range")
-    if image.mode.startswith("I"):  # 16 bits, in one of several byte orders; mode "I" holds them in 32
+        raise ValueError("floating point pixels are not supported, because they have no standard range")
+    if image.mode.startswith("I"):  # 16 bits in one of several byte orders; mode "I" holds them in 32
         values = np.asarray(image).clip(0, 65535).astype(np.int32)
         image = Image.fromarray(((values + 128) // 257).astype(np.uint8))
     if image.has_transparency_data:
@@ -215,25 +219,26 @@ def _eight_bits(image: Image.Image, mode: str) -> Image.Image:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
-        return "it is not a JPEG, PNG, BMP, GIF, WebP or TIFF picture"
+        return "it is not a JPEG, PNG, BMP, GIF, WebP or TIFF image"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     first_line = (str(error).splitlines() or [""])[0].rstrip(".")[:200]
     return ascii(first_line)[1:-1] or type(error).__name__
 
 
-def centre(whole: tuple[int, int], size: tuple[int, int]) -> tuple[int, int]:
-    """Return (top, left) of the window of `size` in the middle of `whole`."""
-    return (whole[0] - size[0]) // 2, (whole[1] - size[1]) // 2
+def center_offset(outer: tuple[int, int], size: tuple[int, int]) -> tuple[int, int]:
+    """Return (top, left) of the window of `size` in the center of `outer`."""
+    return (outer[0] - size[0]) // 2, (outer[1] - size[1]) // 2
 
 
 def read_image(path: str | Path, preprocessing: Preprocessing) -> Tensor:
-    """Return a picture as a network takes it: float32 [C, H, W]; one that cannot be read raises DataError.
+    """Return an image file as a network's input: float32 [C, H, W], identical to the batches of a folder.
 
-    The same numbers as a folder's evaluation batches hold.
+    Raises:
+        DataError: The file cannot be read.
     """
-    whole = preprocessing.resize or preprocessing.size
-    pixels = decode(path, whole, preprocessing.channels)
-    (top, left), (height, width) = centre(whole, preprocessing.size), preprocessing.size
+    outer = preprocessing.resize or preprocessing.size
+    pixels = decode(path, outer, preprocessing.channels)
+    (top, left), (height, width) = center_offset(outer, preprocessing.size), preprocessing.size
     window = torch.from_numpy(pixels[top : top + height, left : left + width])
-    return normalise(window.unsqueeze(0), preprocessing)[0]
+    return normalize(window.unsqueeze(0), preprocessing)[0]

@@ -1,38 +1,43 @@
-"""The one interface of every data set: splits that turn an order of indices into batches.
+"""Splits, which turn an order of indices into batches, and the descriptions of data sets that hold them.
 
-A split that lives in memory as one uint8 tensor and is augmented in batches on the device.
+`Split` is the interface of all data; `TensorSplit` keeps its images in memory as one uint8 tensor.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from spherenet.data.augmentation import Augmentation, augment, without_waiting
-from spherenet.data.images import Preprocessing, normalise
+from spherenet.data.augmentation import Augmentation, augment
+from spherenet.data.images import Preprocessing, normalize
 
-__all__ = ["Batch", "Dataset", "Order", "Progress", "Split", "TensorSplit"]
-
+__all__ = ["Batch", "Dataset", "DatasetInfo", "LoadOptions", "Order", "Progress", "Split", "TensorSplit"]
 
 Order = Iterable[tuple[int, Tensor]]
-"""The batches asked for, one (epoch, indices) at a time; read lazily, so it may be endless."""
+"""The (epoch, indices) of each batch; read lazily, so it may be endless."""
 
 Progress = Callable[[int, int], None]
-"""Called as `progress(done, total)` while something long goes on."""
+"""Called as `progress(done, total)` during long operations."""
+
+DataDir = str | os.PathLike[str] | None
 
 
 class Batch(NamedTuple):
-    """Pictures as a network takes them.
+    """Images with their labels, ready for a network.
 
-    `images` float32 [N, C, H, W], normalised, channels-last in memory, and `labels` int64 [N], both on the device;
-    `indices` int64 [N], on the CPU: the pictures' positions in the split.
+    Attributes:
+        images: Normalized images on the device: float32 [N, C, H, W], channels-last in memory.
+        labels: Labels on the device: int64 [N].
+        indices: Positions of the images in the split, on the CPU: int64 [N].
     """
 
     images: Tensor
@@ -41,7 +46,7 @@ class Batch(NamedTuple):
 
 
 class Split(ABC):
-    """One part of a data set; `labels` is int64 [N] on the CPU."""
+    """One split of a data set, for training or for testing; `labels` is int64 [N] on the CPU."""
 
     labels: Tensor
 
@@ -50,7 +55,7 @@ class Split(ABC):
 
     @abstractmethod
     def subset(self, indices: Tensor) -> Split:
-        """Return the split of these pictures alone, counted anew from 0 (a fold of a cross-validation)."""
+        """Return a split of the images at `indices`, numbered from 0 (for example a fold of a cross-validation)."""
 
     @abstractmethod
     def batches(
@@ -63,42 +68,57 @@ class Split(ABC):
         workers: int = 0,
         while_waiting: Callable[[], None] | None = None,
     ) -> Generator[Batch, None, None]:
-        """Yield one batch on `device` for each (epoch, indices) of `order`, in that order.
+        """Yield one batch on `device` per (epoch, indices) of `order`, in that order.
 
-        `augmentation=None` is for evaluation. The augmentation of a picture depends only on (seed, epoch, its index):
-        not on batch, order, device, workers or the number of processes. `workers` processes read ahead where pictures
-        must be decoded; a few batches of `order` are then asked for in advance. Closing the generator ends them.
-        `while_waiting` is called about every second in which no batch arrives from them; it may raise.
-        A picture that cannot be read raises DataError, an index outside the split IndexError.
+        The augmentation of an image depends only on (seed, epoch, index), not on the batch, the order, the device or
+        the number of workers or processes. Closing the generator stops the workers.
+
+        Args:
+            order: The (epoch, indices) of each batch. With workers, a few batches are requested in advance.
+            device: Device of the batches.
+            augmentation: Random changes of the images, or None for evaluation.
+            seed: Seed of the augmentation.
+            workers: Number of processes that decode images; 0 decodes in this process.
+            while_waiting: Called about once per second while no batch arrives from the workers; may raise.
+
+        Raises:
+            DataError: An image cannot be read, or a worker failed.
+            IndexError: An index is outside the split.
         """
 
     def listing_hash(self) -> str:
-        """Return a hash of which images the split has, in which order and of which class: other data, another hash."""
+        """Return a hash of the split's images, their order and their labels, which identifies the data."""
         return self._hash().hexdigest()
 
     def _hash(self) -> hashlib.blake2b:
-        """A hash of the labels, to which a split adds what tells its images apart."""
+        """Return a hash of the labels; subclasses add what identifies their images."""
         return hashlib.blake2b(self.labels.numpy().tobytes(), digest_size=16)
 
     def require_indices(self, indices: Tensor) -> Tensor:
-        """Return `indices` if they are int64 [N] on the CPU and all in the split."""
+        """Return `indices` if they are int64 [N] on the CPU and inside the split."""
         if not isinstance(indices, Tensor) or indices.dtype != torch.int64 or indices.dim() != 1:
-            raise TypeError(f"indices must be an int64 tensor [N], got {_described(indices)}.")
+            got = f"{indices.dtype} {list(indices.shape)}" if isinstance(indices, Tensor) else type(indices).__name__
+            raise TypeError(f"indices must be an int64 tensor [N], got {got}.")
         if indices.device.type != "cpu":
             raise TypeError(f"indices must be on the CPU, got a tensor on {indices.device}.")
-        if indices.numel() and (int(indices.min()) < 0 or int(indices.max()) >= len(self)):
-            outside = int(indices[(indices < 0) | (indices >= len(self))][0])
-            raise IndexError(f"indices must be from 0 to {len(self) - 1}, got {outside}.")
+        count = len(self.labels)
+        if indices.numel() and (int(indices.min()) < 0 or int(indices.max()) >= count):
+            outside = int(indices[(indices < 0) | (indices >= count)][0])
+            raise IndexError(f"indices must be from 0 to {count - 1}, got {outside}.")
         return indices
-
-
-def _described(value: object) -> str:
-    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A named data set: its classes in the order of their labels, how its pictures are prepared, and its two splits."""
+    """A data set that is ready for use.
+
+    Attributes:
+        name: Name of the data set.
+        classes: Names of the classes, in the order of their labels.
+        preprocessing: Conversion from an image to the network's input.
+        train: Split for training.
+        test: Split for testing.
+    """
 
     name: str
     classes: tuple[str, ...]
@@ -107,45 +127,89 @@ class Dataset:
     test: Split
 
 
-LUMA = 19595, 38470, 7471  # 0.299, 0.587 and 0.114 of 2¹⁶: Pillow's grey, to the last bit
-RESIZED_AT_ONCE = 4096  # pictures: bounds the float copies that a resize makes
+class LoadOptions(NamedTuple):
+    """Options of `load_dataset` that the loader of a data set receives."""
+
+    data_dir: DataDir
+    preprocessing: Preprocessing
+    val_fraction: float
+    seed: int
+    download: bool
+    progress: Progress | None
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """Description of a data set and the functions that find and load it.
+
+    Attributes:
+        summary: One line for users.
+        classes: Number of classes; None if it depends on the folder, as for `train` and `test`.
+        train: Number of training images.
+        test: Number of test images.
+        size: Default (height, width) of the images.
+        channels: Default number of channels.
+        augmentation: Name of the default augmentation.
+        find: Returns the file or folder that `load` would read, or None.
+        load: Returns the data set.
+    """
+
+    summary: str
+    classes: int | None
+    train: int | None
+    test: int | None
+    size: tuple[int, int]
+    channels: int
+    augmentation: str
+    find: Callable[[DataDir], Path | None]
+    load: Callable[[LoadOptions], Dataset]
+
+
+LUMA = 19595, 38470, 7471  # 0.299, 0.587 and 0.114 of 2¹⁶: bit-identical to Pillow's conversion to gray
+IMAGES_PER_RESIZE = 4096  # bounds the float copies of a resize
+CPU = torch.device("cpu")
 
 
 class TensorSplit(Split):
-    """Pictures uint8 [N, H, W, C] and labels int64 [N], both on the CPU; `workers` are not needed and not used.
+    """A split in memory. `batches` ignores `workers`: nothing has to be decoded.
 
-    Pictures of another size or number of channels than the preprocessing's are converted once, here. On another
-    device a copy of all pictures is kept there from the first batch on; subsets share it.
+    Images of another size or number of channels than the preprocessing's are converted once, in the constructor. The
+    first batch on another device copies all images to it; subsets share the copy.
+
+    Args:
+        images: uint8 [N, H, W, C] on the CPU, C = 1 or 3.
+        labels: int64 [N] on the CPU.
+        preprocessing: Conversion to the network's input, without `resize`.
     """
 
-    def __init__(self, pictures: Tensor, labels: Tensor, preprocessing: Preprocessing) -> None:
-        if pictures.dtype != torch.uint8 or pictures.dim() != 4 or pictures.shape[-1] not in (1, 3):
-            raise TypeError(f"pictures must be uint8 [N, H, W, 1 or 3], got {pictures.dtype} {list(pictures.shape)}.")
-        if labels.dtype != torch.int64 or labels.shape != pictures.shape[:1]:
-            raise TypeError(f"labels must be int64 [{len(pictures)}], got {labels.dtype} {list(labels.shape)}.")
-        if len(pictures) == 0 or preprocessing.resize is not None:
-            raise ValueError(
-                "pictures in memory must be one or more, and preprocessing.resize None: they have one size."
-            )
+    def __init__(self, images: Tensor, labels: Tensor, preprocessing: Preprocessing) -> None:
+        if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[-1] not in (1, 3):
+            raise TypeError(f"images must be uint8 [N, H, W, 1 or 3], got {images.dtype} {list(images.shape)}.")
+        if labels.dtype != torch.int64 or labels.shape != images.shape[:1]:
+            raise TypeError(f"labels must be int64 [{len(images)}], got {labels.dtype} {list(labels.shape)}.")
+        if len(images) == 0:
+            raise ValueError("images must hold at least one image, got none.")
+        if preprocessing.resize is not None:
+            raise ValueError(f"preprocessing.resize must be None for images in memory, got {preprocessing.resize}.")
         self.labels = labels
         self.preprocessing = preprocessing
-        self._pictures = {torch.device("cpu"): _resized(_recoloured(pictures, preprocessing), preprocessing)}
+        self._images = {CPU: _resize(_convert_channels(images, preprocessing.channels), preprocessing.size)}
         self._positions = torch.arange(len(labels))
 
     def subset(self, indices: Tensor) -> TensorSplit:
-        """Return the split of these pictures alone; no picture is copied."""
+        """Return a split of the images at `indices`; no image is copied."""
         self.require_indices(indices)
-        made = object.__new__(TensorSplit)
-        made.labels, made.preprocessing, made._pictures = self.labels[indices], self.preprocessing, self._pictures
-        made._positions = self._positions[indices]
-        return made
+        subset = object.__new__(TensorSplit)
+        subset.labels, subset.preprocessing, subset._images = self.labels[indices], self.preprocessing, self._images
+        subset._positions = self._positions[indices]
+        return subset
 
     def _hash(self) -> hashlib.blake2b:
-        """Labels, positions, and all pixels: two sets of the same size are told apart."""
-        found = super()._hash()
-        found.update(self._positions.numpy().tobytes())
-        found.update(self._pictures[torch.device("cpu")].numpy().data)
-        return found
+        """Return a hash of labels, positions and all pixels."""
+        digest = super()._hash()
+        digest.update(self._positions.numpy().tobytes())
+        digest.update(self._images[CPU].numpy().data)
+        return digest
 
     def batches(
         self,
@@ -157,40 +221,42 @@ class TensorSplit(Split):
         workers: int = 0,
         while_waiting: Callable[[], None] | None = None,
     ) -> Generator[Batch, None, None]:
-        """Yield one batch on `device` for each (epoch, indices) of `order`."""
-        pictures = self._on(torch.device(device))
+        """Yield one batch on `device` per (epoch, indices) of `order`; see `Split.batches`."""
+        device = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0"
+        if device not in self._images:
+            self._images[device] = self._images[CPU].to(device)
+        images = self._images[device]
+        # A blocking copy would wait until the device has finished its queued work. CUDA reads ordinary memory before
+        # the call returns, so that the source may be freed; MPS does not guarantee this.
+        non_blocking = device.type != "mps"
         for epoch, indices in order:
-            positions = without_waiting(self._positions[self.require_indices(indices)], device)
-            # Whole pictures as rows of one matrix: index_select copies each with one memcpy, indexing does not.
-            chosen = pictures.flatten(1).index_select(0, positions).view(-1, *pictures.shape[1:])
+            positions = self._positions[self.require_indices(indices)].to(device, non_blocking=non_blocking)
+            # Images as rows of a matrix: index_select copies each with one memcpy, indexing does not.
+            selected = images.flatten(1).index_select(0, positions).view(-1, *images.shape[1:])
             if augmentation is not None:
-                chosen = augment(chosen, indices, augmentation, seed=seed, epoch=epoch)
-            labels = without_waiting(self.labels[indices], device)
-            yield Batch(normalise(chosen, self.preprocessing), labels, indices)
-
-    def _on(self, device: torch.device) -> Tensor:
-        device = torch.empty(0, device=device).device  # "cuda" is "cuda:0"
-        if device not in self._pictures:
-            self._pictures[device] = self._pictures[torch.device("cpu")].to(device)
-        return self._pictures[device]
+                selected = augment(selected, indices, augmentation, seed=seed, epoch=epoch)
+            labels = self.labels[indices].to(device, non_blocking=non_blocking)
+            yield Batch(normalize(selected, self.preprocessing), labels, indices)
 
 
-def _recoloured(pictures: Tensor, preprocessing: Preprocessing) -> Tensor:
-    if pictures.shape[-1] == preprocessing.channels:
-        return pictures
-    if preprocessing.channels == 3:
-        return pictures.expand(-1, -1, -1, 3).contiguous()
-    grey = torch.full(pictures.shape[:3], 0x8000, dtype=torch.int32)
+def _convert_channels(images: Tensor, channels: int) -> Tensor:
+    """Convert between gray and RGB as Pillow does."""
+    if images.shape[-1] == channels:
+        return images
+    if channels == 3:
+        return images.expand(-1, -1, -1, 3).contiguous()
+    gray = torch.full(images.shape[:3], 0x8000, dtype=torch.int32)
     for channel, weight in enumerate(LUMA):
-        grey.add_(pictures[..., channel], alpha=weight)
-    return grey.bitwise_right_shift_(16).to(torch.uint8).unsqueeze(-1)
+        gray.add_(images[..., channel], alpha=weight)
+    return gray.bitwise_right_shift_(16).to(torch.uint8).unsqueeze(-1)
 
 
-def _resized(pictures: Tensor, preprocessing: Preprocessing) -> Tensor:
-    if tuple(pictures.shape[1:3]) == preprocessing.size:
-        return pictures.contiguous()
+def _resize(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """Resize images [N, H, W, C] by bilinear interpolation with antialiasing."""
+    if tuple(images.shape[1:3]) == size:
+        return images.contiguous()
     resized = [
-        F.interpolate(part.permute(0, 3, 1, 2), preprocessing.size, mode="bilinear", antialias=True)
-        for part in torch.split(pictures, RESIZED_AT_ONCE)
+        F.interpolate(chunk.permute(0, 3, 1, 2), size, mode="bilinear", antialias=True)
+        for chunk in torch.split(images, IMAGES_PER_RESIZE)
     ]
     return torch.cat(resized).permute(0, 2, 3, 1).contiguous()

@@ -1,13 +1,11 @@
-"""Read the pickled batches of CIFAR's `-py` layout without running them.
-
-A pickle is a program. This is a reader of the few instructions that a dict of arrays, bytes, text, lists and whole
-numbers needs, as Python 2 and 3 write it in any protocol. It imports nothing: the five names that such pickles
-mention are known by their spelling, and every other name is refused. Memory is bounded by the length of the file.
-"""
+"""Read the pickled files of CIFAR's Python layout without importing or executing anything."""
 
 from __future__ import annotations
 
+import io
+import pickle
 import pickletools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,215 +16,154 @@ __all__ = ["Array", "read_pickled_dict"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-RECONSTRUCT, FROM_BUFFER, NDARRAY, DTYPE, ENCODE, BYTES = (
-    "reconstruct",
-    "from buffer",
-    "ndarray",
-    "dtype",
-    "encode",
-    "bytes",
-)
-KNOWN = {
-    "numpy.core.multiarray _reconstruct": RECONSTRUCT,
-    "numpy._core.multiarray _reconstruct": RECONSTRUCT,
-    "numpy.core.numeric _frombuffer": FROM_BUFFER,
-    "numpy._core.numeric _frombuffer": FROM_BUFFER,
-    "numpy ndarray": NDARRAY,
-    "numpy dtype": DTYPE,
-    "_codecs encode": ENCODE,
-    "__builtin__ bytes": BYTES,
-    "builtins bytes": BYTES,
-}
-VALUES = {  # instructions that push what stands behind them
-    "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE",
-    "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8",
+MAX_TUPLES = 1000  # bounds the nesting of tuples, whose hash is computed recursively in C
+STRINGS = {"STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8",
+           "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"}  # fmt: skip
+NUMBERS = {"INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "NONE", "NEWTRUE", "NEWFALSE"}
+TUPLES = {"TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"}
+PUTS, GETS = {"PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"}, {"GET", "BINGET", "LONG_BINGET"}
+# Opcodes whose result may be used again. Not tuples: the hash of tuples that share tuples takes exponential time.
+SHAREABLE = STRINGS | {"EMPTY_LIST", "LIST", "EMPTY_DICT", "DICT", "GLOBAL", "STACK_GLOBAL", "REDUCE"}
+ALLOWED = SHAREABLE | NUMBERS | TUPLES | PUTS | GETS | {
+    "PROTO", "FRAME", "STOP", "MARK", "EMPTY_TUPLE", "APPEND", "APPENDS", "SETITEM", "SETITEMS", "BUILD"
 }  # fmt: skip
-CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
-TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
-NOTHING_TO_DO = {"PROTO", "FRAME"}
-ITEM_TYPES = {f"{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)}
+ITEM_TYPES = {f"{sign}{size}" for sign in "iu" for size in (1, 2, 4, 8)}
 
 
-class _Name:
-    """One of `KNOWN` on the stack."""
+def read_pickled_dict(data: bytes, name: str, *, max_opcodes: int) -> dict[str, Any]:
+    """Return the pickled dict of arrays, strings, lists and integers, with text keys and read-only arrays.
 
-    def __init__(self, meaning: str) -> None:
-        self.meaning = meaning
+    Nothing is imported or executed: `find_class` returns stand-ins for the functions of numpy that such pickles call
+    and refuses every other name. The opcodes are checked first, so that memory and time are bounded by the file's size.
 
-
-class _Building:
-    """An array or a dtype between its creation and its BUILD instruction."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
-def read_pickled_dict(data: bytes, name: str, *, most_instructions: int) -> dict[str, Any]:
-    """Return the dict that `data` describes, its keys as text and its arrays as numpy's, read-only.
-
-    `name` is for the message: a pickle that is damaged, has another shape, more than `most_instructions`, or asks for
-    anything but arrays, bytes, text, lists, dicts and whole numbers raises DataError.
+    Raises:
+        DataError: The pickle is corrupt, has more than `max_opcodes` opcodes or holds anything else.
     """
     try:
-        result = _Reader(name, len(data)).run(data, most_instructions)
-        if not isinstance(result, dict):
+        _check_opcodes(data, max_opcodes)
+        batch = _BatchUnpickler(data).load()
+        if not isinstance(batch, dict):
             raise ValueError("it does not hold a dict")
-        return {_text(key): value.value if isinstance(value, _Building) else value for key, value in result.items()}
-    except DataError:
-        raise
-    except Exception as error:  # a damaged pickle fails anywhere: stack, memo, text, shapes
-        reason = str(error) if isinstance(error, ValueError) else type(error).__name__
-        raise DataError(f"{name!r} is not a pickled batch, or damaged: {ascii(reason)[1:-1][:200]}.") from None
+        if any(isinstance(value, _Function) for value in batch.values()):
+            raise ValueError("it holds a function")
+        return {_text(key): value.value if isinstance(value, _Stub) else value for key, value in batch.items()}
+    except Exception as error:  # a corrupt pickle may fail in many ways
+        reason = str(error) if isinstance(error, (ValueError, pickle.UnpicklingError)) else type(error).__name__
+        raise DataError(f"{name!r} is not a pickled CIFAR file, or is corrupt: {ascii(reason)[1:-1][:200]}.") from None
 
 
-class _Reader:
-    def __init__(self, name: str, length: int) -> None:
-        self.name = name
-        self.stack: list[Any] = []
-        self.marked: list[list[Any]] = []
-        self.memo: dict[int, Any] = {}
-        self.may_encode = 2 * length  # bytes: text that is encoded again and again would multiply
+def _check_opcodes(data: bytes, max_opcodes: int) -> None:
+    """Raise ValueError for opcodes that CIFAR files do not need or that multiply memory or time."""
+    creators: dict[int, str] = {}  # memo index to the opcode that made the object
+    creator, tuples = "", 0
+    opcode: pickletools.OpcodeInfo
+    argument: Any
+    for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
+        code = opcode.name
+        if count > max_opcodes:
+            raise ValueError(f"it has more than {max_opcodes} opcodes")
+        if code not in ALLOWED:
+            raise ValueError(f"the opcode {code} is not allowed")
+        if code in PUTS:
+            index = len(creators) if code == "MEMOIZE" else argument
+            if index > max_opcodes:  # the unpickler would allocate a memo of this size
+                raise ValueError(f"the memo index {index} is too large")
+            creators[index] = creator
+        elif code in GETS:
+            creator = creators.get(argument, "missing")
+            if creator not in SHAREABLE:
+                raise ValueError("it refers to an object that may not be shared")
+        elif code not in ("PROTO", "FRAME"):
+            creator = code
+            tuples += code in TUPLES
+            if tuples > MAX_TUPLES:
+                raise ValueError(f"it has more than {MAX_TUPLES} tuples")
 
-    def run(self, data: bytes, most_instructions: int) -> Any:
-        for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
-            if count > most_instructions:
-                raise ValueError(f"it has more than {most_instructions} instructions")
-            if opcode.name == "STOP":
-                return self.stack.pop()
-            self.step(opcode.name, argument)
-        raise ValueError("it does not end")
 
-    def step(self, code: str, argument: Any) -> None:
-        stack = self.stack
-        if code in VALUES:
-            stack.append(argument)
-        elif code in ("SHORT_BINSTRING", "BINSTRING", "STRING"):  # Python 2's bytes, which pickletools shows as text
-            stack.append(argument.encode("latin-1"))
-        elif code in ("BINPUT", "LONG_BINPUT", "PUT"):
-            self.memo[argument] = stack[-1]
-        elif code == "MEMOIZE":
-            self.memo[len(self.memo)] = stack[-1]
-        elif code in ("BINGET", "LONG_BINGET", "GET"):
-            stack.append(self.memo[argument])
-        elif code in CONSTANTS:
-            stack.append(CONSTANTS[code])
-        elif code == "EMPTY_LIST":
-            stack.append([])
-        elif code == "EMPTY_DICT":
-            stack.append({})
-        elif code in TUPLES:
-            items = tuple(stack[-TUPLES[code] :])
-            if len(items) < TUPLES[code]:
-                raise ValueError("its stack runs empty")
-            stack[-TUPLES[code] :] = [items]
-        elif code == "MARK":
-            self.marked.append(stack)
-            self.stack = []
-        elif code in ("TUPLE", "LIST", "DICT", "APPENDS", "SETITEMS"):
-            self.since_mark(code)
-        elif code == "APPEND":
-            item = stack.pop()
-            _of_type(stack[-1], list).append(item)
-        elif code == "SETITEM":
-            value, key = stack.pop(), stack.pop()
-            _put(stack[-1], [key, value])
-        elif code in ("GLOBAL", "INST", "STACK_GLOBAL"):
-            if code == "STACK_GLOBAL":
-                attribute, module = stack.pop(), stack.pop()
-                argument = f"{_of_type(module, str)} {_of_type(attribute, str)}"
-            stack.append(self.known(argument))
-        elif code == "REDUCE":
-            arguments = _of_type(stack.pop(), tuple)
-            stack.append(self.called(_of_type(stack.pop(), _Name).meaning, arguments))
-        elif code == "BUILD":
-            state = _of_type(stack.pop(), tuple)
-            _build(_of_type(stack[-1], _Building), state)
-        elif code not in NOTHING_TO_DO:
-            raise DataError(
-                f"{self.name!r} holds the pickle instruction {code}, which no array, bytes, list or dict needs."
-            )
+class _Function:
+    """Stand-in for a function or class named in a pickle: it can be called but not changed."""
 
-    def since_mark(self, code: str) -> None:
-        items, self.stack = self.stack, self.marked.pop()
-        if code == "TUPLE":
-            self.stack.append(tuple(items))
-        elif code == "LIST":
-            self.stack.append(items)
-        elif code == "DICT":
-            self.stack.append(_put({}, items))
-        elif code == "APPENDS":
-            _of_type(self.stack[-1], list).extend(items)
+    __slots__ = ("function",)
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.function(*arguments)
+
+    def __setstate__(self, state: object) -> None:
+        raise ValueError("it changes a function")
+
+
+class _Stub:
+    """Stand-in for an array or a dtype, filled by the BUILD opcode."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Array | np.dtype[Any] | None) -> None:
+        self.value = value
+
+    def __setstate__(self, state: Any) -> None:
+        if isinstance(self.value, np.dtype):  # (version, byte order, fields of structured types)
+            self.value = _item_type(self.value.str[1:], _text(state[1]))
+        elif self.value is None:  # (version, shape, dtype, whether in Fortran order, bytes)
+            _, shape, item_type, fortran, content = state
+            self.value = _array(content, item_type, shape, "F" if fortran else "C").value
         else:
-            _put(self.stack[-1], items)
-
-    def known(self, name: str) -> _Name:
-        if name not in KNOWN:
-            shown = ascii(name.replace(" ", "."))[1:-1][:100]
-            raise DataError(
-                f"{self.name!r} asks for {shown}: only arrays, bytes, lists and dicts are read from a pickle."
-            )
-        return _Name(KNOWN[name])
-
-    def called(self, meaning: str, arguments: tuple[Any, ...]) -> Any:
-        if meaning == RECONSTRUCT:  # the empty array that BUILD fills
-            return _Building(None)
-        if meaning == DTYPE:
-            return _Building(_item_type(arguments[0], "|"))
-        if meaning == FROM_BUFFER:
-            buffer, item_type, shape, order = arguments
-            return _Building(_array(buffer, item_type, shape, _text(order) == "F"))
-        if meaning == ENCODE:  # Python 3's bytes in protocols made for Python 2
-            text, codec = arguments
-            self.may_encode -= len(_of_type(text, str))
-            if self.may_encode < 0 or _text(codec) not in ("latin1", "latin-1"):
-                raise ValueError("it encodes text that is not its own")
-            return text.encode("latin-1")
-        if meaning == BYTES and arguments == ():
-            return b""
-        raise ValueError(f"it calls {meaning} as no array does")
+            raise ValueError("it fills an array twice")
 
 
-def _of_type(value: Any, kind: type) -> Any:
-    if type(value) is not kind:
-        raise ValueError(f"it has {type(value).__name__} in the place of {kind.__name__}")
-    return value
+class _BatchUnpickler(pickle.Unpickler):
+    """Unpickler that knows the few names in a pickled array, by their spelling, and imports nothing."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(io.BytesIO(data), encoding="bytes")
+        self._encodable = 2 * len(data)
+
+    def find_class(self, module: str, name: str) -> _Function:
+        functions: dict[str, Callable[..., Any]] = {
+            "numpy.core.multiarray._reconstruct": lambda *_: _Stub(None),
+            "numpy._core.multiarray._reconstruct": lambda *_: _Stub(None),
+            "numpy.core.numeric._frombuffer": _array,
+            "numpy._core.numeric._frombuffer": _array,
+            "numpy.ndarray": _refuse_call,
+            "numpy.dtype": lambda code, *_: _Stub(_item_type(code, "=")),
+            "_codecs.encode": self._encode,
+            "__builtin__.bytes": lambda: b"",
+            "builtins.bytes": lambda: b"",
+        }
+        if "." in name or f"{module}.{name}" not in functions:
+            raise ValueError(f"it uses {module}.{name}, but only arrays, strings, lists and dicts are allowed")
+        return _Function(functions[f"{module}.{name}"])
+
+    def _encode(self, text: str, codec: object) -> bytes:
+        """Encode the bytes of Python 3 in a protocol for Python 2; bounded, as the same text may be encoded again."""
+        self._encodable -= len(text)
+        if self._encodable < 0 or _text(codec) not in ("latin1", "latin-1"):
+            raise ValueError("it encodes text that is too long or not latin-1")
+        return text.encode("latin-1")
 
 
-def _text(value: Any) -> str:
-    return value.decode("latin-1") if type(value) is bytes else str(_of_type(value, str))
+def _refuse_call(*arguments: object) -> None:
+    raise ValueError("it calls ndarray")
 
 
-def _put(target: Any, items: list[Any]) -> dict[Any, Any]:
-    """Add keys and values; keys are plain, since the hash of nested tuples can take for ever."""
-    made: dict[Any, Any] = _of_type(target, dict)
-    for key, value in zip(items[::2], items[1::2], strict=True):
-        if type(key) not in (bytes, str, int):
-            raise ValueError("it has a dict whose keys are not text")
-        made[key] = value
-    return made
+def _text(value: object) -> str:
+    if isinstance(value, (bytes, str)):
+        return value.decode("latin-1") if isinstance(value, bytes) else value
+    raise ValueError(f"it has {type(value).__name__} in place of text")
 
 
-def _item_type(code: Any, byte_order: str) -> np.dtype[Any]:
+def _item_type(code: object, byte_order: str) -> np.dtype[Any]:
     if _text(code) not in ITEM_TYPES or byte_order not in ("|", "<", ">", "="):
-        raise ValueError("it has an array of something else than whole numbers")
+        raise ValueError("it has an array of a type other than integers")
     return np.dtype(byte_order.replace("|", "=") + _text(code))
 
 
-def _build(target: _Building, state: tuple[Any, ...]) -> None:
-    if isinstance(target.value, np.dtype):  # (version, byte order, then what only structured types have)
-        target.value = _item_type(target.value.str[1:], _text(state[1]))
-    elif target.value is None:  # an array: (version, shape, dtype, is in Fortran's order, its bytes)
-        _, shape, item_type, fortran, raw = state
-        target.value = _array(raw, item_type, shape, fortran is True or fortran == 1)
-    else:
-        raise ValueError("it builds an array twice")
-
-
-def _array(raw: Any, item_type: Any, shape: Any, fortran: bool) -> Array:
-    if type(raw) not in (bytes, bytearray):
-        raise ValueError("it has an array without bytes")
-    item = _of_type(item_type, _Building).value
-    flat = np.frombuffer(raw, dtype=item if isinstance(item, np.dtype) else _of_type(item, np.dtype))
-    if any(type(length) is not int or length < 0 for length in _of_type(shape, tuple)):
-        raise ValueError("it has an array of a strange shape")
-    return flat.reshape(shape, order="F" if fortran else "C")
+def _array(content: Any, item_type: Any, shape: Any, order: Any) -> _Stub:
+    if not (isinstance(content, (bytes, bytearray)) and isinstance(item_type, _Stub) and isinstance(shape, tuple)):
+        raise ValueError("it has an array without bytes, type or shape")
+    if not isinstance(item_type.value, np.dtype) or any(type(length) is not int or length < 0 for length in shape):
+        raise ValueError("it has an array of a wrong type or shape")
+    flat = np.frombuffer(content, dtype=item_type.value)
+    return _Stub(flat.reshape(shape, order="F" if _text(order) == "F" else "C"))

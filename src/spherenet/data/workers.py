@@ -1,8 +1,8 @@
-"""Call a reader for each key of a lazy order, here or in worker processes, in order and with clean ends.
+"""Call a function for each key of a lazy sequence, in this process or in worker processes, in order.
 
-torch's DataLoader does the work. Around it stands what a training loop relies on: errors arrive as the one sentence
-they were raised with, closing ends the workers, signals meant for the training do not kill them first, and whoever
-waits for a batch that does not come is told so.
+torch's DataLoader does the work. This module adds what a training loop relies on: errors keep their message, closing
+the generator stops the workers, signals for the training do not kill the workers first, and waiting for a lost batch
+ends with an error.
 """
 
 from __future__ import annotations
@@ -28,24 +28,25 @@ __all__ = ["read_ahead"]
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
-BATCHES_AHEAD = 2  # for each worker
-NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
-SIGNALS = {number for number in signal.Signals if number.name in NAMES}
-GRACE = 30  # seconds that a worker outlives a SIGTERM: time for the training to save and close it
+BATCHES_AHEAD = 2  # per worker
+SIGNAL_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+SIGNALS = {number for number in signal.Signals if number.name in SIGNAL_NAMES}
+GRACE_PERIOD = 30  # seconds that a worker survives SIGTERM, so that the training can save and close it
+POLL_INTERVAL = 1.0  # seconds
+MAX_WAIT = 300.0  # seconds without a batch
 
-POLL = 1.0  # seconds between two looks at whether to wait any longer
-LONGEST_WAIT = 300.0  # seconds without a batch, after which it counts as lost
-
-_running: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # to the process that started the workers
+_process_ids: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # running iterators, with the process that made them
 
 
 class _Failure(NamedTuple):
-    """An error on its way out of a worker: raised there, torch would wrap it in two tracebacks."""
+    """An error message from a worker; an exception would be wrapped in two tracebacks by torch."""
 
     message: str
 
 
 class _Calls(TorchDataset[Any], Generic[Key, Value]):
+    """Calls `read` for each key and returns a DataError as `_Failure`."""
+
     def __init__(self, read: Callable[[Key], Value]) -> None:
         self.read = read
 
@@ -55,13 +56,13 @@ class _Calls(TorchDataset[Any], Generic[Key, Value]):
         except DataError as error:
             return _Failure(str(error))
         if isinstance(value, Tensor) and get_worker_info() is not None:
-            # Here, not in the thread that torch sends it from: an error there would be lost, and the batch with it.
+            # torch would do this in a thread, in which an error and the batch are lost.
             try:
                 value.share_memory_()  # type: ignore[no-untyped-call]
             except (RuntimeError, OSError) as error:
                 reason = str(error).splitlines()[0].rstrip(".")
                 return _Failure(
-                    f"a batch found no room in shared memory ({reason}): make /dev/shm larger, or give fewer --workers "
+                    f"a batch does not fit into shared memory ({reason}): make /dev/shm larger or use fewer --workers "
                     "(0 needs none)."
                 )
         return value
@@ -75,121 +76,122 @@ def read_ahead(
     pin_memory: bool = False,
     while_waiting: Callable[[], None] | None = None,
 ) -> Generator[Value, None, None]:
-    """Yield `read(key)` for each key, in order.
+    """Yield `read(key)` per key, in order. Closing the generator, or leaving Python, stops the workers.
 
-    With `workers` the calls happen in that many processes, `BATCHES_AHEAD` a worker in advance. A DataError of
-    `read` is raised here at its key's turn; a worker that dies, or a value that does not come for `LONGEST_WAIT`
-    seconds, raises DataError too. `while_waiting` is called about every second without a value, and may raise.
-    Closing the generator, or leaving Python, ends the workers.
+    Args:
+        read: Function to call; it must be picklable if workers are started by spawning.
+        keys: Its arguments, read lazily.
+        workers: Number of processes, each `BATCHES_AHEAD` values ahead; 0 calls `read` in this process.
+        pin_memory: Whether to copy tensors to pinned memory.
+        while_waiting: Called about once per second without a value; may raise.
+
+    Raises:
+        DataError: `read` raised it (when its key is due), a worker died, or no value arrived for `MAX_WAIT` seconds.
     """
     loader: DataLoader[Any] = DataLoader(
         _Calls(read),
-        batch_size=None,  # a key is a whole batch
+        batch_size=None,  # a key stands for one batch
         sampler=keys,
         num_workers=workers,
-        collate_fn=_unchanged,
+        collate_fn=_identity,
         pin_memory=pin_memory,
-        timeout=POLL if workers else 0,
+        timeout=POLL_INTERVAL if workers else 0,
         prefetch_factor=BATCHES_AHEAD if workers else None,
-        worker_init_fn=_in_worker,
-        generator=torch.Generator(),  # its own, or each loader would advance torch's global one
+        worker_init_fn=_initialize_worker,
+        generator=torch.Generator(),  # otherwise each loader would advance torch's global generator
     )
-    with _starting_workers():
+    with _blocked_signals():
         values = iter(loader)
-    _running[values] = os.getpid()
+    _process_ids[values] = os.getpid()
     try:
-        came = time.monotonic()
+        last_arrival = time.monotonic()
         while True:
             try:
                 value = next(values)
             except StopIteration:
                 return
             except (RuntimeError, OSError, EOFError) as error:
-                if not _has_lost_a_worker(values):
+                if not _has_lost_worker(values):
                     if not str(error).startswith("DataLoader timed out"):
                         raise  # an error of `keys`
                     try:
-                        _wait_on(time.monotonic() - came, while_waiting)
+                        _check_waiting(time.monotonic() - last_arrival, while_waiting)
                     except BaseException:
-                        _kill_workers(values)
+                        # torch would wait for each worker, and workers survive SIGTERM (see _initialize_worker).
+                        for process in getattr(values, "_workers", ()):
+                            process.kill()
                         raise
                     continue
                 reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-                raise DataError(f"a process that reads pictures ended ({reason}): try fewer workers.") from None
+                raise DataError(f"a process that reads images ended ({reason}): use fewer --workers.") from None
             if isinstance(value, _Failure):
                 raise DataError(value.message)
             yield value
-            came = time.monotonic()
+            last_arrival = time.monotonic()
     finally:
-        _end(values)
+        _stop(values)
 
 
-def _wait_on(waited: float, while_waiting: Callable[[], None] | None) -> None:
-    """Return if it is worth waiting any longer for a value; what `while_waiting` raises, or DataError, otherwise."""
+def _check_waiting(waited: float, while_waiting: Callable[[], None] | None) -> None:
+    """Call `while_waiting`, then raise DataError if no value has arrived for too long."""
     if while_waiting is not None:
         while_waiting()
-    if waited > LONGEST_WAIT:
+    if waited > MAX_WAIT:
         raise DataError(
-            f"no images arrived for {LONGEST_WAIT:g} s from the processes that read them: "
-            "try fewer --workers, or look at the disk."
+            f"no images arrived for {MAX_WAIT:g} s from the processes that read them: "
+            "use fewer --workers, or check the disk."
         )
 
 
-def _unchanged(value: Value) -> Value:
+def _identity(value: Value) -> Value:
     return value
 
 
-def _end(values: object) -> None:
-    _running.pop(values, None)
-    getattr(values, "_shutdown_workers", lambda: None)()  # none where there are no workers
-
-
-def _kill_workers(values: object) -> None:
-    """End workers that hang: torch would wait for each, and they outlive the SIGTERM that follows (see _in_worker)."""
-    for process in getattr(values, "_workers", ()):
-        process.kill()
+def _stop(values: object) -> None:
+    _process_ids.pop(values, None)
+    getattr(values, "_shutdown_workers", lambda: None)()  # absent without workers
 
 
 @atexit.register
-def _end_all() -> None:
-    # Before Python's own end of child processes, which would wait for workers that outlive a SIGTERM.
-    for values, process in list(_running.items()):
-        if process == os.getpid():  # a forked process must not end its parent's
-            _end(values)
+def _stop_all() -> None:
+    # Runs before multiprocessing's own exit function, which would wait for workers that survive SIGTERM.
+    for values, process_id in list(_process_ids.items()):
+        if process_id == os.getpid():  # a forked process must not stop its parent's workers
+            _stop(values)
 
 
-def _has_lost_a_worker(values: object) -> bool:
+def _has_lost_worker(values: object) -> bool:
     workers = getattr(values, "_workers", ())
     for process in workers:
-        process.join(timeout=0.1)  # its pipes break a moment before it counts as dead
+        process.join(timeout=0.1)  # its pipes break shortly before it counts as dead
     return not all(process.is_alive() for process in workers)
 
 
 @contextmanager
-def _starting_workers() -> Iterator[None]:
-    """Keep the signals below from a worker until it can take them, and SIGCHLD as it was.
+def _blocked_signals() -> Iterator[None]:
+    """Block `SIGNALS` until new workers have set their handlers, and keep the handler of SIGCHLD.
 
-    torch would answer SIGCHLD with an exception wherever the training stands; without, a lost worker is an error of
-    the next batch, within five seconds.
+    torch's handler of SIGCHLD would raise an exception at any point of the training. Without it, a lost worker is an
+    error of the next batch, within five seconds.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before, at_a_child = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS), signal.getsignal(signal.SIGCHLD)
+    mask, handler = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS), signal.getsignal(signal.SIGCHLD)
     try:
         yield
     finally:
-        if signal.getsignal(signal.SIGCHLD) is not at_a_child and at_a_child is not None:
-            signal.signal(signal.SIGCHLD, at_a_child)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if signal.getsignal(signal.SIGCHLD) is not handler and handler is not None:
+            signal.signal(signal.SIGCHLD, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _in_worker(_: int) -> None:
-    # Ctrl-C and a batch system's SIGTERM reach every process of the group. The training then finishes its step and
-    # saves, for which it may need one more batch: so the workers wait to be closed.
+def _initialize_worker(_: int) -> None:
+    # Ctrl-C and the SIGTERM of a batch system reach every process of the group. The training then finishes its step
+    # and saves, which may take one more batch, so the workers continue until they are stopped.
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "alarm"):
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.signal(signal.SIGTERM, lambda *_: signal.alarm(GRACE))
+        signal.signal(signal.SIGTERM, lambda *_: signal.alarm(GRACE_PERIOD))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)

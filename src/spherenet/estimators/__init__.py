@@ -1,13 +1,11 @@
-"""Logistic regression and a support vector machine on angles, as scikit-learn estimators (SPEC 1 (7))."""
+"""Logistic regression and a support vector machine on angles, as scikit-learn estimators."""
 
-try:
-    import sklearn as _sklearn  # type: ignore[import-untyped]  # noqa: F401
-except ImportError:
-    raise ImportError(
-        "spherenet.estimators needs the package scikit-learn: pip install 'spherenet[sklearn]'."
-    ) from None
+from spherenet.errors import require_extra
 
-from spherenet.estimators.base import SphereClassifier
-from spherenet.estimators.classifiers import SphereLogisticRegression, SphereSVC
+require_extra("sklearn", "sklearn")
+require_extra("sklearn", "scipy")
+
+from spherenet.estimators.base import SphereClassifier  # noqa: E402 (after the check)
+from spherenet.estimators.classifiers import SphereLogisticRegression, SphereSVC  # noqa: E402
 
 __all__ = ["SphereClassifier", "SphereLogisticRegression", "SphereSVC"]

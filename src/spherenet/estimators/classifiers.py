@@ -1,7 +1,4 @@
-"""SphereLogisticRegression: W-Softmax on the features themselves.
-
-SphereSVC: a support vector machine whose margin is one of angles.
-"""
+"""The estimators: logistic regression (W-Softmax on the features) and a support vector machine with angular margin."""
 
 from __future__ import annotations
 
@@ -16,15 +13,15 @@ from spherenet.angles import DEFAULT_K
 from spherenet.estimators.base import EPS, SphereClassifier, positive
 from spherenet.layers import AngularHead
 from spherenet.losses import WSoftmaxLoss
-from spherenet.losses.base import angle_of_loss
-from spherenet.ops.margins import AngularOutput
+from spherenet.losses.arguments import angle_of_loss
+from spherenet.ops.angular import AngularOutput
 from spherenet.validation import require_one_of
 
 __all__ = ["LOSSES", "SphereLogisticRegression", "SphereSVC"]
 
 
 class _ScaledHead(nn.Module):
-    """An `AngularHead` for s·x with a trained s > 0: the cosines of x, and s·‖x‖ for its norm."""
+    """An `AngularHead` for s·x with a trainable s > 0: the cosines of x, and the norm s·‖x‖."""
 
     def __init__(self, in_features: int, num_classes: int) -> None:
         super().__init__()
@@ -32,31 +29,45 @@ class _ScaledHead(nn.Module):
         self.log_scale = nn.Parameter(torch.zeros((), dtype=torch.float64))
 
     def forward(self, features: Tensor) -> AngularOutput:
-        # Not head(s·x): the gradient would pass through every feature only to be summed into that of s.
+        # Cheaper than head(s·x), whose gradient with respect to s passes through every feature.
         output: AngularOutput = self.head(features)
         return output._replace(feature_norm=self.log_scale.exp() * output.feature_norm)
 
 
 class SphereLogisticRegression(SphereClassifier):
-    """Logistic regression on angles: p(j | x) = softmax_j(s·‖x‖·g(θ_j)), θ_j between x and class j (SPEC 1 (4)).
+    """Logistic regression on angles: p(j | x) = softmax_j(s·‖x‖·g(θ_j)), θ_j between x and class j (Eq. 5).
 
-    The class weights have unit length, so a class is a direction. In a network the features learn a length
-    that fits the softmax; data cannot, so one scale s > 0 is learned for all classes. Fitting minimises
+    The class weights have unit length, so a class is a direction. In a network the features learn a length that suits
+    the softmax; here one scale s > 0 is learned for all classes instead. Fitting minimizes
 
         C·Σ_i −log p(y_i | x_i) + ½·K·s²        for K classes.
 
-    s·w_j are the weights of plain logistic regression, held to one length: the penalty and C mean what they
-    mean in `sklearn.linear_model.LogisticRegression` for three classes or more. With angle="cosine" that length,
-    and the penalty that the intercept shares, is all that differs; for two classes nothing else does, once its C
-    is doubled, for it then penalises one weight where here are two.
+    s·w_j are the weights of plain logistic regression, restricted to a common length. The penalty and C have the same
+    meaning as in `sklearn.linear_model.LogisticRegression` for three classes or more. With angle="cosine" the only
+    differences are the common length and the penalty of the intercept. For two classes the models are the same if its C
+    is doubled, because it penalizes one weight instead of two.
 
-    angle: g, "cosine", "linear" or "sigmoid"; k: of the sigmoid. C: less means more regularisation.
-    standardize, fit_intercept, intercept_scaling: where the origin is, see `spherenet.estimators.base`.
-    tol: the largest gradient entry of the mean objective at which fitting ends; max_iter: after how many
-        iterations at the latest. warm_start: begin from the last fit. random_state: of the first directions.
+    Args:
+        angle: Angle function g: "cosine", "linear" or "sigmoid".
+        k: Parameter of the sigmoid.
+        C: Inverse strength of the regularization.
+        standardize: Whether to standardize the features, see `spherenet.estimators.base`.
+        fit_intercept: Whether to append a constant feature, see `spherenet.estimators.base`.
+        intercept_scaling: Value of the constant feature.
+        tol: Largest entry of the gradient of the mean objective at convergence.
+        max_iter: Largest number of iterations.
+        warm_start: Whether to start from the last fit.
+        random_state: Seed of the initial directions.
 
-    After fit: classes_, directions_ [classes, features (+ 1)] of unit length, scale_ (s), model_ (the torch
-    module), scaler_, n_iter_, objective_ (divided by C·n), n_features_in_.
+    Attributes:
+        classes_: Classes in the order of the scores.
+        directions_: Class weights [classes, features (+ 1)] of unit length.
+        scale_: Learned scale s.
+        model_: Fitted torch module.
+        scaler_: Fitted scaler, or None.
+        n_iter_: Number of iterations.
+        objective_: Final objective divided by C·n.
+        n_features_in_: Number of features.
     """
 
     model_: _ScaledHead
@@ -88,20 +99,20 @@ class SphereLogisticRegression(SphereClassifier):
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any) -> SphereLogisticRegression:  # noqa: N803
-        """Fit to samples X [n, features] and their labels y [n], as `SphereClassifier.fit`."""
+        """Fit the estimator to samples X [n, features] and labels y [n], as `SphereClassifier.fit`."""
         super().fit(X, y)
         self.scale_ = self.model_.log_scale.exp().item()
         return self
 
     def predict_proba(self, X: Any) -> npt.NDArray[np.float64]:  # noqa: N803
-        """Return p(j | x) of samples X [n, features]: [n, classes], in the order of `classes_`."""
+        """Return the probabilities of samples X [n, features]: [n, classes], in the order of `classes_`."""
         probabilities: npt.NDArray[np.float64] = self._scores_of_samples(X).softmax(1).numpy()
         return probabilities
 
     def predict_log_proba(self, X: Any) -> npt.NDArray[np.float64]:  # noqa: N803
-        """Return log p(j | x) of samples X [n, features], finite where p itself would round to 0."""
-        logarithms: npt.NDArray[np.float64] = self._scores_of_samples(X).log_softmax(1).numpy()
-        return logarithms
+        """Return the log-probabilities of samples X [n, features]; finite even if the probability rounds to 0."""
+        log_probabilities: npt.NDArray[np.float64] = self._scores_of_samples(X).log_softmax(1).numpy()
+        return log_probabilities
 
     def _loss(self) -> WSoftmaxLoss:
         return WSoftmaxLoss(self.angle, self.k)
@@ -127,22 +138,32 @@ LOSSES = ("squared_hinge", "hinge")
 
 
 class SphereSVC(SphereClassifier):
-    """A linear SVM on angles: a sample's own class must lead every other by a margin in g(θ) (SPEC 1 (7)).
+    """Linear SVM on angles: g(θ) of the true class must exceed that of every other class by a margin.
 
         mean_i Σ_{j ≠ y_i} max(0, margin − (g(θ_iy) − g(θ_ij)))^p        p = 2 "squared_hinge", 1 "hinge"
 
-    Scores lie in [−1, 1] whatever the lengths of samples and weights, so `margin` is a distance on the sphere
-    and no ‖w‖² need keep it from being bought with longer weights: it is the only setting of capacity. A small
-    one listens to the few samples near a boundary, as a large C does in `sklearn.svm.LinearSVC`; one that few
-    samples reach averages over all of them. A lead cannot exceed 2, nor can the margin.
+    Scores are in [−1, 1] for all lengths of samples and weights, so `margin` is a distance on the sphere, and no
+    penalty on ‖w‖² is needed. The margin controls the capacity: a small one depends on the few samples near a
+    boundary, as a large C does in `sklearn.svm.LinearSVC`; one that few samples reach averages over all samples.
 
-    loss: "squared_hinge" (LinearSVC's default too) is smooth, the minimiser finds its minimum; "hinge" has
-        kinks, there it stops near one, after more iterations.
-    angle: g, "cosine", "linear" or "sigmoid"; k: of the sigmoid. The other parameters, and the attributes
-    after fit, are those of `SphereLogisticRegression`.
+    There is no `predict_proba`, because the hinge loss does not model probabilities.
+    `sklearn.calibration.CalibratedClassifierCV` learns them from the scores.
 
-    There is no predict_proba: a hinge models no probability. `sklearn.calibration.CalibratedClassifierCV`
-    learns one from the scores.
+    Args:
+        angle: Angle function g: "cosine", "linear" or "sigmoid".
+        k: Parameter of the sigmoid.
+        margin: Margin, greater than 0 and at most 2, the width of the range of g.
+        loss: "squared_hinge" (also the default of LinearSVC) is smooth and reaches its minimum; "hinge" has kinks, and
+            the minimization ends near the minimum after more iterations.
+        standardize: Whether to standardize the features, see `spherenet.estimators.base`.
+        fit_intercept: Whether to append a constant feature, see `spherenet.estimators.base`.
+        intercept_scaling: Value of the constant feature.
+        tol: Largest entry of the gradient of the mean objective at convergence.
+        max_iter: Largest number of iterations.
+        warm_start: Whether to start from the last fit.
+        random_state: Seed of the initial directions.
+
+    The attributes after fit are those of `SphereLogisticRegression`, without `scale_`.
     """
 
     model_: AngularHead
@@ -180,12 +201,12 @@ class SphereSVC(SphereClassifier):
     def _objective(self, model: AngularHead, features: Tensor, labels: Tensor) -> Tensor:
         margin = positive("margin", self.margin)
         if margin > 2:
-            raise ValueError(f"margin must be at most 2, the width of g's range, got {self.margin!r}.")
+            raise ValueError(f"margin must be at most 2, the width of the range of g, got {self.margin!r}.")
         squared = require_one_of("loss", self.loss, LOSSES) == "squared_hinge"
         similarity = self._similarity(model(features))
-        own = labels.unsqueeze(1)
-        missing = (margin - (similarity.gather(1, own) - similarity)).clamp_min(0).scatter(1, own, 0)
-        return (missing.square() if squared else missing).sum(1).mean()
+        target = labels.unsqueeze(1)
+        violation = (margin - (similarity.gather(1, target) - similarity)).clamp_min(0).scatter(1, target, 0)
+        return (violation.square() if squared else violation).sum(1).mean()
 
     def _scores(self, features: Tensor) -> Tensor:
         return self._similarity(self.model_(features))
@@ -194,6 +215,6 @@ class SphereSVC(SphereClassifier):
         return self.model_
 
     def _similarity(self, output: AngularOutput) -> Tensor:
-        """g(θ) [n, classes]."""
+        """Return g(θ) [n, classes]."""
         similarity: Tensor = angle_of_loss(self.angle, self.k)(output.cosine)
         return similarity

@@ -1,8 +1,7 @@
-"""Running many jobs: finished ones are skipped, broken ones go on, a failing one does not stop the others.
+"""Run grids of jobs on this machine or on a Ray cluster.
 
-Runs on a Ray cluster: each job is a task that calls `spherenet` on the machine Ray gives it.
-
-All machines must see the output folder and the data under the same paths (a shared file system).
+Finished jobs are skipped, interrupted jobs are resumed, and a failing job does not stop the others. On a Ray cluster
+all machines must see the output folder and the data under the same paths (a shared file system).
 """
 
 from __future__ import annotations
@@ -22,92 +21,105 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from spherenet.errors import RunError, SphereNetError
-from spherenet.experiments.experiment import Job
+from spherenet.errors import RunError, SphereNetError, require_extra
+from spherenet.experiments.jobs import Job
 from spherenet.files import open_regular
 from spherenet.runs import MetricsFile
 
-__all__ = ["GridReporter", "Here", "OnRay", "Result", "run_jobs", "visible_gpus"]
+__all__ = [
+    "GridReporter",
+    "Launcher",
+    "LocalLauncher",
+    "RayLauncher",
+    "Result",
+    "run_jobs",
+    "steps_done",
+    "visible_gpus",
+]
 
 LONGEST_LINE = 1 << 16
-"""Bytes at the end of a log in which its last line is looked for."""
+"""Number of bytes at the end of a log that are searched for its last line."""
 
-Launch = Callable[[list[str], Path], int]
-"""Runs `spherenet` with arguments somewhere, its words going to a file, and returns its exit code."""
+TERMINATED = 128 + signal.SIGTERM
+"""Exit code of a run that was stopped."""
+
+Launcher = Callable[[list[str], Path], int]
+"""Run `spherenet` with arguments, write its output to a file, and return its exit code."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a job: None, or a sentence that says why it failed."""
+    """The outcome of a job; `failure` is None, or a sentence with the reason."""
 
     job: Job
     failure: str | None
 
 
 class GridReporter:
-    """Whoever watches a grid; every method does nothing unless overridden."""
+    """Callbacks for the progress of a grid; the methods of this base class do nothing."""
 
     def started(self, jobs: Sequence[Job], done: int) -> None:
-        """These jobs are to be run; so many more were done before."""
+        """Handle the start of a grid: these jobs remain, and `done` others were finished before."""
 
     def running(self, job: Job) -> None:
-        """A job begins."""
+        """Handle the start of a job."""
 
     def ended(self, result: Result) -> None:
-        """A job has ended."""
+        """Handle the end of a job."""
 
     def finished(self) -> None:
-        """All have."""
+        """Handle the end of the grid."""
 
 
-class Here:
-    """Launches runs as processes of this machine; `stop` asks those that run to save and leave."""
+class LocalLauncher:
+    """Launch runs as processes on this machine.
+
+    Args:
+        threads: Threads of torch in each run, unless OMP_NUM_THREADS is set.
+        processes: Processes per run; more than one uses torchrun.
+        gpus: GPU names, distributed over the runs: as many per run as it has processes, shared if there are too few.
+        at_once: Number of runs at a time.
+    """
 
     def __init__(
         self, threads: int | None = None, processes: int = 1, gpus: Sequence[str] = (), at_once: int = 1
     ) -> None:
-        """Keep what each run gets.
-
-        threads: of its torch, unless OMP_NUM_THREADS says. processes: of the run, more than one under torchrun.
-        gpus: names that are dealt out to the runs `at_once`, as many as a run has processes, some twice where they are
-        too few.
-        """
         self._threads, self._processes = threads, processes
-        self._hands: SimpleQueue[dict[str, str]] = SimpleQueue()
+        self._devices: SimpleQueue[dict[str, str]] = SimpleQueue()
         for first in range(0, at_once * processes, processes):
-            hand = [gpus[position % len(gpus)] for position in range(first, first + processes) if gpus]
-            self._hands.put({"CUDA_VISIBLE_DEVICES": ",".join(hand)} if hand else {})
+            names = [gpus[position % len(gpus)] for position in range(first, first + processes) if gpus]
+            self._devices.put({"CUDA_VISIBLE_DEVICES": ",".join(names)} if names else {})
         self._running: set[subprocess.Popen[bytes]] = set()
         self._lock = threading.Lock()
         self.stopped = False
 
     def __call__(self, arguments: list[str], log: Path) -> int:
         """Run `spherenet` and return its exit code."""
-        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self._processes}"]
-        command = [sys.executable, *(launcher if self._processes > 1 else []), "-m", "spherenet", *arguments]
+        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self._processes}"]
+        command = [sys.executable, *(torchrun if self._processes > 1 else []), "-m", "spherenet", *arguments]
         environment = dict(os.environ)
         if self._threads is not None:
             environment.setdefault("OMP_NUM_THREADS", str(self._threads))
         log.parent.mkdir(parents=True, exist_ok=True)
-        hand = self._hands.get()
+        devices = self._devices.get()
         try:
-            return self._run(command, {**environment, **hand}, log)
+            return self._run(command, {**environment, **devices}, log)
         finally:
-            self._hands.put(hand)
+            self._devices.put(devices)
 
     def _run(self, command: list[str], environment: dict[str, str], log: Path) -> int:
-        with open(log, "ab") as words, self._lock:
+        with open(log, "ab") as output, self._lock:
             if self.stopped:
-                return 128 + signal.SIGTERM
-            process = subprocess.Popen(command, stdout=words, stderr=words, env=environment)  # noqa: S603
+                return TERMINATED
+            process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)  # noqa: S603
             self._running.add(process)
         try:
-            # In pieces, so that an interrupt raised in this thread (Ray cancels tasks so) is noticed while waiting.
+            # Wait with a timeout, so that an exception raised in this thread (a canceled Ray task) is noticed.
             while True:
                 with suppress(subprocess.TimeoutExpired):
                     return process.wait(timeout=1)
         except BaseException:
-            process.send_signal(signal.SIGTERM)  # it saves and leaves; a run must not outlive who waits for it
+            process.send_signal(signal.SIGTERM)  # the run saves a checkpoint and exits
             process.wait()
             raise
         finally:
@@ -115,7 +127,7 @@ class Here:
                 self._running.discard(process)
 
     def stop(self) -> None:
-        """Ask every run to save and leave, and start no other."""
+        """Send SIGTERM to every run, which then saves a checkpoint and exits, and start no other run."""
         with self._lock:
             self.stopped = True
             for process in self._running:
@@ -123,44 +135,51 @@ class Here:
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs of this machine by the names that CUDA_VISIBLE_DEVICES takes."""
+    """Return the GPUs of this machine by the names that CUDA_VISIBLE_DEVICES takes."""
     import torch
 
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = [name.strip() for name in given.split(",")] if given is not None else map(str, itertools.count())
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [name.strip() for name in visible.split(",")] if visible is not None else map(str, itertools.count())
     return list(itertools.islice(names, torch.cuda.device_count()))
 
 
 def run_jobs(
     jobs: Sequence[Job],
-    launch: Launch,
+    launch: Launcher,
     workers: int,
     reporter: GridReporter | None = None,
     *,
     stopped: Callable[[], bool] = lambda: False,
 ) -> list[Result]:
-    """Run jobs, `workers` at a time, those first that wait for none; return what became of each, in their order.
+    """Run jobs, `workers` at a time, and return their results in order.
 
-    A job whose run is finished is not run again, one that another process runs is waited for until `stopped`, after
-    which no other one starts. One that starts from another's weights fails where that one fails.
+    A finished job is not run again. A job that another process runs is waited for. A job that starts from the weights
+    of another one runs after it and fails if that one fails. When `stopped()` becomes true, no further job starts.
+
+    Args:
+        jobs: Jobs of the grid.
+        launch: Launcher of a single run.
+        workers: Number of jobs at a time.
+        reporter: Receiver of progress callbacks.
+        stopped: Function that returns whether the grid was interrupted.
     """
     reporter = reporter or GridReporter()
     results: dict[Path, Result] = {}
-    open_jobs: list[Job] = []
+    remaining: list[Job] = []
     for job in jobs:
         try:
             if job.is_done():
                 results[job.folder] = Result(job, None)
             else:
-                open_jobs.append(job)
+                remaining.append(job)
         except SphereNetError as error:
             results[job.folder] = Result(job, str(error))
-    reporter.started(open_jobs, len(jobs) - len(open_jobs))
-    waiting = {job.folder: threading.Event() for job in open_jobs}
+    reporter.started(remaining, len(jobs) - len(remaining))
+    ended = {job.folder: threading.Event() for job in remaining}
 
     def work(job: Job) -> Result:
-        if job.after is not None and job.after in waiting:
-            waiting[job.after].wait()
+        if job.after is not None and job.after in ended:
+            ended[job.after].wait()
         source = results.get(job.after) if job.after is not None else None
         if source is not None and source.failure is not None:
             result = Result(job, f"{job.after}, which it starts from, failed.")
@@ -168,13 +187,13 @@ def run_jobs(
             result = Result(job, "the grid was stopped before it started.")
         else:
             reporter.running(job)
-            result = Result(job, _failure(job, launch, stopped))
+            result = Result(job, _run_job(job, launch, stopped))
         results[job.folder] = result
-        waiting[job.folder].set()
+        ended[job.folder].set()
         return result
 
-    # Those that others wait for come first: with one worker, nobody may wait for what has not been begun.
-    ordered = sorted(open_jobs, key=lambda job: job.after is not None)
+    # Jobs without a source come first, so that a single worker never waits for a job that has not started.
+    ordered = sorted(remaining, key=lambda job: job.after is not None)
     try:
         with ThreadPoolExecutor(workers) as pool:
             futures: list[Future[Result]] = [pool.submit(work, job) for job in ordered]
@@ -185,8 +204,8 @@ def run_jobs(
     return [results[job.folder] for job in jobs]
 
 
-def _failure(job: Job, launch: Launch, stopped: Callable[[], bool]) -> str | None:
-    """Run a job; None where its run is then finished."""
+def _run_job(job: Job, launch: Launcher, stopped: Callable[[], bool]) -> str | None:
+    """Run a job; return None if its run is then finished, and the reason otherwise."""
     try:
         while True:
             code = launch(job.arguments(), job.log)
@@ -194,7 +213,7 @@ def _failure(job: Job, launch: Launch, stopped: Callable[[], bool]) -> str | Non
                 return None
             if not job.in_use():
                 return f"exit code {code}: {_last_line(job.log)}"
-            # A grid that was killed left its run behind, or another grid has it.
+            # The run belongs to another grid, or to one that was killed and left it running.
             while job.in_use():
                 if stopped():
                     return f"{job.folder} is in use by another process."
@@ -204,17 +223,15 @@ def _failure(job: Job, launch: Launch, stopped: Callable[[], bool]) -> str | Non
 
 
 def _last_line(log: Path) -> str:
-    try:
-        with open_regular(log) as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - LONGEST_LINE))
-            lines = file.read(LONGEST_LINE).decode(errors="replace").strip().splitlines()
-    except OSError:
-        return "it said nothing."
-    return lines[-1] if lines else "it said nothing."
+    lines: list[str] = []
+    with suppress(OSError), open_regular(log) as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - LONGEST_LINE))
+        lines = file.read(LONGEST_LINE).decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it printed nothing."
 
 
 def steps_done(job: Job) -> int:
-    """How far a running job is, by its metrics."""
+    """Return the last iteration in the metrics of a job."""
     try:
         rows = MetricsFile(job.folder / "metrics.jsonl").read()
     except (RunError, OSError):
@@ -222,43 +239,47 @@ def steps_done(job: Job) -> int:
     return int(rows[-1]["step"]) if rows else 0
 
 
-class OnRay:
-    """Launches runs as Ray tasks; `stop` asks those that run to save and leave."""
+class RayLauncher:
+    """Launch runs as tasks on a Ray cluster.
+
+    Args:
+        address: Address of the cluster, "auto" for the cluster of this machine, "local" for a new one on this machine.
+        processes: Processes per run; more than one uses torchrun.
+        cpus: CPUs that Ray reserves per process.
+        gpus: GPUs that Ray reserves per process.
+
+    Raises:
+        MissingExtraError: Ray is not installed.
+        ValueError: The cluster is not reachable.
+    """
 
     def __init__(self, address: str, processes: int = 1, cpus: int = 1, gpus: int = 0) -> None:
-        """address: of the cluster, "auto" for the one this machine belongs to, "local" for a new one on this machine.
-
-        cpus, gpus: what Ray sets aside for each process of a run. Raises ValueError where Ray is not installed or the
-        cluster is not to be reached.
-        """
-        try:
-            import ray  # type: ignore[import-not-found, import-untyped, unused-ignore]
-        except ImportError:
-            raise ValueError("--ray needs the package ray: pip install 'spherenet[cluster]'.") from None
-        self._ray: Any = ray
-        self._stopped = threading.Event()
+        ray: Any = require_extra("cluster", "ray")
+        self._ray = ray
+        self._stopped = threading.Event()  # `stop` is called from another thread
         self._lock = threading.Lock()
         self._tasks: list[Any] = []
         try:
             ray.init(address=None if address == "local" else address, log_to_driver=False, include_dashboard=False)
         except (ConnectionError, ValueError, RuntimeError) as error:
-            raise ValueError(f"--ray {address!r} is not to be reached ({str(error).splitlines()[0]}).") from None
+            reason = str(error).splitlines()[0]
+            raise ValueError(f"--ray must be the address of a running cluster, got {address!r} ({reason}).") from None
         resources = {"num_cpus": cpus * processes, "num_gpus": gpus * processes, "max_retries": 0}
-        self._remote = self._ray.remote(**resources)(_run)
+        self._remote = self._ray.remote(**resources)(_run_task)
         self._processes = processes
 
     def __call__(self, arguments: list[str], log: Path) -> int:
         """Run `spherenet` on the cluster and return its exit code."""
         with self._lock:
             if self._stopped.is_set():
-                return 128 + signal.SIGTERM
+                return TERMINATED
             task = self._remote.remote(arguments, str(Path(log).resolve()), os.getcwd(), self._processes)
             self._tasks.append(task)
         try:
             code: int = self._ray.get(task)
         except self._ray.exceptions.RayError as error:
             if self.stopped:
-                return 128 + signal.SIGTERM
+                return TERMINATED
             raise OSError(f"Ray lost the run ({type(error).__name__}).") from None
         return code
 
@@ -268,19 +289,15 @@ class OnRay:
         return self._stopped.is_set()
 
     def stop(self) -> None:
-        """Interrupt every task, which asks its run to save and leave, and start no other."""
+        """Cancel every task, whose run then saves a checkpoint and exits, and start no other run."""
         with self._lock:
             self._stopped.set()
             tasks = list(self._tasks)
         for task in tasks:
             self._ray.cancel(task, force=False)
 
-    def close(self) -> None:
-        """Leave the cluster; a local one ends."""
-        self._ray.shutdown()
 
-
-def _run(arguments: list[str], log: str, folder: str, processes: int) -> int:
-    """What a task does: relative paths mean what they meant where the grid was started."""
+def _run_task(arguments: list[str], log: str, folder: str, processes: int) -> int:
+    """Run `spherenet` on a machine of the cluster, in the folder that the grid was started in."""
     os.chdir(folder)
-    return Here(processes=processes)(arguments, Path(log))
+    return LocalLauncher(processes=processes)(arguments, Path(log))

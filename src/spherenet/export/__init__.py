@@ -1,4 +1,4 @@
-"""Saved folders, and models frozen for inference: torch.export, TorchScript, ONNX."""
+"""Save and load models, and export them for inference with torch.export, TorchScript or ONNX."""
 
 from spherenet.export.card import ModelCard, library_versions
 from spherenet.export.folder import load_metadata, load_model, save_model, shipped_model

@@ -1,4 +1,4 @@
-"""The model card: what a saved model is, what it was trained on and how well it does, as Markdown."""
+"""Model cards: architecture, training data and accuracy of a saved model as Markdown."""
 
 from __future__ import annotations
 
@@ -21,26 +21,43 @@ import torch
 from spherenet.export import load_metadata, load_model
 
 model = load_model("path/to/this/folder")
-print(load_metadata("path/to/this/folder"))  # class names and preprocessing, where they are known
+print(load_metadata("path/to/this/folder"))  # class names and preprocessing, if available
 scores = model(torch.zeros({shape}))  # a batch of images; softmax turns scores into probabilities"""
 
 Z_95 = 1.959964
-"""Standard deviations of a normal distribution that hold 95 % of it."""
+"""Quantile of the standard normal distribution for a two-sided 95% interval."""
 
 
 def library_versions() -> dict[str, str]:
-    """The versions of what runs now: spherenet, torch and Python."""
+    """Return the running versions of spherenet, torch and Python."""
     return {"spherenet": __version__, "torch": torch.__version__, "Python": platform.python_version()}
 
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What there is to say about a model; what is not known is left out of the text, never invented.
+    """Description of a model. Fields that are None do not appear in the text.
 
-    trained_on: the data, with its size. accuracy: a fraction from 0 to 1 of `accuracy_n` samples of `accuracy_on`; the
-    text adds the 95 % interval that so many samples allow. command: what was run. versions: of the libraries it was
-    run with. date: as it should be printed; no clock is read. input_shape: of one batch, for the usage text.
-    Raises ValueError or TypeError for an accuracy outside [0, 1] or a number of samples below 1.
+    Args:
+        name: Title of the card.
+        description: Introductory paragraph.
+        architecture: Description of the network.
+        trained_on: Training data and its size.
+        accuracy: Accuracy as a fraction from 0 to 1.
+        accuracy_n: Number of samples that the accuracy was measured on. The text adds the 95% interval.
+        accuracy_on: Name of these samples.
+        command: Command that trained the model.
+        versions: Library versions used in training.
+        date: Date as it should be printed. The clock is never read.
+        license: License of the model.
+        intended_use: Intended use.
+        limits: Known limitations.
+        classes: Class names.
+        input_shape: Shape of a batch of inputs, for the usage text.
+        usage: Python code that replaces the default usage text.
+
+    Raises:
+        ValueError: If the name is empty, the accuracy outside of [0, 1] or the number of samples below 1.
+        TypeError: If accuracy or accuracy_n is not a number.
     """
 
     name: str
@@ -62,66 +79,54 @@ class ModelCard:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():
-            raise ValueError(f"name must be a word or more, got {self.name!r}.")
+            raise ValueError(f"name must be a string that is not empty, got {self.name!r}.")
         if self.accuracy is not None and not 0 <= require_number("accuracy", self.accuracy) <= 1:
             raise ValueError(f"accuracy must be a fraction from 0 to 1, got {self.accuracy!r}.")
         if self.accuracy_n is not None and require_number("accuracy_n", self.accuracy_n) < 1:
             raise ValueError(f"accuracy_n must be at least 1, got {self.accuracy_n!r}.")
 
     def to_markdown(self) -> str:
-        """The card as Markdown, one section for each thing that is known."""
+        """Return the card as Markdown, with one section per field that is not None."""
+        classes, versions, usage = self.classes, self.versions or {}, self.usage
+        if usage is None:
+            usage = USAGE.format(shape=", ".join(map(str, self.input_shape or (1, 3, 32, 32))))
         sections = {
             "Model": self.architecture,
             "Training data": self.trained_on,
             "Accuracy": self._accuracy_text(),
-            "Command": None if self.command is None else _fenced(self.command, "bash"),
-            "Versions": self._versions_text(),
+            "Command": None if self.command is None else _code_block(self.command, "bash"),
+            "Versions": ", ".join(markdown(f"{name} {version}") for name, version in versions.items()),
             "Date": None if self.date is None else str(self.date),
-            "Classes": None
-            if self.classes is None
-            else f"{len(self.classes)}: {', '.join(map(markdown, self.classes))}.",
+            "Classes": None if classes is None else f"{len(classes)}: {', '.join(map(markdown, classes))}.",
             "Intended use": self.intended_use,
             "Limits": self.limits,
             "License": self.license,
-            "Usage": _fenced(self._usage_text(), "python"),
+            "Usage": _code_block(usage, "python"),
         }
-        parts = [f"# {markdown(_one_line(self.name))}"]
-        parts += [] if self.description is None else [self.description.strip()]
-        parts += [f"## {title}\n\n{text.strip()}" for title, text in sections.items() if text]
-        return "\n\n".join(parts) + "\n"
+        paragraphs = [f"# {markdown(_one_line(self.name))}"]
+        paragraphs += [] if self.description is None else [self.description.strip()]
+        paragraphs += [f"## {title}\n\n{text.strip()}" for title, text in sections.items() if text]
+        return "\n\n".join(paragraphs) + "\n"
 
     def _accuracy_text(self) -> str | None:
         if self.accuracy is None:
             return None
-        where = "" if self.accuracy_on is None else f" on {markdown(_one_line(self.accuracy_on))}"
+        samples = "" if self.accuracy_on is None else f" on {markdown(_one_line(self.accuracy_on))}"
         if self.accuracy_n is None:
-            return f"{self.accuracy:.2%}{where}."
+            return f"{self.accuracy:.2%}{samples}."
         low, high = wilson_interval(self.accuracy, self.accuracy_n)
-        return f"{self.accuracy:.2%}{where} (n = {self.accuracy_n:,}; 95 % interval {low:.2%} to {high:.2%})."
-
-    def _classes_text(self) -> str | None:
-        if self.classes is None:
-            return None
-        return f"{len(self.classes)}: {', '.join(map(markdown, self.classes))}."
-
-    def _versions_text(self) -> str | None:
-        return ", ".join(markdown(f"{name} {version}") for name, version in (self.versions or {}).items()) or None
-
-    def _usage_text(self) -> str:
-        if self.usage is not None:
-            return self.usage
-        return USAGE.format(shape=", ".join(map(str, self.input_shape or (1, 3, 32, 32))))
+        return f"{self.accuracy:.2%}{samples} (n = {self.accuracy_n:,}; 95% interval {low:.2%} to {high:.2%})."
 
 
 def wilson_interval(fraction: float, n: int) -> tuple[float, float]:
-    """The 95 % interval of a fraction that was seen in n independent samples, by Wilson's formula."""
+    """Return Wilson's 95% interval of a fraction of n independent samples."""
     spread = Z_95 * math.sqrt(fraction * (1 - fraction) / n + Z_95**2 / (4 * n * n))
-    centre, shrink = fraction + Z_95**2 / (2 * n), 1 + Z_95**2 / n
-    return max(0.0, (centre - spread) / shrink), min(1.0, (centre + spread) / shrink)
+    center, denominator = fraction + Z_95**2 / (2 * n), 1 + Z_95**2 / n
+    return max(0.0, (center - spread) / denominator), min(1.0, (center + spread) / denominator)
 
 
-def _fenced(text: str, language: str) -> str:
-    """A code block whose fence is longer than any in the text."""
+def _code_block(text: str, language: str) -> str:
+    """Return a Markdown code block whose fence is longer than any fence in the text."""
     fence = "```"
     while fence in text:
         fence += "`"

@@ -1,11 +1,7 @@
-"""Frozen models as ONNX files, checked with onnxruntime.
-
-One door to every format that a model can be written in.
-"""
+"""Export frozen models as ONNX, and `export_model`, which exports to any of the supported formats."""
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 import os
@@ -18,28 +14,29 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spherenet.errors import ModelError
+from spherenet.errors import ModelError, require_extra
 from spherenet.export.card import ModelCard
 from spherenet.export.folder import metadata_as_json, save_model
 from spherenet.export.programs import (
-    example_of,
+    example_batch,
     export_program,
     export_torchscript,
-    place_of,
-    require_same_answers,
+    output_file,
+    require_same_scores,
     trace_program,
 )
-from spherenet.files import new_file
+from spherenet.export.weights import writing
+from spherenet.files import atomic_file
 from spherenet.text import first_line
 from spherenet.validation import require_one_of
 
 __all__ = ["FORMATS", "export_model", "export_onnx", "format_of"]
 
 LARGEST_SINGLE_FILE = 2**31 - 2**24
-"""Bytes of tensors that one file may hold: protobuf ends at 2³¹, of which the graph takes some."""
+"""Largest size of tensors in one file, in bytes: protobuf is limited to 2³¹, including the graph."""
 
 OLDEST_OPSET = 18
-"""The oldest version of ONNX that torch's exporter writes by itself."""
+"""Oldest opset that torch's exporter writes directly."""
 
 
 def export_onnx(
@@ -51,45 +48,48 @@ def export_onnx(
     opset: int | None = None,
     check: bool = True,
 ) -> Path:
-    """Write the frozen model as ONNX for batches of any size; return the file, model.onnx in a folder.
+    """Write the frozen model as ONNX for batches of any size.
 
-    The input is called "images" [batch, …], the output "scores" [batch, classes]; softmax is left to the caller.
-    example: a batch of inputs, needed where the model is not a `Classifier`. metadata: JSON values such as class names
-    and preprocessing; each becomes an entry of the file's metadata_props, as JSON. opset: of ONNX, torch's default when
-    None. check: run onnx's checker, and compare with the model in onnxruntime at two batch sizes. One file, which
-    replaces one that is there; above 2 GB the tensors stand beside it in a file of its name and .data.
-    Raises ModelError where a package is missing, for a model that cannot be exported or answers otherwise than before
-    (with the difference), and for a file that cannot be written; ValueError or TypeError for a wrong example or opset.
+    The input is named "images" [batch, …] and the output "scores" [batch, classes], without softmax. Tensors of more
+    than 2 GB are written to a second file with the suffix .data.
+
+    Args:
+        model: Any module that returns one row of scores per input.
+        file: File to write or replace, or an existing folder for the file model.onnx.
+        example: Batch of inputs, required if the model is not a `Classifier`.
+        metadata: JSON values such as class names and preprocessing, saved as metadata_props.
+        opset: ONNX opset; None for torch's default.
+        check: Whether to run onnx's checker and to compare scores in onnxruntime at two batch sizes.
+
+    Returns:
+        The file.
+
+    Raises:
+        MissingExtraError: If onnx, onnxscript or onnxruntime is not installed.
+        ModelError: If the model cannot be exported, the scores of the ONNX model differ, or the file cannot be written.
+        ValueError: If the opset is not supported, or the example is missing or empty.
+        TypeError: If the example is not a tensor.
     """
-    _require_packages("onnx", "onnxscript", *(["onnxruntime"] if check else []))
+    for package in ("onnx", "onnxscript", *(["onnxruntime"] if check else [])):
+        require_extra("onnx", package)
     _require_opset(opset)
-    example = example_of(model, example)
-    known = metadata_as_json(metadata)
+    example = example_batch(model, example)
+    properties = {name: json.dumps(value, ensure_ascii=False) for name, value in metadata_as_json(metadata).items()}
     program = _convert(model, example, opset)
-    program.model.metadata_props.update({name: json.dumps(value, ensure_ascii=False) for name, value in known.items()})
-    with new_file(place_of(file, "model.onnx")) as path:
+    program.model.metadata_props.update(properties)
+    with writing(output_file(file, "model.onnx")) as target, atomic_file(target) as path:
         program.save(path, external_data=_size(program) > LARGEST_SINGLE_FILE)
         if check:
             _check_file(path)
-            require_same_answers(_session(path), model, example, "the ONNX file in onnxruntime")
-    return place_of(file, "model.onnx").resolve()
-
-
-def _require_packages(*names: str) -> None:
-    for name in names:
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            raise ModelError(
-                f"ONNX export needs the package {name}, which is not installed: pip install 'spherenet[onnx]'."
-            ) from error
+            require_same_scores(_session(path), model, example, "the ONNX file in onnxruntime")
+    return target
 
 
 def _require_opset(opset: int | None) -> None:
-    newest = importlib.import_module("onnx").defs.onnx_opset_version()
-    whole = isinstance(opset, int) and not isinstance(opset, bool)
-    if opset is not None and not (whole and OLDEST_OPSET <= opset <= newest):
-        raise ValueError(f"opset must be None or a whole number from {OLDEST_OPSET} to {newest}, got {opset!r}.")
+    newest = require_extra("onnx", "onnx").defs.onnx_opset_version()
+    is_integer = isinstance(opset, int) and not isinstance(opset, bool)
+    if opset is not None and not (is_integer and OLDEST_OPSET <= opset <= newest):
+        raise ValueError(f"opset must be None or an integer from {OLDEST_OPSET} to {newest}, got {opset!r}.")
 
 
 def _convert(model: nn.Module, example: Tensor, opset: int | None) -> Any:
@@ -106,15 +106,14 @@ def _convert(model: nn.Module, example: Tensor, opset: int | None) -> Any:
                 opset_version=opset,
                 verbose=False,
             )
-    # torch.onnx and onnxscript raise a dozen types of their own.
-    except Exception as error:
+    except Exception as error:  # torch.onnx and onnxscript raise a dozen types
         raise ModelError(f"the model cannot be written as ONNX: {first_line(error)}.") from error
     assert converted is not None
-    found = converted.model.opset_imports[""]
-    if opset is not None and found != opset:
-        raise ModelError(f"the model cannot be written as ONNX of opset {opset}; opset {found} can be.")
+    written = converted.model.opset_imports[""]
+    if opset is not None and written != opset:
+        raise ModelError(f"the model cannot be written with opset {opset}; use opset {written}.")
     for node in converted.model.graph:
-        # Lines of Python code and their places on this machine.
+        # Lines of Python code and paths of this machine.
         node.metadata_props.clear()
     return converted
 
@@ -124,21 +123,20 @@ def _size(program: Any) -> int:
 
 
 def _check_file(path: Path) -> None:
-    onnx = importlib.import_module("onnx")
+    onnx = require_extra("onnx", "onnx")
     try:
         onnx.checker.check_model(path, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        raise ModelError(f"onnx's checker refuses the exported model: {first_line(error)}.") from error
+        raise ModelError(f"onnx's checker rejects the exported model: {first_line(error)}.") from error
 
 
 def _session(path: Path) -> Callable[[Tensor], Tensor]:
-    onnxruntime = importlib.import_module("onnxruntime")
+    onnxruntime = require_extra("onnx", "onnxruntime")
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # errors, which are raised too
+    options.log_severity_level = 3  # errors only
     try:
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    # onnxruntime's exceptions have no common type but this.
-    except Exception as error:
+    except Exception as error:  # the exceptions of onnxruntime have no other common type
         raise ModelError(f"onnxruntime cannot run the exported model: {first_line(error)}.") from error
 
     def run(images: Tensor) -> Tensor:
@@ -150,9 +148,9 @@ def _session(path: Path) -> Callable[[Tensor], Tensor]:
 
 @contextmanager
 def _quiet_exporter() -> Iterator[None]:
-    """Hold back what the exporters say about themselves: a deprecated call, packages they could know, other versions.
+    """Suppress messages of the exporters about deprecated calls, optional packages and failed opset conversions.
 
-    Whether a version could be written is looked at afterwards.
+    `_convert` checks afterwards whether the opset was written.
     """
     names = ("torch.onnx._internal.exporter._registration", "onnxscript.version_converter")
     levels = {logging.getLogger(name): logging.getLogger(name).level for name in names}
@@ -184,12 +182,27 @@ def export_model(
     overwrite: bool = False,
     check: bool = True,
 ) -> Path:
-    """Write a model in a format and return where it is.
+    """Export a model to any of the supported formats.
 
-    format: "folder" (`save_model`, which `load_model` reads), "onnx", "torchscript" or "program" (for inference, each
-    frozen); None takes it from the target: .onnx, .ts or .torchscript, .pt2, and a folder without a suffix.
-    card and overwrite count for folders; example and check for the others; a file that is there is replaced.
-    Raises ValueError for an unknown format or suffix, and what the format's own function raises.
+    The function for the format may raise further errors.
+
+    Args:
+        model: Model to export.
+        target: Folder or file to write. An existing file is replaced.
+        format: "folder" (see `save_model`), or frozen for inference as "onnx" (see `export_onnx`), "torchscript"
+            (`export_torchscript`) or "program" (`export_program`). None chooses by the suffix of the target: .onnx, .ts
+            or .torchscript, .pt2, and a folder without a suffix.
+        example: Batch of inputs; not used for folders.
+        metadata: JSON values that belong to the model.
+        card: Content of README.md; used for folders only.
+        overwrite: Whether to replace an existing folder; used for folders only.
+        check: Whether to compare the exported model with the model; not used for folders.
+
+    Returns:
+        The folder or file.
+
+    Raises:
+        ValueError: If the format or suffix is unknown.
     """
     chosen = format_of(target) if format is None else require_one_of("format", format, FORMATS)
     if chosen == "folder":
@@ -199,12 +212,12 @@ def export_model(
 
 
 def format_of(target: str | os.PathLike[str]) -> str:
-    """The format that a target's suffix names; raises ValueError for another suffix."""
+    """Return the format for the suffix of a target. Raises ValueError for an unknown suffix."""
     suffix = Path(target).suffix.lower()
     if suffix not in _SUFFIXES:
         allowed = ", ".join(name for name in _SUFFIXES if name)
         raise ValueError(
             f"target must end in {allowed} or, for a folder, have no suffix, got {str(target)!r}; "
-            "or name the format (format=)."
+            "otherwise pass format."
         )
     return _SUFFIXES[suffix]

@@ -1,7 +1,4 @@
-"""Whether an exported model gives the answers of the model it was made from, and the images to ask it with.
-
-Frozen models as programs of torch's own: torch.export, and TorchScript where torch still supports it.
-"""
+"""Export frozen models as torch.export programs or TorchScript, and compare their scores with the model's."""
 
 from __future__ import annotations
 
@@ -22,39 +19,42 @@ from torch.export import Dim, ExportedProgram
 from spherenet.errors import ModelError
 from spherenet.export.folder import metadata_as_json
 from spherenet.export.freeze import freeze
-from spherenet.files import write_file
+from spherenet.export.weights import writing
+from spherenet.files import atomic_file
 from spherenet.models import Classifier
 from spherenet.text import first_line
 
 __all__ = [
     "METADATA_FILE",
     "TOLERANCE",
-    "example_of",
+    "example_batch",
     "export_program",
     "export_torchscript",
-    "place_of",
-    "require_same_answers",
+    "output_file",
+    "require_same_scores",
     "trace_program",
 ]
 
 TOLERANCE = 1e-5
-"""How far exported scores may be from the model's, relative to the largest of them, or to 1 if that is more."""
+"""Allowed difference between exported scores and the model's, relative to the largest score, but at least to 1."""
 
 ROUNDING_ALLOWANCE = 10.0
-"""How many times the model's own rounding error is allowed where that is more.
+"""Allowed difference in multiples of the model's own rounding error, if that is more than `TOLERANCE`.
 
-A network of 69 layers, or of a small k, or in half precision, answers with fewer digits than `TOLERANCE` asks for: its
-float32 scores differ from its float64 scores, and other roundings of the same formula differ as much.
+Deep networks, a small k or half precision have larger rounding errors: their scores differ from those in float64, and
+other ways to round the same formula differ as much.
 """
 
 PERTURBATIONS = 4
-"""How often images are changed in their last digit to see what that does; one lucky sample would show too little."""
+"""Number of perturbations of the images by which the rounding error is estimated."""
 
 
-def example_of(model: nn.Module, example: Tensor | None) -> Tensor:
-    """A batch of at least two inputs on the CPU: the given one, or random images of a `Classifier`'s size.
+def example_batch(model: nn.Module, example: Tensor | None) -> Tensor:
+    """Return a batch of at least two inputs on the CPU: `example`, or random images of a `Classifier`'s input size.
 
-    Raises ValueError or TypeError for an example that is no batch, or none where the model does not tell its input.
+    Raises:
+        ValueError: If the example is not a batch, or is None for a model that is not a `Classifier`.
+        TypeError: If the example is not a tensor.
     """
     if example is None:
         if not isinstance(model, Classifier):
@@ -67,56 +67,55 @@ def example_of(model: nn.Module, example: Tensor | None) -> Tensor:
     if example.dim() < 2 or len(example) < 1:
         raise ValueError(f"example must be a batch of at least one input, got shape {list(example.shape)}.")
     example = example.detach().cpu()
-    # A batch of one is taken for a constant by torch.export.
+    # torch.export treats a batch size of one as a constant.
     return example if len(example) > 1 else torch.cat([example, example])
 
 
-def require_same_answers(run: Callable[[Tensor], Tensor], model: nn.Module, example: Tensor, what: str) -> float:
-    """Compare `run` with the model at a batch of one and a larger one; return the largest relative difference.
+def require_same_scores(run: Callable[[Tensor], Tensor], model: nn.Module, example: Tensor, what: str) -> float:
+    """Compare `run` with the model at two batch sizes and return the largest relative difference.
 
-    Raises ModelError, which begins with `what`, where they differ by more than `TOLERANCE` and more than rounding.
+    Raises ModelError, which starts with `what`, if they differ by more than `TOLERANCE` and more than by rounding.
     """
     worst = 0.0
-    twin = copy.deepcopy(model).cpu().eval()
+    reference = copy.deepcopy(model).cpu().eval()
     larger = torch.cat([example, example[:1]])
     for batch in (example[:1], larger):
         with torch.no_grad():
-            expected = twin(batch)
-        difference = _relative(run(batch), expected)
-        # Written so that NaN fails.
-        if not difference <= TOLERANCE:
-            allowed = max(TOLERANCE, ROUNDING_ALLOWANCE * _own_rounding(twin, larger))
+            expected = reference(batch)
+        difference = _relative_difference(run(batch), expected)
+        if not difference <= TOLERANCE:  # NaN fails too
+            allowed = max(TOLERANCE, ROUNDING_ALLOWANCE * _rounding_error(reference, larger))
             if not difference <= allowed:
                 raise ModelError(
-                    f"{what} does not give the model's answers: for a batch of {len(batch)} they differ by "
-                    f"{difference:.2g}, at most {allowed:.2g} is allowed."
+                    f"{what} must return the scores of the model up to a difference of {allowed:.2g}, "
+                    f"got {difference:.2g} for a batch of {len(batch)}."
                 )
         worst = max(worst, difference)
     return worst
 
 
-def _relative(found: Tensor, expected: Tensor) -> float:
-    if found.shape != expected.shape:
+def _relative_difference(actual: Tensor, expected: Tensor) -> float:
+    if actual.shape != expected.shape:
         return float("inf")
     peak = max(1.0, expected.double().abs().max().item())
-    return (found.double() - expected.double()).abs().max().item() / peak
+    return (actual.double() - expected.double()).abs().max().item() / peak
 
 
-def _own_rounding(model: nn.Module, batch: Tensor) -> float:
-    """How far the model's scores are from those in float64, or move when the images change in their last digit."""
-    noise = torch.Generator().manual_seed(0)
+def _rounding_error(model: nn.Module, batch: Tensor) -> float:
+    """Return by how much the scores differ from those in float64 or of images perturbed in their last digit."""
+    generator = torch.Generator().manual_seed(0)
     floating = batch.is_floating_point()
     with torch.no_grad():
         scores = model(batch)
         others = [copy.deepcopy(model).double()(batch.double() if floating else batch)]
         for _ in range(PERTURBATIONS if floating else 0):
-            change = torch.randn(batch.shape, generator=noise, dtype=torch.float64) * torch.finfo(batch.dtype).eps
+            change = torch.randn(batch.shape, generator=generator, dtype=torch.float64) * torch.finfo(batch.dtype).eps
             others.append(model((batch * (1 + change)).to(batch.dtype)))
-    return max(_relative(scores, other) for other in others)
+    return max(_relative_difference(scores, other) for other in others)
 
 
 METADATA_FILE = "metadata.json"
-"""The name of the extra file with the metadata inside both kinds of program."""
+"""Name of the extra file with the metadata inside of a program."""
 
 
 def export_program(
@@ -127,22 +126,35 @@ def export_program(
     metadata: Mapping[str, Any] | None = None,
     check: bool = True,
 ) -> Path:
-    """Write the frozen model as a torch.export program for batches of any size; return the file, model.pt2 in a folder.
+    """Write the frozen model as a torch.export program for batches of any size.
 
-    example: a batch of inputs, needed where the model is not a `Classifier`. metadata: JSON values, kept in the file
-    as the extra file metadata.json. check: compare with the model at two batch sizes. The file needs torch alone to
-    be used (`torch.export.load(file).module()`), and replaces one that is there.
-    Raises ModelError for a model that cannot be traced or answers otherwise than before, and for a file that cannot
-    be written; ValueError or TypeError for a wrong example.
+    The file needs only torch: `torch.export.load(file).module()`.
+
+    Args:
+        model: Any module that returns one row of scores per input.
+        folder_or_file: File to write or replace, or an existing folder for the file model.pt2.
+        example: Batch of inputs, required if the model is not a `Classifier`.
+        metadata: JSON values, saved as the extra file metadata.json.
+        check: Whether to compare the program with the model at two batch sizes.
+
+    Returns:
+        The file.
+
+    Raises:
+        ModelError: If the model cannot be traced, the scores of the program differ, or the file cannot be written.
+        ValueError: If the example is missing or empty.
+        TypeError: If the example is not a tensor.
     """
-    example = example_of(model, example)
+    example = example_batch(model, example)
     program = trace_program(model, example)
     buffer = io.BytesIO()
     torch.export.save(program, buffer, extra_files={METADATA_FILE: _json(metadata)})
     if check:
         buffer.seek(0)
-        require_same_answers(torch.export.load(buffer).module(), model, example, "the exported program")
-    return write_file(place_of(folder_or_file, "model.pt2"), lambda path: path.write_bytes(buffer.getvalue()))
+        require_same_scores(torch.export.load(buffer).module(), model, example, "the exported program")
+    with writing(output_file(folder_or_file, "model.pt2")) as target, atomic_file(target) as path:
+        path.write_bytes(buffer.getvalue())
+    return target
 
 
 def export_torchscript(
@@ -153,47 +165,63 @@ def export_torchscript(
     metadata: Mapping[str, Any] | None = None,
     check: bool = True,
 ) -> Path:
-    """Write the frozen model as TorchScript for batches of any size; return the file, model.ts in a folder.
+    """Write the frozen model as TorchScript for batches of any size.
 
-    torch has deprecated TorchScript in favour of torch.export; this is for programs that still load it. Arguments and
-    errors as in `export_program`. The file needs torch alone to be used (`torch.jit.load(file)`).
+    torch has deprecated TorchScript in favor of torch.export. Use it only for programs that still load TorchScript. The
+    file needs only torch: `torch.jit.load(file)`.
+
+    Args:
+        model: Any module that returns one row of scores per input.
+        file: File to write or replace, or an existing folder for the file model.ts.
+        example: Batch of inputs, required if the model is not a `Classifier`.
+        metadata: JSON values, saved as the extra file metadata.json.
+        check: Whether to compare the script with the model at two batch sizes.
+
+    Returns:
+        The file.
+
+    Raises:
+        ModelError: If the model cannot be traced, the scores of the script differ, or the file cannot be written.
+        ValueError: If the example is missing or empty.
+        TypeError: If the example is not a tensor.
     """
-    example = example_of(model, example)
+    example = example_batch(model, example)
     text = _json(metadata)
     buffer = io.BytesIO()
-    with _deprecated_torchscript():
+    with _without_deprecation_warnings():
         traced = _trace_script(model, example)
         torch.jit.save(traced, buffer, _extra_files={METADATA_FILE: text.encode()})
         if check:
             buffer.seek(0)
             loaded = torch.jit.load(buffer)  # type: ignore[no-untyped-call]
-            require_same_answers(loaded, model, example, "the TorchScript program")
-    return write_file(place_of(file, "model.ts"), lambda path: path.write_bytes(buffer.getvalue()))
+            require_same_scores(loaded, model, example, "the TorchScript program")
+    with writing(output_file(file, "model.ts")) as target, atomic_file(target) as path:
+        path.write_bytes(buffer.getvalue())
+    return target
 
 
 def trace_program(model: nn.Module, example: Tensor) -> ExportedProgram:
-    """The frozen model as a torch.export program of plain operations, its input `images` of any batch size."""
+    """Return the frozen model as a torch.export program with the input `images` of any batch size."""
     frozen = _OneInput(freeze(model).cpu()).eval()
     _require_scores(frozen, example)
     try:
         program = torch.export.export(frozen, (example,), dynamic_shapes={"images": {0: Dim("batch")}}, strict=False)
-    # torch.export raises whatever the code of a model raises, and a dozen types of its own.
-    except Exception as error:
+    except Exception as error:  # errors of the model and a dozen types of torch.export
         raise ModelError(f"torch.export cannot trace the model: {first_line(error)}.") from error
     for node in program.graph.nodes:
-        # Where a line of code lies on this machine is nobody's business elsewhere.
+        # Stack traces contain paths of this machine.
         node.meta.pop("stack_trace", None)
     return program
 
 
-def place_of(folder_or_file: str | os.PathLike[str], name: str) -> Path:
-    """The file to write: the given one, or one of this name in a folder that exists."""
+def output_file(folder_or_file: str | os.PathLike[str], name: str) -> Path:
+    """Return the file to write: the path itself, or a file of this name if the path is a folder."""
     path = Path(folder_or_file).expanduser()
     return path / name if path.is_dir() else path
 
 
 class _OneInput(nn.Module):
-    """A model whose input is called `images`, whatever the model calls it."""
+    """Wrapper that names the input of a model `images`."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -205,7 +233,7 @@ class _OneInput(nn.Module):
 
 
 def _require_scores(frozen: nn.Module, example: Tensor) -> None:
-    """Refuse a model that cannot be run on the example or does not answer with one tensor, a row an input."""
+    """Raise ModelError if a model cannot be run on the example or does not return one tensor with a row per input."""
     try:
         with torch.no_grad():
             scores = frozen(example)
@@ -217,7 +245,7 @@ def _require_scores(frozen: nn.Module, example: Tensor) -> None:
         raise ModelError(f"the model must return one tensor to be exported, got {type(scores).__name__}.")
     if scores.dim() < 1 or len(scores) != len(example):
         raise ModelError(
-            f"the model must return a row for each input to be exported, got shape {list(scores.shape)} for "
+            f"the model must return one row per input to be exported, got shape {list(scores.shape)} for "
             f"{len(example)} inputs."
         )
 
@@ -232,18 +260,18 @@ def _trace_script(model: nn.Module, example: Tensor) -> torch.jit.ScriptModule:
         raise ModelError(f"TorchScript cannot trace the model: {first_line(error)}.") from error
     node: Any
     for node in traced.inlined_graph.nodes():
-        # Angle functions and layers of somebody's own may call Python or our kernels. torch.export sees through both.
+        # User-defined angle functions and layers may call Python or custom kernels, which torch.export supports.
         if node.kind() == "prim::PythonOp" or not node.kind().startswith(("aten::", "prim::")):
             name = node.pyname() if node.kind() == "prim::PythonOp" else node.kind()
             raise ModelError(
-                f"TorchScript cannot hold the model: {name} is no operation of torch; export a program or ONNX instead."
+                f"TorchScript does not support the model: {name} is not a torch operation; use torch.export or ONNX."
             )
     return traced
 
 
 @contextmanager
-def _deprecated_torchscript() -> Iterator[None]:
-    """Say nothing of what the docstring of `export_torchscript` says already."""
+def _without_deprecation_warnings() -> Iterator[None]:
+    """Suppress the deprecation warnings of TorchScript, which the docstring of `export_torchscript` mentions."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is deprecated", DeprecationWarning)
         yield

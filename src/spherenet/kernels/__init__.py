@@ -1,1 +1,1 @@
-"""Fused twins of the operators: what a convolution costs, plus one pass over its output each way."""
+"""Fast implementations of the plain formulas in `ops`, and the choice between them (`dispatch.py`)."""

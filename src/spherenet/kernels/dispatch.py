@@ -1,20 +1,14 @@
-"""Which implementation runs, for layers, heads and losses: the only place that decides, and that knows torch's insides.
+"""Choice of the implementation of layers, heads and losses, and all calls of private torch API.
 
 | implementation | what it is | when |
 |---|---|---|
 | native | C++ library, `kernels/native.py` | CPU tensors, if the library was built |
 | triton | Triton kernels, `kernels/triton` | CUDA and ROCm tensors, if Triton can be imported |
 | compiled | the plain formula through `torch.compile` | other devices |
-| plain | the plain formula of `ops/` | everything else: tracing, torch.func, forward mode, g of your own |
+| plain | the plain formula of `ops/` | everything else: tracing, torch.func, forward mode, custom g |
 
-`backend("reference")` switches to the plain formula everywhere. Private torch API is called in this module only, behind
-functions that say what they ask; tests/kernels/test_dispatch.py fails when torch changes one of them.
-
-The plain formula through torch's compiler, for devices without kernels of their own.
-
-The formula is compiled out of place, once per kind of layer and once more when the batch size changes. A compilation
-that fails (no compiler, an unsupported device) leaves that kind of call to the plain formula, with one warning; errors
-of the computation itself, such as running out of memory, propagate.
+`backend("reference")` selects the plain formula everywhere. tests/kernels/test_dispatch.py fails when torch changes a
+private function that this module calls.
 """
 
 from __future__ import annotations
@@ -23,15 +17,16 @@ import importlib
 import importlib.util
 import logging
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from contextvars import ContextVar, Token
 from functools import lru_cache
 from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import Parameter
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
@@ -44,7 +39,7 @@ __all__ = [
     "backend",
     "below_autograd",
     "blockwise",
-    "can_look_at_values",
+    "can_read_values",
     "compiled_or_plain",
     "current_backend",
     "implementation",
@@ -56,58 +51,71 @@ __all__ = [
 
 BACKENDS = ("auto", "native", "triton", "compiled", "reference")
 _ALIASES = {"fused": "auto"}
-_backend: ContextVar[str] = ContextVar("spherenet_backend", default="auto")
+_global_backend = "auto"
+_local_backend: ContextVar[str | None] = ContextVar("spherenet_backend", default=None)
 
 LARGE_MAP = 1 << 19
-"""Elements from which heads and losses walk over their classes in blocks: 2 MB of float32, the size of one block.
+"""Number of elements from which heads and losses process their classes in blocks: 2 MB of float32, one block.
 
-Below there is nothing to divide. Above, each whole-tensor operation leaves the cache, and a buffer of that size may go
-back to the system when it is freed, so that the next operation pays for its pages again."""
+Smaller maps have nothing to divide. For larger ones each whole-tensor operation leaves the cache, and a buffer of that
+size may be returned to the system when it is freed, so that the next operation has to map its pages again."""
 
 
-@contextmanager
-def backend(name: str) -> Iterator[None]:
-    """Choose the implementation of layers, heads and losses inside a `with` block.
+class backend:  # noqa: N801
+    """Choose the implementation of layers, heads and losses.
+
+        sn.backend("reference")            # from now on, in all threads
+        with sn.backend("reference"):      # inside the block, in this thread
+            loss = model(images, labels)
 
     Args:
-        name: "auto" (the default outside), "reference" for the plain differentiable formulas, or the name of one
-            implementation: "native", "triton" or "compiled". A named one still leaves to the plain formula what it
-            cannot do (tracing, torch.func, forward-mode derivatives, g of your own).
+        name: "auto" (the default), "reference" for the plain differentiable formulas, or one implementation: "native",
+            "triton" or "compiled". Calls that a named implementation does not support (tracing, torch.func,
+            forward-mode derivatives, custom g) use the plain formula.
 
     Raises:
-        ValueError: if the name is unknown, or the implementation is not available.
+        ValueError: If the name is unknown or the implementation is not available.
     """
-    name = _ALIASES.get(name, name)
-    require_one_of("backend", name, BACKENDS)
-    if name == "native" and not native.available():
-        raise ValueError("backend must not be 'native': the native kernels are not available.")
-    if name == "triton" and not _has_triton():
-        raise ValueError("backend must not be 'triton': Triton cannot be imported.")
-    token = _backend.set(name)
-    try:
-        yield
-    finally:
-        _backend.reset(token)
+
+    def __init__(self, name: str) -> None:
+        global _global_backend
+        self._name = require_one_of("backend", _ALIASES.get(name, name), BACKENDS)
+        if self._name == "native" and not native.available():
+            raise ValueError("backend must not be 'native': the native kernels are not available.")
+        if self._name == "triton" and not _has_triton():
+            raise ValueError("backend must not be 'triton': Triton cannot be imported.")
+        self._before: str | None = _global_backend
+        self._tokens: list[Token[str | None]] = []
+        _global_backend = self._name
+
+    def __enter__(self) -> None:
+        global _global_backend
+        if self._before is not None:  # used in a with statement: the choice is local
+            _global_backend, self._before = self._before, None
+        self._tokens.append(_local_backend.set(self._name))
+
+    def __exit__(self, *_: object) -> None:
+        _local_backend.reset(self._tokens.pop())
 
 
 def current_backend() -> str:
-    """The name that `backend` was given last, "auto" outside of it."""
-    return _backend.get()
+    """Return the name of the backend in use, "auto" by default."""
+    return _local_backend.get() or _global_backend
 
 
 def implementation(x: Tensor, *, has_kernel: bool = True) -> str:
-    """Return which implementation serves an input: "native", "triton", "compiled" or "plain".
+    """Return the name of the implementation for an input: "native", "triton", "compiled" or "plain".
 
     Args:
-        x: the layer's input.
-        has_kernel: whether the kernels know the layer's angle function.
+        x: Input of the layer.
+        has_kernel: Whether there is a kernel for the layer's angle function.
     """
-    if torch.compiler.is_compiling():  # the compiler cannot look into a context variable
+    if torch.compiler.is_compiling():  # the compiler cannot read a context variable
         return "plain"
-    chosen = _backend.get()
-    if not has_kernel or chosen == "reference" or x.numel() == 0 or is_traced(x) or _in_forward_mode():
+    name = _local_backend.get() or _global_backend
+    if not has_kernel or name == "reference" or x.numel() == 0 or is_traced(x) or forward_ad._current_level >= 0:
         return "plain"
-    return _of_device(x.device.type) if chosen == "auto" else chosen
+    return _of_device(x.device.type) if name == "auto" else name
 
 
 @lru_cache(maxsize=16)
@@ -120,27 +128,29 @@ def _of_device(device_type: str) -> str:
 
 
 def implementation_name(device_type: str) -> str:
-    """Return the implementation of a device's layers in words, e.g. "native (avx512)"."""
-    chosen = _backend.get()
+    """Return the implementation of layers on a device for display, e.g. "native (avx512)"."""
+    chosen = current_backend()
     name = {"auto": _of_device(device_type), "reference": "plain"}.get(chosen, chosen)
     return f"native ({native.instruction_set()})" if name == "native" else name
 
 
+@lru_cache(maxsize=4)
 def kernels_of(name: str) -> ModuleType:
-    """Return the module with the five functions of `kernels/interface.py`."""
-    if name == "native":
-        return native
-    return importlib.import_module("spherenet.kernels.triton")
+    """Return the module of an implementation: "native" or "triton".
+
+    Both have the functions `unit_weight`, `unit_weight_backward`, `forward`, `backward` and `correct`.
+    """
+    return native if name == "native" else importlib.import_module("spherenet.kernels.triton")
 
 
 @lru_cache(maxsize=1)
 def _has_triton() -> bool:
-    """Whether the Triton kernels can be imported; asked for GPU tensors only, so that nobody else imports them."""
+    """Return whether the Triton kernels can be imported; called for GPU tensors only, because the import is slow."""
     if importlib.util.find_spec("triton") is None:
         return False
     try:
         kernels_of("triton")
-    except Exception as error:  # a Triton of another version, or one that does not fit this system
+    except Exception as error:  # Triton of another version, or for another system
         cause = (str(error).strip() or type(error).__name__).splitlines()[0]
         warnings.warn(f"spherenet runs without Triton, which cannot be imported: {cause}", RuntimeWarning, stacklevel=2)
         return False
@@ -148,48 +158,40 @@ def _has_triton() -> bool:
 
 
 def blockwise(elements: int, *tensors: Tensor) -> bool:
-    """Whether heads and losses should walk over a map of this many elements in blocks.
+    """Return whether heads and losses should process a map of this many elements in blocks.
 
-    Never while tracing, when a compiler fuses the plain form by itself, nor under forward-mode derivatives, which only
-    the plain form has.
+    False while tracing, because a compiler fuses the plain form, and for forward-mode derivatives, which only the plain
+    form has.
     """
-    if elements < LARGE_MAP or is_traced(*tensors) or _in_forward_mode():
+    if elements < LARGE_MAP or is_traced(*tensors) or forward_ad._current_level >= 0:
         return False
-    return _backend.get() != "reference"
+    return current_backend() != "reference"
 
 
 # --- private torch API -----------------------------------------------------------------------------------------
 
 
 def is_traced(*tensors: Tensor) -> bool:
-    """Whether values cannot be looked at now: inside torch.compile, torch.export or a torch.func transform."""
+    """Return whether values cannot be read: inside torch.compile, torch.export or a torch.func transform."""
     if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
         return True
     return any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors)
 
 
-def can_look_at_values(tensor: Tensor) -> bool:
-    """Whether the values of a tensor can be checked now.
-
-    They are at hand on the CPU alone: elsewhere a check would make every step wait for the device.
-    """
+def can_read_values(tensor: Tensor) -> bool:
+    """Return whether the values of a tensor can be checked; on a GPU a check would synchronize every step."""
     return tensor.device.type == "cpu" and not is_traced(tensor)
 
 
-def _in_forward_mode() -> bool:
-    """Whether a forward-mode derivative is being taken."""
-    return torch.autograd.forward_ad._current_level >= 0
-
-
 def needs_operators(*tensors: Tensor) -> bool:
-    """Whether calls must go through torch's dispatcher: a mode watches every operation, or a tensor is a subclass."""
+    """Return whether kernels must be called through torch's dispatcher: for dispatch modes and tensor subclasses."""
     if _get_current_dispatch_mode() is not None:
         return True
     return any(type(tensor) is not Tensor and type(tensor) is not Parameter for tensor in tensors)
 
 
 def below_autograd() -> AbstractContextManager[object]:
-    """A context in which operators run without autograd, for the inside of an autograd kernel."""
+    """Return a context in which operators run without autograd, for the implementation of an autograd kernel."""
     return torch._C._AutoDispatchBelowAutograd()
 
 
@@ -199,23 +201,25 @@ def _empty(dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 class ChangeDetector:
-    """Notices whether a tensor has been changed in place since.
+    """Detect whether a tensor has been changed in place.
 
-    Autograd refuses a saved tensor that was changed, and an in-place ReLU after a layer is what everybody writes. This
-    keeps an alias that shares the tensor's version counter but none of its memory.
+    Autograd refuses a saved tensor that was changed, and an in-place ReLU after a layer is common. The detector keeps
+    an alias that shares the tensor's version counter but not its memory.
     """
 
     def __init__(self, tensor: Tensor) -> None:
         self._alias = tensor.detach()
-        if not needs_operators(tensor):  # tools that watch every operation do not know this one
+        if not needs_operators(tensor):  # dispatch modes do not support this assignment
             self._alias.data = _empty(tensor.dtype, tensor.device)
         self._version = self._alias._version
 
     @property
     def changed(self) -> bool:
-        """Whether somebody has written to the tensor."""
+        """Whether the tensor has been written to."""
         return self._alias._version != self._version
 
+
+# --- the plain formula through torch's compiler ------------------------------------------------------------------
 
 _log = logging.getLogger(__name__)
 _compiled: dict[object, Callable[..., Tensor]] = {}
@@ -223,11 +227,14 @@ _failed: set[object] = set()
 
 
 def compiled_or_plain(formula: Callable[..., Tensor], *arguments: Any) -> Tensor:
-    """Return formula(*arguments), compiled if that works for arguments of this kind.
+    """Return formula(*arguments), compiled if that is possible for arguments like these.
 
-    All arguments but tensors are constants to the compiler and must be hashable.
+    The formula is compiled once per signature, and once more when the batch size changes. If the compilation fails (no
+    compiler, an unsupported device), calls with this signature use the formula itself, and a warning is logged. Errors
+    of the computation, such as running out of memory, propagate. Arguments other than tensors are constants for the
+    compiler and must be hashable.
     """
-    key = (formula, *(_kind(value) for value in arguments))
+    key = (formula, *(_signature(value) for value in arguments))
     if key in _failed:
         return formula(*arguments)
     if key not in _compiled:
@@ -242,13 +249,15 @@ def compiled_or_plain(formula: Callable[..., Tensor], *arguments: Any) -> Tensor
         return formula(*arguments)
 
 
-def _kind(value: Any) -> object:
-    """What decides whether a compilation is possible: not the sizes of a tensor, but everything else."""
+def _signature(value: Any) -> object:
+    """Return what decides whether a compilation is possible: everything but the sizes of tensors."""
+    if isinstance(value, tuple):
+        return tuple(_signature(element) for element in value)
     return (value.device.type, value.dtype, value.dim(), value.requires_grad) if isinstance(value, Tensor) else value
 
 
 def _copy(function: Any) -> Callable[..., Tensor]:
-    """The same function with a code object of its own: the compiler counts recompilations of a code object."""
+    """Return a function with its own code object, because the compiler counts recompilations per code object."""
     return FunctionType(
         function.__code__.replace(),
         function.__globals__,

@@ -1,159 +1,73 @@
-"""The kernels on CPUs: a C++ library without torch headers, called through ctypes with raw pointers.
+"""The kernels on CPUs: functions of a C++ library, called through ctypes with raw pointers.
 
-`csrc/` holds its source, setup.py builds it. It is optional: `available()` says whether it can be used, and when it
-cannot, one line in the log says why. It runs on as many threads as torch does and shares torch's thread pool.
+The library uses as many threads as torch and shares torch's thread pool. It processes dense tensors [N, C, *spatial] in
+two layouts: *rows* (channels last in memory) and *planes* (contiguous).
 """
 
 from __future__ import annotations
 
 import ctypes
-import logging
 import math
-import struct
-import sys
 import threading
-from collections.abc import Sequence
-from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_uint64, c_void_p
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from spherenet.kernels.interface import ANGLES, Affine, Angle, dense_like, is_rows
+from spherenet.kernels.library import (
+    AngleStruct,
+    BackwardStruct,
+    CellStruct,
+    GeometryStruct,
+    available,
+    instruction_set,
+    load,
+)
 from spherenet.ops.geometry import Geometry
 from spherenet.ops.norms import working_dtype
+from spherenet.ops.sphere_conv import Affine, Operation
 
 __all__ = ["available", "backward", "cell_backward", "cell_forward", "checksum", "correct", "forward",
-           "instruction_set", "release_scratch", "unit_weight", "unit_weight_backward"]  # fmt: skip
+           "instruction_set", "is_rows", "release_scratch", "unit_weight", "unit_weight_backward"]  # fmt: skip
 
-INTERFACE_VERSION = 1
-"""The version of csrc/api.h that this module was written for."""
-
-PATH = Path(__file__).with_name("_native.dll" if sys.platform == "win32" else "_native.so")
+_ANGLES = {"cosine": 0, "linear": 1, "sigmoid": 2}
+"""Numbers of the angle functions in csrc/api.h, by `AngleFunction.kernel_id`."""
 
 _TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 _WORK = {dtype: working_dtype(dtype) for dtype in _TYPES}
-_log = logging.getLogger(__name__)
 
 
-class _Geometry(ctypes.Structure):
-    _fields_ = (
-        [(name, c_int64) for name in ("batch", "channels", "filters", "groups")]
-        + [(name, c_int64 * 3) for name in ("in_", "out", "kernel", "stride", "padding", "dilation")]
-        + [("x_rows", c_int32), ("out_rows", c_int32)]
-    )
+# --- memory layouts ----------------------------------------------------------------------------------------------
+
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
-class _Angle(ctypes.Structure):
-    _fields_ = [("type", c_int32), ("parameter_count", c_int32)] + [
-        (name, c_void_p) for name in ("parameters", "bias", "scale", "shift")
-    ]
+def is_rows(x: Tensor) -> bool:
+    """Return whether the channels of a dense tensor are last in memory."""
+    if x.dim() == 2:
+        return x.is_contiguous()
+    if x.dim() == 3:
+        return x.stride(1) == 1 and x.transpose(1, 2).is_contiguous()
+    return x.is_contiguous(memory_format=_CHANNELS_LAST[x.dim()])
 
 
-class _Backward(ctypes.Structure):
-    _fields_ = [(name, c_void_p) for name in ("grad", "known", "inverse_norm", "grad_product", "spread", "sums")] + [
-        ("known_is_cosine", c_int32)
-    ]
+def _dense_like(x: Tensor, other: Tensor) -> Tensor:
+    """Return x in the layout of `other`, or contiguous if that is not rows; copied only if necessary."""
+    if not is_rows(other):
+        return x.contiguous()
+    if x.dim() == 3:
+        return x.transpose(1, 2).contiguous().transpose(1, 2)
+    if x.dim() == 2:
+        return x.contiguous()
+    return x.contiguous(memory_format=_CHANNELS_LAST[x.dim()])
 
 
-class _Cell(ctypes.Structure):
-    _fields_ = [("rows", c_int64), ("hidden", c_int64), ("gates", c_int32)]
-
-
-def _function(*arguments: Any, result: Any = None) -> Any:
-    return ctypes.CFUNCTYPE(result, *arguments)
-
-
-class _Kernels(ctypes.Structure):
-    _fields_ = [
-        (
-            "unit_weight",
-            _function(c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_double, c_int32, c_int32, c_int32),
-        ),
-        (
-            "unit_weight_backward",
-            _function(c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int32, c_int32, c_int32),
-        ),
-        ("forward", _function(*[c_void_p] * 6, c_double, c_int32, c_int32)),
-        ("backward", _function(*[c_void_p] * 3, c_int32, c_int32)),
-        ("correct", _function(*[c_void_p] * 4, c_int32, c_int32)),
-        ("cell_forward", _function(*[c_void_p] * 7, c_int32, c_int32)),
-        ("cell_backward", _function(*[c_void_p] * 10, c_int32, c_int32)),
-        ("checksum", _function(c_void_p, c_int64, result=c_uint64)),
-    ]
-
-
-# --- loading ---------------------------------------------------------------------------------------------------
-
-
-class _Library(NamedTuple):
-    """The functions of the loaded library: reading a field of a ctypes structure would make a new object each time."""
-
-    unit_weight: Any
-    unit_weight_backward: Any
-    forward: Any
-    backward: Any
-    correct: Any
-    cell_forward: Any
-    cell_backward: Any
-    checksum: Any
-    instruction_set: str
-
-
-@lru_cache(maxsize=1)
-def _load() -> _Library | None:
-    """Return the functions of the library; None without one."""
-    try:
-        return _open(PATH)
-    except (OSError, AttributeError, ValueError) as error:
-        _log.warning("spherenet runs without native kernels, by the slower plain formula: %s", error)
-        return None
-
-
-def _open(path: Path) -> _Library:
-    _refuse_truncated(path)
-    library = ctypes.CDLL(str(path))
-    version = int(library.spherenet_interface_version())
-    if version != INTERFACE_VERSION:
-        raise ValueError(f"{path.name} has interface version {version}, this package needs {INTERFACE_VERSION}.")
-    library.spherenet_kernels.restype = POINTER(_Kernels)
-    library.spherenet_instruction_set.restype = c_char_p
-    table = library.spherenet_kernels().contents
-    functions: Any = [getattr(table, field[0]) for field in _Kernels._fields_]
-    return _Library._make([*functions, library.spherenet_instruction_set().decode()])
-
-
-def _refuse_truncated(path: Path) -> None:
-    """Refuse an ELF file that ends before its section table: the loader would map it and the process would die."""
-    with path.open("rb") as file:
-        header = file.read(64)
-        if header[:4] != b"\x7fELF":
-            return  # another format, or no library at all: the loader says so
-        if len(header) < 64:
-            raise ValueError(f"{path.name} is truncated.")
-        (table,) = struct.unpack_from("<Q", header, 40)
-        entry_size, entries = struct.unpack_from("<HH", header, 58)
-        if table + entry_size * entries > path.stat().st_size:
-            raise ValueError(f"{path.name} is truncated.")
-
-
-def available() -> bool:
-    """Whether the library can be used in this process."""
-    return _load() is not None
-
-
-def instruction_set() -> str:
-    """The instruction set in use: "avx512", "avx2" or "baseline"."""
-    return _loaded().instruction_set
-
-
-def _loaded() -> _Library:
-    loaded = _load()
-    if loaded is None:
-        raise RuntimeError(f"the native kernels are not available: {PATH.name} is missing or cannot be loaded.")
-    return loaded
+@lru_cache(maxsize=1024)
+def _layout(shape: tuple[int, ...], stride: tuple[int, ...]) -> str:
+    """Return the layout of a tensor with this shape and strides: "rows", "planes" or "other"."""
+    like = torch.empty_strided(shape, stride, device="meta")
+    return "rows" if is_rows(like) else "planes" if like.is_contiguous() else "other"
 
 
 # --- arguments -------------------------------------------------------------------------------------------------
@@ -163,70 +77,8 @@ def _pointer(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-@lru_cache(maxsize=1024)
-def _geometry(
-    x_shape: tuple[int, ...],
-    out_shape: tuple[int, ...],
-    kernel_size: tuple[int, ...],
-    geometry: Geometry,
-    x_rows: bool,
-    out_rows: bool,
-) -> _Geometry:
-    """The struct of one shape; rows of a fully connected layer are the pixels of a single image."""
-    if len(x_shape) == 2:
-        rows = (1, 1, x_shape[0])
-        ones, zeros = (1, 1, 1), (0, 0, 0)
-        return _Geometry(1, x_shape[1], out_shape[1], 1, rows, rows, ones, ones, zeros, ones, 1, 1)
-    missing = 5 - len(x_shape)
-
-    def padded(values: Sequence[int], fill: int) -> tuple[int, ...]:
-        return (fill,) * missing + tuple(values)
-
-    return _Geometry(
-        x_shape[0],
-        x_shape[1],
-        out_shape[1],
-        geometry.groups,
-        padded(x_shape[2:], 1),
-        padded(out_shape[2:], 1),
-        padded(kernel_size, 1),
-        padded(geometry.stride, 1),
-        padded(geometry.padding, 0),
-        padded(geometry.dilation, 1),
-        x_rows,
-        out_rows,
-    )
-
-
-def _plain(value: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    if value is None or (value.dtype == dtype and value.is_contiguous()):
-        return value
-    return value.detach().to(dtype).contiguous()
-
-
-class _Description:
-    """An angle and its affine map as the library takes them; holds the tensors that the struct points to."""
-
-    def __init__(self, angle: Angle, affine: Affine, dtype: torch.dtype) -> None:
-        k = torch.tensor([angle.k], dtype=dtype) if isinstance(angle.k, float) else angle.k
-        self.held = [_plain(value, dtype) for value in (k, *affine)]
-        count = 0 if k is None else k.numel()
-        self.struct = _Angle(ANGLES.index(angle.name), count, *map(_pointer, self.held))
-
-
-@lru_cache(maxsize=256)
-def _fixed(name: str, k: float | None, dtype: torch.dtype) -> _Description:
-    return _Description(Angle(name, k), Affine(), dtype)
-
-
-def _describe(angle: Angle, affine: Affine, dtype: torch.dtype) -> _Description:
-    if affine or isinstance(angle.k, Tensor):
-        return _Description(angle, affine, dtype)
-    return _fixed(angle.name, angle.k, dtype)
-
-
 class _Plan(NamedTuple):
-    """What one kind of call needs: the struct, and the shape and strides of the maps of x and of the output."""
+    """Arguments of calls with the same shapes: the geometry, and shape and strides of the maps of x and output."""
 
     struct: Any
     x_map: tuple[tuple[int, ...], tuple[int, ...]]
@@ -235,14 +87,8 @@ class _Plan(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def _plan(
-    x_shape: tuple[int, ...],
-    x_rows: bool,
-    out_shape: tuple[int, ...],
-    out_rows: bool,
-    kernel_size: tuple[int, ...],
-    geometry: Geometry,
+    x_shape: tuple[int, ...], x_rows: bool, out_shape: tuple[int, ...], out_rows: bool, geometry: Geometry
 ) -> _Plan:
-    struct = _geometry(x_shape, out_shape, kernel_size, geometry, x_rows, out_rows)
     maps = []
     for shape in (x_shape, out_shape):
         size = (shape[0], geometry.groups, *shape[2:])
@@ -250,40 +96,64 @@ def _plan(
         if out_rows and len(size) > 2:
             like = like.movedim(1, -1).contiguous().movedim(-1, 1)
         maps.append((size, like.stride()))
+    if len(x_shape) == 2:  # the rows of a fully connected layer are the pixels of one image
+        rows, ones, zeros = (1, 1, x_shape[0]), (1, 1, 1), (0, 0, 0)
+        struct = GeometryStruct(1, x_shape[1], out_shape[1], 1, rows, rows, ones, ones, zeros, ones, 1, 1)
+        return _Plan(ctypes.byref(struct), *maps)
+    missing = 5 - len(x_shape)
+    kernel_size, stride, padding, dilation, groups, _ = geometry
+    sizes = (x_shape[2:], out_shape[2:], kernel_size, stride, padding, dilation)
+    fills = (1, 1, 1, 1, 0, 1)
+    in_three = [(fill,) * missing + tuple(size) for size, fill in zip(sizes, fills, strict=True)]
+    struct = GeometryStruct(x_shape[0], x_shape[1], out_shape[1], groups, *in_three, x_rows, out_rows)
     return _Plan(ctypes.byref(struct), *maps)
 
 
-@lru_cache(maxsize=1024)
-def _layout(shape: tuple[int, ...], stride: tuple[int, ...]) -> str:
-    """How a tensor of this shape and these strides lies in memory: "rows", "planes" or "other"."""
-    like = torch.empty_strided(shape, stride, device="meta")
-    return "rows" if is_rows(like) else "planes" if like.is_contiguous() else "other"
+class _AngleArguments:
+    """An angle function and its affine map as the library takes them; keeps the tensors alive."""
+
+    def __init__(self, kernel_id: str, k: Tensor | float | None, affine: Affine | None, dtype: torch.dtype) -> None:
+        k = torch.tensor([k], dtype=dtype) if isinstance(k, float) else k
+        values: tuple[Any, ...] = (k, *(affine or Affine()))
+        self.tensors = [
+            value
+            if value is None or (value.dtype == dtype and value.is_contiguous())
+            else value.detach().to(dtype).contiguous()
+            for value in values
+        ]
+        struct = AngleStruct(_ANGLES[kernel_id], 0 if k is None else k.numel(), *map(_pointer, self.tensors))
+        self.struct = ctypes.byref(struct)
+
+
+@lru_cache(maxsize=256)
+def _constant_angle(kernel_id: str, k: float | None, dtype: torch.dtype) -> _AngleArguments:
+    return _AngleArguments(kernel_id, k, None, dtype)
 
 
 # --- scratch memory ----------------------------------------------------------------------------------------------
 
 _SCRATCH_LIMIT = 256 << 20
-_held = threading.local()
+_thread = threading.local()
 
 
 def release_scratch() -> None:
-    """Give this thread's scratch memory back to the system."""
-    _held.block = None
+    """Return this thread's scratch memory to the system."""
+    _thread.scratch = None
 
 
 def _scratch_like(x: Tensor) -> Tensor:
     """Return uninitialized memory with the shape, dtype and strides of x, valid until the next call in this thread.
 
     The C library returns large blocks to the system when they are freed, and the system clears every page again at the
-    next allocation: for a map of 32 MB that takes longer than the pass that fills it. So one block per thread is kept.
+    next allocation, which takes longer for a map of 32 MB than the pass that fills it. So each thread keeps one block.
     """
     size = x.numel() * x.element_size()
     if size > _SCRATCH_LIMIT:
         return torch.empty_like(x)
-    block: Tensor | None = getattr(_held, "block", None)
+    block: Tensor | None = getattr(_thread, "scratch", None)
     if block is None or block.numel() < size:
-        _held.block = block = None  # free the smaller one first
-        _held.block = block = torch.empty(size, dtype=torch.uint8)
+        _thread.scratch = block = None  # free the smaller one first
+        _thread.scratch = block = torch.empty(size, dtype=torch.uint8)
     return block[:size].view(x.dtype).as_strided(x.shape, x.stride())
 
 
@@ -294,11 +164,11 @@ def unit_weight(weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor,
     """Return weight/‖w‖ per filter in `dtype`, and 1/‖w‖ [filters]."""
     if _layout(weight.shape, weight.stride()) == "other":
         weight = weight.contiguous()
-    # The strides themselves, not a memory format: autograd wants gradients with the strides of the weight.
+    # The strides themselves, not a memory format: autograd expects gradients with the strides of the weight.
     unit = torch.empty_strided(weight.shape, weight.stride(), dtype=dtype)
     filters = weight.shape[0]
     scale = torch.empty(filters, dtype=_WORK[weight.dtype])
-    _loaded().unit_weight(
+    load().unit_weight(
         weight.data_ptr(),
         unit.data_ptr(),
         scale.data_ptr(),
@@ -315,10 +185,10 @@ def unit_weight(weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor,
 def unit_weight_backward(grad_unit: Tensor, unit: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the gradient of the weight in `dtype` from that of the unit weight: (I − uuᵀ)·grad/‖w‖."""
     if grad_unit.stride() != unit.stride():
-        grad_unit = dense_like(grad_unit, unit)
+        grad_unit = _dense_like(grad_unit, unit)
     grad_weight = torch.empty_strided(unit.shape, unit.stride(), dtype=dtype)
     filters = unit.shape[0]
-    _loaded().unit_weight_backward(
+    load().unit_weight_backward(
         grad_unit.data_ptr(),
         unit.data_ptr(),
         scale.data_ptr(),
@@ -333,30 +203,31 @@ def unit_weight_backward(grad_unit: Tensor, unit: Tensor, scale: Tensor, dtype: 
 
 
 def forward(
-    product: Tensor,
-    x: Tensor,
-    kernel_size: Sequence[int],
-    geometry: Geometry,
-    eps: float,
-    angle: Angle,
-    affine: Affine,
-    keep_cosine: bool,
+    product: Tensor, x: Tensor, operation: Operation, k: Tensor | float | None, affine: Affine | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Turn the convolution's output into the layer's, in place; return it, 1/‖patch‖ and the cosines (or None)."""
-    of_x, of_product = _layout(x.shape, x.stride()), _layout(product.shape, product.stride())
-    if of_product == "other":
-        product, of_product = product.contiguous(), "planes"
-    if of_x == "other" or (geometry.groups > 1 and of_x != of_product):
-        x, of_x = dense_like(x, product), of_product
-    plan = _plan(x.shape, of_x == "rows", product.shape, of_product == "rows", kernel_size, geometry)
+    """Convert the output of the convolution to that of the layer, in place.
+
+    Returns:
+        The output, 1/‖patch‖ [N, groups, *out], and the cosines or None.
+    """
+    angle, geometry, eps, _, save_cosine = operation
+    x_layout, layout = _layout(x.shape, x.stride()), _layout(product.shape, product.stride())
+    if layout == "other":
+        product, layout = product.contiguous(), "planes"
+    if x_layout == "other" or (geometry.groups > 1 and x_layout != layout):
+        x, x_layout = _dense_like(x, product), layout
+    plan = _plan(x.shape, x_layout == "rows", product.shape, layout == "rows", geometry)
     dtype = x.dtype
     work = _WORK[dtype]
     inverse_norm = torch.empty_strided(*plan.out_map, dtype=work)
-    cosine = torch.empty_like(product, dtype=work) if keep_cosine else None
-    described = _describe(angle, affine, work)
-    _loaded().forward(
+    cosine = torch.empty_like(product, dtype=work) if save_cosine else None
+    if affine is None and not isinstance(k, Tensor):
+        arguments = _constant_angle(angle.kernel_id, k, work)
+    else:
+        arguments = _AngleArguments(angle.kernel_id, k, affine, work)  # type: ignore[arg-type]
+    load().forward(
         plan.struct,
-        ctypes.byref(described.struct),
+        arguments.struct,
         x.data_ptr(),
         product.data_ptr(),
         inverse_norm.data_ptr(),
@@ -370,68 +241,76 @@ def forward(
 
 def backward(
     grad: Tensor,
-    known: Tensor,
-    known_is_cosine: bool,
+    saved: Tensor,
     inverse_norm: Tensor,
     x: Tensor,
-    kernel_size: Sequence[int],
-    geometry: Geometry,
-    angle: Angle,
-    affine: Affine,
+    operation: Operation,
+    k: Tensor | float | None,
+    affine: Affine | None,
     needs_x: bool,
     needs_k: bool,
     needs_affine: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return the gradient of the convolution's output, what corrects the gradient of x, and three sums per filter.
+    """Return the gradient of the convolution's output, a correction for that of x, and three sums per filter.
 
-    The first lies in memory that the next call in the same thread overwrites.
+    The first result is in memory that the next call in the same thread overwrites.
+
+    Args:
+        grad: Gradient of the output.
+        saved: The cosines if operation.save_cosine, otherwise the output.
+        inverse_norm: 1/‖patch‖ as `forward` returned it.
+        x: Input of the layer.
+        operation: What the layer computes.
+        k: Parameter of g.
+        affine: The affine map after g.
+        needs_x: Whether the correction is needed.
+        needs_k: Whether the sum of grad·∂g/∂k is needed.
+        needs_affine: Whether the sums of grad and grad·g are needed.
     """
-    of_known = _layout(known.shape, known.stride())
-    if of_known == "other":
-        known, of_known = known.contiguous(), "planes"
-    if grad.stride() != known.stride():
-        grad = dense_like(grad, known)
-    # The layout of x does not matter here: with groups it is that of the output, without its map has none.
-    rows = of_known == "rows"
-    plan = _plan(x.shape, rows, known.shape, rows, kernel_size, geometry)
+    layout = _layout(saved.shape, saved.stride())
+    if layout == "other":
+        saved, layout = saved.contiguous(), "planes"
+    if grad.stride() != saved.stride():
+        grad = _dense_like(grad, saved)
+    # The layout of x does not matter here: with groups it is that of the output, without groups its map has none.
+    rows = layout == "rows"
+    plan = _plan(x.shape, rows, saved.shape, rows, operation.geometry)
     work = inverse_norm.dtype
     grad_product = _scratch_like(grad)
     spread = torch.empty_strided(*plan.x_map, dtype=work) if needs_x else None
-    sums = torch.empty(3, known.shape[1], dtype=work) if needs_k or needs_affine else None
-    described = _describe(angle, affine, work)
-    pointers = _Backward(
+    sums = torch.empty(3, saved.shape[1], dtype=work) if needs_k or needs_affine else None
+    kernel_id = operation.angle.kernel_id
+    if affine is None and not isinstance(k, Tensor):
+        arguments = _constant_angle(kernel_id, k, work)
+    else:
+        arguments = _AngleArguments(kernel_id, k, affine, work)  # type: ignore[arg-type]
+    pointers = BackwardStruct(
         grad.data_ptr(),
-        known.data_ptr(),
+        saved.data_ptr(),
         inverse_norm.data_ptr(),
         grad_product.data_ptr(),
         None if spread is None else spread.data_ptr(),
         None if sums is None else sums.data_ptr(),
-        known_is_cosine,
+        operation.save_cosine,
     )
-    _loaded().backward(
-        plan.struct,
-        ctypes.byref(described.struct),
-        ctypes.byref(pointers),
-        _TYPES[grad.dtype],
-        torch.get_num_threads(),
-    )
+    load().backward(plan.struct, arguments.struct, ctypes.byref(pointers), _TYPES[grad.dtype], torch.get_num_threads())
     return grad_product, spread, sums
 
 
 def correct(grad_x: Tensor, x: Tensor, spread: Tensor, groups: int) -> Tensor:
-    """Return grad_x − x·spread, in place: what the patch norms contribute to the gradient of x."""
+    """Return grad_x − x·spread, in place: the contribution of the patch norms to the gradient of x."""
     layout = _layout(x.shape, x.stride())
     if groups > 1 and spread.dim() > 2:  # the map has the layout of the output; without groups it has none
-        wanted = _layout(spread.shape, spread.stride())
-        if layout != wanted:
-            x, layout = dense_like(x, spread), wanted
+        expected = _layout(spread.shape, spread.stride())
+        if layout != expected:
+            x, layout = _dense_like(x, spread), expected
     elif layout == "other":
         x, layout = x.contiguous(), "planes"
     if grad_x.stride() != x.stride():
-        grad_x = dense_like(grad_x, x)
+        grad_x = _dense_like(grad_x, x)
     rows = layout == "rows"
-    plan = _plan(x.shape, rows, x.shape, rows, (1,) * (x.dim() - 2), _pixels(x.dim() - 2, groups))
-    _loaded().correct(
+    plan = _plan(x.shape, rows, x.shape, rows, _pointwise(x.dim() - 2, groups))
+    load().correct(
         plan.struct,
         grad_x.data_ptr(),
         x.data_ptr(),
@@ -443,20 +322,20 @@ def correct(grad_x: Tensor, x: Tensor, spread: Tensor, groups: int) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def _pixels(dims: int, groups: int) -> Geometry:
-    """The geometry whose windows are single pixels."""
-    return Geometry((1,) * dims, (0,) * dims, (1,) * dims, groups)
+def _pointwise(dims: int, groups: int) -> Geometry:
+    """Return the geometry whose windows are single pixels."""
+    return Geometry((1,) * dims, (1,) * dims, (0,) * dims, (1,) * dims, groups)
 
 
-# --- recurrent cells, and whether a weight has changed ---------------------------------------------------------
+# --- recurrent cells and checksums -------------------------------------------------------------------------------
 
 
 def cell_forward(from_input: Tensor, from_state: Tensor, before: Tensor, gates: Tensor, after: Tensor | None,
                  output: Tensor) -> None:  # fmt: skip
-    """One step of an LSTM (four gates) or a GRU (three), written into gates, after and output; see csrc/cells.h."""
+    """Compute one step of an LSTM (four gates) or a GRU (three) into gates, after and output; see csrc/cells.h."""
     rows, hidden = before.shape
-    cell = _Cell(rows, hidden, from_state.shape[1] // hidden)
-    _loaded().cell_forward(
+    cell = CellStruct(rows, hidden, from_state.shape[1] // hidden)
+    load().cell_forward(
         ctypes.byref(cell),
         *map(_pointer, (from_input, from_state, before, gates, after, output)),
         _TYPES[before.dtype],
@@ -467,13 +346,13 @@ def cell_forward(from_input: Tensor, from_state: Tensor, before: Tensor, gates: 
 def cell_backward(gates: Tensor, from_state: Tensor | None, before: Tensor, after: Tensor | None, grad_output: Tensor,
                   grad_after: Tensor | None, grad_gates: Tensor, grad_from_state: Tensor | None,
                   grad_before: Tensor) -> None:  # fmt: skip
-    """The gradients of one step, written into the last three; see csrc/cells.h."""
+    """Compute the gradients of one step into the last three arguments; see csrc/cells.h."""
     rows, hidden = before.shape
-    cell = _Cell(rows, hidden, gates.shape[1] // hidden)
+    cell = CellStruct(rows, hidden, gates.shape[1] // hidden)
     tensors = (gates, from_state, before, after, grad_output, grad_after, grad_gates, grad_from_state, grad_before)
-    _loaded().cell_backward(ctypes.byref(cell), *map(_pointer, tensors), _TYPES[before.dtype], torch.get_num_threads())
+    load().cell_backward(ctypes.byref(cell), *map(_pointer, tensors), _TYPES[before.dtype], torch.get_num_threads())
 
 
 def checksum(tensor: Tensor) -> int:
-    """A fingerprint of the memory of a dense tensor."""
-    return int(_loaded().checksum(tensor.data_ptr(), math.prod(tensor.shape) * tensor.element_size()))
+    """Return a checksum of the memory of a dense tensor."""
+    return int(load().checksum(tensor.data_ptr(), math.prod(tensor.shape) * tensor.element_size()))

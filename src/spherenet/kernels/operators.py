@@ -1,38 +1,42 @@
 """SphereConv as torch operators: `spherenet::sphere_conv` and `spherenet::sphere_conv_backward`.
 
-They carry the functions of `kernels/sphere_conv.py` through torch's dispatcher, for tools that watch or trace every
-operation: FLOP counters, FakeTensor, opcheck. Their arguments are flat because a schema knows no structures.
+They pass the functions of `kernels/sphere_conv.py` through torch's dispatcher, for tools that watch or trace every
+operation: FLOP counters, FakeTensor, opcheck. Their arguments are flat, because a schema has no structures.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import conv_flop_count, register_flop_formula
 
+from spherenet.angles import ANGLES
 from spherenet.kernels import sphere_conv
-from spherenet.kernels.dispatch import below_autograd
-from spherenet.kernels.interface import Affine, Angle, is_rows
-from spherenet.kernels.sphere_conv import Call, Kept, SphereConvFunction
-from spherenet.ops.geometry import Geometry
+from spherenet.kernels.dispatch import below_autograd, current_backend
+from spherenet.kernels.native import is_rows
+from spherenet.kernels.sphere_conv import K, Saved, SphereConvFunction, save_for_backward
+from spherenet.ops.geometry import Geometry, convolve
 from spherenet.ops.norms import working_dtype
+from spherenet.ops.sphere_conv import Affine, Operation
 
 __all__ = ["backward", "backward_operator", "forward", "forward_operator"]
 
-_ARGUMENTS = "int[] stride, int[] padding, int[] dilation, int groups, float eps, str angle, float fixed_k"
+_OPTIONS = (
+    "int[] stride, int[] padding, int[] dilation, int groups, float eps, str angle, float constant_k, bool save_cosine"
+)
 _library: Any = torch.library.Library("spherenet", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define(
     "sphere_conv(Tensor x, Tensor weight, Tensor? k, Tensor? bias, Tensor? beta, Tensor? gamma, Tensor? unit_weight, "
-    f"{_ARGUMENTS}, bool keep_cosine) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+    f"{_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 _library.define(
     "sphere_conv_backward(Tensor grad, Tensor x, Tensor unit_weight, Tensor scale, Tensor? k, Tensor? bias, "
-    "Tensor? beta, Tensor? gamma, Tensor known, Tensor inverse_norm, "
-    f"{_ARGUMENTS}, bool known_is_cosine, ScalarType weight_dtype, bool[] needs) "
-    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+    f"Tensor? beta, Tensor? gamma, Tensor saved_map, Tensor inverse_norm, {_OPTIONS}, ScalarType weight_dtype, "
+    "bool[] needs) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 forward_operator = torch.ops.spherenet.sphere_conv.default
 backward_operator = torch.ops.spherenet.sphere_conv_backward.default
@@ -41,97 +45,114 @@ backward_operator = torch.ops.spherenet.sphere_conv_backward.default
 # --- from structures to flat arguments and back ------------------------------------------------------------------
 
 
-def _flat(call: Call) -> tuple[Any, ...]:
-    name, k = call.angle
-    return (*call.geometry, call.eps, name, k if isinstance(k, float) else 0.0)
+def _flat(operation: Operation, k: K) -> tuple[Any, ...]:
+    _, stride, padding, dilation, groups, _ = operation.geometry
+    constant_k = k if isinstance(k, float) else 0.0
+    name = operation.angle.kernel_id
+    return stride, padding, dilation, groups, operation.eps, name, constant_k, operation.save_cosine
 
 
-def _call(unit_weight: Tensor | None, flat: Sequence[Any], keep_cosine: bool) -> Call:
-    *geometry, groups, eps, name, fixed_k = flat
-    stride, padding, dilation = map(tuple, geometry)
-    angle = Angle(name, fixed_k if name == "sigmoid" else None)
-    return Call(unit_weight, Geometry(stride, padding, dilation, groups), eps, angle, keep_cosine)
+@lru_cache(maxsize=16)
+def _angle_class(kernel_id: str) -> Any:
+    return next(angle_class for angle_class in ANGLES.values() if angle_class.kernel_id == kernel_id)
+
+
+def _operation(x: Tensor, weight: Tensor, flat: Sequence[Any]) -> tuple[Operation, float | None]:
+    """Return the operation and the constant parameter of g from flat arguments."""
+    stride, padding, dilation, groups, eps, kernel_id, constant_k, save_cosine = flat
+    geometry = Geometry(tuple(weight.shape[2:]), tuple(stride), tuple(padding), tuple(dilation), groups)
+    angle, name = _angle_class(kernel_id), current_backend()
+    if name not in ("native", "triton"):
+        name = "triton" if x.is_cuda else "native"
+    return Operation(angle, geometry, eps, name, save_cosine), constant_k if angle.takes_k else None
 
 
 def forward(
     x: Tensor,
     weight: Tensor,
-    k: Tensor | None,
+    k: K,
     bias: Tensor | None,
     beta: Tensor | None,
     gamma: Tensor | None,
-    call: Call,
-) -> tuple[Tensor, Kept]:
-    """`sphere_conv.forward` through the operator."""
+    operation: Operation,
+    unit_weight: Tensor | None = None,
+) -> tuple[Tensor, Saved]:
+    """Call `sphere_conv.forward` through the operator."""
+    tensors = (x, weight, k if isinstance(k, Tensor) else None, bias, beta, gamma, unit_weight)
     with below_autograd():
-        out, *kept = forward_operator(x, weight, k, bias, beta, gamma, call.unit_weight, *_flat(call), call.keep_cosine)
-    unit_weight, scale, inverse_norm, cosine = kept
-    return out, Kept(unit_weight if call.unit_weight is None else call.unit_weight, scale, inverse_norm, cosine)
+        out, unit, scale, inverse_norm, cosine = forward_operator(*tensors, *_flat(operation, k))
+    return out, Saved(unit if unit_weight is None else unit_weight, scale, inverse_norm, cosine)
 
 
 def backward(
     grad: Tensor,
     x: Tensor,
-    k: Tensor | None,
-    affine: Affine,
-    kept: Kept,
-    known: Tensor,
-    known_is_cosine: bool,
-    call: Call,
+    k: K,
+    affine: Affine | None,
+    saved: Saved,
+    saved_map: Tensor,
+    operation: Operation,
     weight_dtype: torch.dtype,
     needs: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
-    """`sphere_conv.backward` through the operator."""
-    found = backward_operator(
-        grad, x, kept.unit_weight, kept.scale, k, *affine, known, kept.inverse_norm, *_flat(call), known_is_cosine,
-        weight_dtype, list(needs),
+    """Call `sphere_conv.backward` through the operator."""
+    gradients = backward_operator(
+        grad, x, saved.unit_weight, saved.scale, k if isinstance(k, Tensor) else None, *(affine or Affine()), saved_map,
+        saved.inverse_norm, *_flat(operation, k), weight_dtype, list(needs),
     )  # fmt: skip
-    return tuple(gradient if need else None for gradient, need in zip(found, needs, strict=True))
+    return tuple(gradient if need else None for gradient, need in zip(gradients, needs, strict=True))
 
 
-# --- implementations, and what they return for tensors without data -----------------------------------------------
+# --- implementations, and their results for tensors without data ---------------------------------------------------
 
 
-def _forward(x: Tensor, weight: Tensor, k: Any, bias: Any, beta: Any, gamma: Any, unit_weight: Any, *rest: Any) -> Any:
-    out, kept = sphere_conv.run_forward(x, weight, k, bias, beta, gamma, _call(unit_weight, rest[:-1], rest[-1]))
-    # An operator may not return its inputs, and always returns tensors: what is not there is empty.
-    unit = kept.unit_weight if unit_weight is None else None
-    return out, *(x.new_empty(0) if value is None else value for value in (unit, *kept[1:]))
+def _forward(x: Tensor, weight: Tensor, k: Any, bias: Any, beta: Any, gamma: Any, unit_weight: Any, *flat: Any) -> Any:
+    operation, constant_k = _operation(x, weight, flat)
+    k = constant_k if k is None else k
+    out, saved = sphere_conv.forward(x, weight, k, bias, beta, gamma, operation, unit_weight)
+    # An operator may not return its inputs and always returns tensors; absent results are empty.
+    unit = saved.unit_weight if unit_weight is None else None
+    return out, *(x.new_empty(0) if value is None else value for value in (unit, *saved[1:]))
 
 
-def _fake_forward(x: Tensor, weight: Tensor, k: Any, bias: Any, beta: Any, gamma: Any, given: Any, *rest: Any) -> Any:
-    stride, padding, dilation, groups, *_, keep_cosine = rest
+def _fake_forward(
+    x: Tensor, weight: Tensor, k: Any, bias: Any, beta: Any, gamma: Any, unit_weight: Any, *flat: Any
+) -> Any:
+    operation, _ = _operation(x, weight, flat)
+    groups = operation.geometry.groups
     unit = torch.empty_like(weight, dtype=x.dtype)
-    out = sphere_conv._product(x, unit, Geometry(tuple(stride), tuple(padding), tuple(dilation), groups))
+    out = convolve(x, unit, operation.geometry)
     work = working_dtype(x.dtype)
     inverse_norm = out.new_empty((out.shape[0], groups, *out.shape[2:]), dtype=work)
     if groups > 1 and out.dim() > 2 and is_rows(out):
         inverse_norm = inverse_norm.movedim(1, -1).contiguous().movedim(-1, 1)
-    cosine = torch.empty_like(out, dtype=work) if keep_cosine else x.new_empty(0)
-    if given is not None:
+    cosine = torch.empty_like(out, dtype=work) if operation.save_cosine else x.new_empty(0)
+    if unit_weight is not None:
         return out, x.new_empty(0), x.new_empty(0), inverse_norm, cosine
     return out, unit, weight.new_empty(weight.shape[0], dtype=working_dtype(weight.dtype)), inverse_norm, cosine
 
 
 def _backward(
     grad: Tensor, x: Tensor, unit_weight: Tensor, scale: Tensor, k: Any, bias: Any, beta: Any, gamma: Any,
-    known: Tensor, inverse_norm: Tensor, *rest: Any,
+    saved_map: Tensor, inverse_norm: Tensor, *rest: Any,
 ) -> Any:  # fmt: skip
-    *flat, known_is_cosine, weight_dtype, needs = rest
-    kept = Kept(unit_weight, scale, inverse_norm, known)
-    affine, call = Affine(bias, beta, gamma), _call(None, flat, False)
-    found = sphere_conv.run_backward(grad, x, k, affine, kept, known, known_is_cosine, call, weight_dtype, needs)
-    return tuple(x.new_empty(0) if gradient is None else gradient for gradient in found)
+    *flat, weight_dtype, needs = rest
+    operation, constant_k = _operation(x, unit_weight, flat)
+    affine = None if bias is None and beta is None and gamma is None else Affine(bias, beta, gamma)
+    saved = Saved(unit_weight, scale, inverse_norm, saved_map)
+    k = constant_k if k is None else k
+    gradients = sphere_conv.backward(grad, x, k, affine, saved, saved_map, operation, weight_dtype, needs)
+    return tuple(x.new_empty(0) if gradient is None else gradient for gradient in gradients)
 
 
 def _fake_backward(
     grad: Tensor, x: Tensor, unit_weight: Tensor, scale: Tensor, k: Any, bias: Any, beta: Any, gamma: Any,
-    known: Tensor, inverse_norm: Tensor, *rest: Any,
+    saved_map: Tensor, inverse_norm: Tensor, *rest: Any,
 ) -> Any:  # fmt: skip
     weight_dtype, needs = rest[-2:]
     like = (torch.empty_like(x), torch.empty_like(unit_weight, dtype=weight_dtype))
-    rest = tuple(x.new_empty(0) if value is None else torch.empty_like(value) for value in (k, bias, beta, gamma))
-    return tuple(value if need else x.new_empty(0) for value, need in zip((*like, *rest), needs, strict=True))
+    parameters = tuple(x.new_empty(0) if value is None else torch.empty_like(value) for value in (k, bias, beta, gamma))
+    return tuple(value if need else x.new_empty(0) for value, need in zip((*like, *parameters), needs, strict=True))
 
 
 for _name, _run, _fake in (
@@ -147,14 +168,14 @@ class _OperatorFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
-        """Return what the operator returns; only its first output has a gradient."""
-        tensors: Any = inputs[:6]
-        call = _call(inputs[6], inputs[7:-1], inputs[-1])
+        """Return the outputs of the operator; only the first has a gradient."""
+        x, weight, k, bias, beta, gamma, unit_weight, *flat = inputs
+        operation, constant_k = _operation(x, weight, flat)
         with below_autograd():
             outputs: tuple[Tensor, ...] = forward_operator(*inputs)
-        unit_weight, scale, inverse_norm, cosine = outputs[1:]
-        kept = Kept(unit_weight if call.unit_weight is None else call.unit_weight, scale, inverse_norm, cosine)
-        SphereConvFunction.save(ctx, outputs[0], kept, *tensors, call)
+        out, unit, *rest = outputs
+        saved = Saved(unit if unit_weight is None else unit_weight, *rest)
+        save_for_backward(ctx, out, saved, x, weight, constant_k if k is None else k, bias, beta, gamma, operation)
         ctx.mark_non_differentiable(*outputs[1:])
         return outputs
 
@@ -174,7 +195,7 @@ def _with_autograd(*inputs: Any) -> Any:
 _library.impl("sphere_conv", _with_autograd, "Autograd")
 
 
-# --- what counts floating point operations ----------------------------------------------------------------------
+# --- numbers of floating point operations --------------------------------------------------------------------------
 
 
 @register_flop_formula(torch.ops.spherenet.sphere_conv)

@@ -1,7 +1,8 @@
-"""A recurrent sphere layer over a whole sequence, on CPUs: one autograd node instead of a dozen per step.
+"""A recurrent sphere layer over a whole sequence on CPUs: one autograd node instead of a dozen per step.
 
-Each step is a matrix product, the pass that turns it into β·g(θ) + γ, and one call for the gates. Backward runs through
-the steps from the last to the first; the gradients of the weight and of k, β and γ are formed once, over all steps.
+Each step consists of a matrix product, the kernel that converts it to β·g(θ) + γ, and one call for the gates. Backward
+runs through the steps from the last to the first; the gradients of the weight and of k, β and γ are computed once, over
+all steps.
 """
 
 from __future__ import annotations
@@ -11,37 +12,54 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spherenet.angles import AngleFunction
+from spherenet.elementary import gradients_of
 from spherenet.kernels import native
-from spherenet.kernels.interface import Affine, Angle, gradients_of
-from spherenet.kernels.sphere_conv import parameter_gradients
-from spherenet.ops import sphere_conv as composite
+from spherenet.kernels.dispatch import implementation, needs_operators
+from spherenet.kernels.sphere_conv import K, parameter_gradients, per_filter
+from spherenet.ops import sphere_conv as plain
 from spherenet.ops.geometry import Geometry
-from spherenet.ops.norms import direction
+from spherenet.ops.norms import autocast_is_on
+from spherenet.ops.sphere_conv import Affine, Operation
 
-__all__ = ["recurrence"]
-
-_ROWS = Geometry()
-"""A fully connected layer."""
+__all__ = ["fused_recurrence"]
 
 
-def recurrence(
-    from_input: Tensor,
-    state: tuple[Tensor, ...],
-    weight: Tensor,
-    k: Tensor | None,
-    affine: Affine,
-    eps: float,
-    angle: Angle,
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Return the outputs of all steps and the last state.
+def fused_recurrence(
+    from_input: Tensor, state: tuple[Tensor, ...], layer: Any
+) -> tuple[Tensor, tuple[Tensor, ...]] | None:
+    """Run a recurrent cell over a sequence by the native kernels.
 
-    Shapes: from_input [L, N, gates·H], what the input contributes to the gates; state (h, c) of an LSTM or (h,) of a
-    GRU, each [N, H]; weight [gates·H, H], for the state; outputs [L, N, H].
+    Args:
+        from_input: Contribution of the input to the gates, [L, N, gates·H].
+        state: (h, c) of an LSTM or (h,) of a GRU, each [N, H].
+        layer: The layer on h, with gates·H filters; a `SphereLinear` unless the user replaced it.
+
+    Returns:
+        The outputs of all steps [L, N, H] and the last state, or None if the kernels do not support this call.
     """
+    angle = getattr(layer, "angle", None)
+    if not isinstance(angle, AngleFunction) or angle.kernel_id is None or _has_hooks(layer):
+        return None
+    tensors = (from_input, *state, layer.weight)
+    one_dtype = all(value.dtype == from_input.dtype for value in tensors) and from_input.element_size() >= 4
+    if from_input.dim() != 3 or not one_dtype or autocast_is_on(from_input) or needs_operators(*tensors):
+        return None
+    if implementation(from_input) != "native":
+        return None
+    bias, beta, gamma = (per_filter(value, layer.weight) for value in (layer.bias, layer.beta, layer.gamma))
+    save_cosine = not (bias is None and beta is None and gamma is None)
+    operation = Operation(angle, Geometry(), layer.eps, "native", save_cosine)
+    c = state[1] if len(state) == 2 else None
     outputs, *last = _Recurrence.apply(  # type: ignore[no-untyped-call]
-        from_input, state[0], state[1] if len(state) == 2 else None, weight, k, *affine, eps, angle
+        from_input, state[0], c, layer.weight, angle.k, bias, beta, gamma, operation
     )
     return outputs, tuple(last[: len(state)])
+
+
+def _has_hooks(layer: Any) -> bool:
+    """Return whether calls of this layer have hooks, which the fused recurrence would skip."""
+    return bool(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)
 
 
 class _Recurrence(torch.autograd.Function):
@@ -54,19 +72,17 @@ class _Recurrence(torch.autograd.Function):
         h: Tensor,
         c: Tensor | None,
         weight: Tensor,
-        k: Tensor | None,
+        k: K,
         bias: Tensor | None,
         beta: Tensor | None,
         gamma: Tensor | None,
-        eps: float,
-        angle: Angle,
+        operation: Operation,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the outputs, the last h and the last c."""
-        unit, scale = native.unit_weight(weight, eps, weight.dtype)
-        angle, affine = (angle if k is None else Angle(angle.name, k)), Affine(bias, beta, gamma)
+        unit, scale = native.unit_weight(weight, operation.eps, weight.dtype)
+        affine = Affine(bias, beta, gamma) if operation.save_cosine else None
         from_input, transposed = from_input.contiguous(), unit.t()
         length, rows, _ = from_input.shape
-        keep_cosine = bool(affine)
         states = h.new_empty(length + 1, rows, h.shape[1])  # h before and after every step
         states[0] = h
         memory = None
@@ -78,15 +94,16 @@ class _Recurrence(torch.autograd.Function):
         norms = []
         for step in range(length):
             product = torch.mm(states[step], transposed, out=from_state[step])
-            _, inverse_norm, cosine = native.forward(product, states[step], (), _ROWS, eps, angle, affine, keep_cosine)
+            _, inverse_norm, cosine = native.forward(product, states[step], operation, k, affine)
             norms.append(inverse_norm)
             cosines.append(cosine)
             before, after = (states[step], None) if memory is None else (memory[step], memory[step + 1])
             native.cell_forward(from_input[step], product, before, gates[step], after, states[step + 1])
-        known = torch.stack(cosines) if keep_cosine else from_state
-        inputs = (from_input, h, c, weight, k, bias, beta, gamma)
-        ctx.save_for_backward(*inputs, unit, scale, states, memory, gates, from_state, known, torch.stack(norms))
-        ctx.angle, ctx.keep_cosine, ctx.eps = angle, keep_cosine, eps
+        saved_map = torch.stack(cosines) if operation.save_cosine else from_state
+        is_tensor = isinstance(k, Tensor)
+        inputs = (from_input, h, c, weight, k if is_tensor else None, bias, beta, gamma)
+        ctx.save_for_backward(*inputs, unit, scale, states, memory, gates, from_state, saved_map, torch.stack(norms))
+        ctx.operation, ctx.constant_k = operation, None if is_tensor else k
         ctx.set_materialize_grads(False)
         last_c = None if memory is None else memory[-1].clone()
         return states[1:].clone(), states[-1].clone(), last_c
@@ -94,18 +111,20 @@ class _Recurrence(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_outputs: Tensor | None, grad_h: Tensor | None, grad_c: Tensor | None) -> Any:
         """Return the gradients of the tensors of forward."""
-        (from_input, h, c, weight, k, bias, beta, gamma, unit, scale, states, memory, gates, from_state, known,
+        (from_input, h, c, weight, k, bias, beta, gamma, unit, scale, states, memory, gates, from_state, saved_map,
          norms) = ctx.saved_tensors  # fmt: skip
+        operation: Operation = ctx.operation
+        k = ctx.constant_k if k is None else k
         if torch.is_grad_enabled():  # create_graph=True
-            inputs = (from_input, h, c, weight, k, bias, beta, gamma, ctx.eps, ctx.angle)
+            inputs = (from_input, h, c, weight, k, bias, beta, gamma, operation)
             return gradients_of(_plain, inputs, (grad_outputs, grad_h, grad_c))
-        affine, length = Affine(bias, beta, gamma), gates.shape[0]
+        affine = Affine(bias, beta, gamma) if operation.save_cosine else None
         grad_gates, products = torch.empty_like(gates), torch.empty_like(gates)
         is_gru = memory is None
         grad_from_state = torch.empty_like(gates) if is_gru else grad_gates
         carried = torch.zeros_like(states[0]) if grad_h is None else grad_h.contiguous().clone()
         memory_grad = torch.zeros_like(states[0]) if grad_c is None else grad_c.contiguous().clone()
-        for step in reversed(range(length)):
+        for step in reversed(range(gates.shape[0])):
             if grad_outputs is not None:
                 carried = carried + grad_outputs[step]
             before = torch.empty_like(carried)
@@ -115,8 +134,8 @@ class _Recurrence(torch.autograd.Function):
                 grad_from_state[step] if is_gru else None, before,
             )  # fmt: skip
             of_product, spread, _ = native.backward(
-                grad_from_state[step], known[step], ctx.keep_cosine, norms[step], states[step], (), _ROWS, ctx.angle,
-                affine, True, False, False,
+                grad_from_state[step], saved_map[step], norms[step], states[step], operation, k, affine,
+                True, False, False,
             )  # fmt: skip
             assert spread is not None
             products[step] = of_product
@@ -132,12 +151,12 @@ class _Recurrence(torch.autograd.Function):
         of_parameters: tuple[Tensor | None, ...] = (None,) * 4
         if any(needs):
             *_, sums = native.backward(
-                grad_from_state.flatten(0, 1), known.flatten(0, 1), ctx.keep_cosine, norms.flatten(0, 1),
-                states[:-1].flatten(0, 1), (), _ROWS, ctx.angle, affine, False, True, True,
+                grad_from_state.flatten(0, 1), saved_map.flatten(0, 1), norms.flatten(0, 1),
+                states[:-1].flatten(0, 1), operation, k, affine, False, True, True,
             )  # fmt: skip
             assert sums is not None
-            of_parameters = parameter_gradients(sums, needs, k, affine)
-        return (grad_gates, carried, None if is_gru else memory_grad, grad_weight, *of_parameters, None, None)
+            of_parameters = parameter_gradients(sums, needs, k, affine or Affine())
+        return (grad_gates, carried, None if is_gru else memory_grad, grad_weight, *of_parameters, None)
 
 
 def _plain(
@@ -145,19 +164,16 @@ def _plain(
     h: Tensor,
     c: Tensor | None,
     weight: Tensor,
-    k: Tensor | None,
+    k: K,
     bias: Tensor | None,
     beta: Tensor | None,
     gamma: Tensor | None,
-    eps: float,
-    angle: Angle,
+    operation: Operation,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same by torch's own operations, for second derivatives."""
-    unit = direction(weight, 1, eps)
+    """Return the same by differentiable torch operations, for second derivatives."""
     outputs = []
     for step in from_input:
-        value = composite.apply_angle(composite.cosines(h, unit, *_ROWS, eps), angle.name, angle.k if k is None else k)
-        from_state = composite.apply_affine(value, bias, beta, gamma)
+        from_state = plain.sphere_conv(h, weight, k, Affine(bias, beta, gamma), operation)
         if c is None:
             (r_x, z_x, n_x), (r_h, z_h, n_h) = step.chunk(3, -1), from_state.chunk(3, -1)
             z = (z_x + z_h).sigmoid()

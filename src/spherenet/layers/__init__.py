@@ -1,16 +1,17 @@
-"""Thin modules over `spherenet.functional`."""
+"""Sphere layers as modules: convolutions, linear and recurrent layers, and the head of a classifier."""
 
 from spherenet.layers.base import SphereLayer
 from spherenet.layers.conv import (
     LazySphereConv1d,
     LazySphereConv2d,
     LazySphereConv3d,
+    LazySphereLinear,
     SphereConv1d,
     SphereConv2d,
     SphereConv3d,
+    SphereLinear,
 )
 from spherenet.layers.head import AngularHead
-from spherenet.layers.linear import LazySphereLinear, SphereLinear
 from spherenet.layers.recurrent import SphereGRU, SphereGRUCell, SphereLSTM, SphereLSTMCell
 
 __all__ = [

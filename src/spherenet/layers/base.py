@@ -1,4 +1,4 @@
-"""What every spherical layer shares: its angle function, its rescaling and its eps (SPEC 1 (1), (2); SPEC 6)."""
+"""What all sphere layers share: angle function, rescaling and eps (docs/concepts.md, Eq. 1 to 3)."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from spherenet.angles import AngleFunction, make_angle
-from spherenet.validation import require_number, require_one_of, require_positive
+from spherenet.validation import OptionCheck, require_number, require_one_of, require_positive
 
-__all__ = ["SphereLayer", "forget_inputs"]
+__all__ = ["SphereLayer", "make_lazy"]
 
 
-class SphereLayer(nn.Module):
+class SphereLayer(OptionCheck, nn.Module):
     """Mixin of the layers whose output is β·(g(θ) + b) + γ.
 
-    It comes before the torch.nn class it refines. `angle` is the layer's g, `k` its positive k (None where g
-    has none), `beta` and `gamma` the rescaling: parameters of shape [filters] when learned, numbers when
-    fixed, None without rescaling.
+    It precedes the torch.nn class among the bases of a layer. `angle` is g and `k` its parameter, None if g has none.
+    `beta` and `gamma` are parameters [filters] if they are learned, numbers if they are fixed, and None without
+    rescaling.
     """
 
     angle: AngleFunction
@@ -38,15 +38,17 @@ class SphereLayer(nn.Module):
         device: Any,
         dtype: Any,
     ) -> None:
-        """Add the parts of a spherical layer; the last step of a constructor."""
+        """Add the attributes of a sphere layer; the last step of a constructor."""
         require_one_of("k_sharing", k_sharing, ("filter", "layer"))
         self.eps = require_positive("eps", eps)
         self.k_sharing = k_sharing
-        shared = None if k_sharing == "layer" else num_filters
-        self.angle = make_angle(operator, k, num_filters=shared, device=device, dtype=dtype)
+        num_k = None if k_sharing == "layer" else num_filters
+        self.angle = make_angle(operator, k, num_filters=num_k, device=device, dtype=dtype)
         k_of_angle = self.angle.k
         if isinstance(k_of_angle, Tensor) and k_of_angle.dim() == 1 and len(k_of_angle) != num_filters:
-            raise ValueError(f"operator must have {num_filters} k, one a filter, got an object with {len(k_of_angle)}.")
+            raise ValueError(
+                f"operator must have {num_filters} k, one per filter, got an object with {len(k_of_angle)}."
+            )
         self.rescale = _check_rescale(rescale)
         if self.rescale == "learned":
             self.beta = nn.Parameter(torch.ones(num_filters, device=device, dtype=dtype))
@@ -63,13 +65,13 @@ class SphereLayer(nn.Module):
 
     @property
     def k(self) -> Tensor | float | None:
-        """The positive k: a number, a tensor of shape [filters] or [], or None where the operator has none."""
+        """The parameter of g: a number, a tensor [filters] or [], or None if g has none."""
         return self.angle.k
 
     def reset_parameters(self) -> None:
-        """Draw weight and bias as torch.nn does; k, β and γ go back to where they start."""
+        """Initialize weight and bias as torch.nn does, and set k, β and γ to their initial values."""
         super().reset_parameters()  # type: ignore[misc]
-        # torch's constructors call this before the spherical parts exist; those start reset.
+        # torch's constructors call this before the attributes of a sphere layer exist.
         if isinstance(getattr(self, "angle", None), nn.Module):
             reset_angle = getattr(self.angle, "reset_parameters", None)
             if reset_angle is not None:
@@ -79,16 +81,16 @@ class SphereLayer(nn.Module):
                 nn.init.zeros_(self.gamma)
 
     def extra_repr(self) -> str:
-        """torch's own description, then what makes the layer spherical."""
-        parts = [super().extra_repr(), f"operator={self.operator!r}"]
+        """Return torch's own description followed by the options of a sphere layer."""
+        options = [super().extra_repr(), f"operator={self.operator!r}"]
         if self.rescale is not None:
-            parts.append(f"rescale={self.rescale!r}")
-        parts.append(f"eps={self.eps:g}")
-        return ", ".join(parts)
+            options.append(f"rescale={self.rescale!r}")
+        options.append(f"eps={self.eps:g}")
+        return ", ".join(options)
 
 
-def forget_inputs(layer: Any, device: Any, dtype: Any) -> None:
-    """Make a lazy layer's weight and bias wait for the first input."""
+def make_lazy(layer: Any, device: Any, dtype: Any) -> None:
+    """Leave the weight and bias of a lazy layer uninitialized until its first input."""
     layer.weight = nn.UninitializedParameter(device=device, dtype=dtype)  # type: ignore[call-arg]
     if layer.bias is not None:
         layer.bias = nn.UninitializedParameter(device=device, dtype=dtype)  # type: ignore[call-arg]

@@ -1,27 +1,38 @@
-"""SphereConv1d, SphereConv2d, SphereConv3d: drop-ins for torch.nn's convolutions that answer with angles."""
+"""SphereConv1d, SphereConv2d, SphereConv3d and SphereLinear: replacements for torch.nn's layers that compute angles."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from spherenet.angles import AngleFunction
-from spherenet.functional import sphere_conv1d, sphere_conv2d, sphere_conv3d
-from spherenet.layers.base import SphereLayer, forget_inputs
+from spherenet.functional import sphere_layer
+from spherenet.layers.base import SphereLayer, make_lazy
+from spherenet.ops.geometry import Geometry
 from spherenet.ops.norms import DEFAULT_EPS
+from spherenet.ops.sphere_conv import Affine
 
-__all__ = ["LazySphereConv1d", "LazySphereConv2d", "LazySphereConv3d", "SphereConv1d", "SphereConv2d", "SphereConv3d"]
+__all__ = [
+    "LazySphereConv1d",
+    "LazySphereConv2d",
+    "LazySphereConv3d",
+    "LazySphereLinear",
+    "SphereConv1d",
+    "SphereConv2d",
+    "SphereConv3d",
+    "SphereLinear",
+]
 
 Size = int | Sequence[int]
+_FULLY_CONNECTED = Geometry()
 
 
 class _SphereConv(SphereLayer):
-    """The constructor and forward that the three convolutions share.
+    """Constructor and forward of the three convolutions.
 
-    It reads its geometry from torch's own convolution class, which follows it among a subclass's bases.
+    The attributes of the geometry come from torch's convolution class, the next base of each subclass.
     """
 
     weight: Tensor
@@ -32,8 +43,6 @@ class _SphereConv(SphereLayer):
     dilation: tuple[int, ...]
     groups: int
     padding_mode: Literal["zeros", "reflect", "replicate", "circular"]
-    _reversed_padding_repeated_twice: list[int]
-    _function: Callable[..., Tensor]
 
     def __init__(
         self,
@@ -71,65 +80,109 @@ class _SphereConv(SphereLayer):
         self._set_up_sphere(out_channels, operator, k, k_sharing, rescale, eps, device, dtype)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return the layer's output for a batched or unbatched input."""
-        padding: str | tuple[int, ...] = self.padding
-        if self.padding_mode != "zeros":
-            input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
-            padding = (0,) * len(self.kernel_size)
-        return type(self)._function(
-            input,
-            self.weight,
-            self.bias,
-            self.stride,
-            padding,
-            self.dilation,
-            self.groups,
-            operator=self.angle,
-            beta=self.beta,
-            gamma=self.gamma,
-            eps=self.eps,
-        )
+        """Return the output for a batched or unbatched input."""
+        geometry = Geometry(self.kernel_size, self.stride, self.padding, self.dilation, self.groups, self.padding_mode)
+        affine = Affine(self.bias, self.beta, self.gamma)
+        return sphere_layer(input, self.weight, affine, self.angle, geometry, self.eps)
 
 
 class SphereConv1d(_SphereConv, nn.Conv1d):
-    """A convolution over sequences on angles: out = β·(g(θ(w, patch)) + b) + γ (SPEC 1 (1), (2)).
+    """Convolution over sequences that computes angles: out = β·(g(θ(w, patch)) + b) + γ (Eq. 1 and 3).
 
-    Arguments as in `SphereConv2d`, geometry as in `torch.nn.Conv1d`.
-    Shapes: [N, C, L] or [C, L]; `weight` [out_channels, in_channels/groups, K].
+    Arguments are those of `SphereConv2d`, with the geometry of `torch.nn.Conv1d`.
+
+    Shape:
+        [N, C, L] or [C, L]; `weight` [out_channels, in_channels/groups, K].
     """
-
-    _function = staticmethod(sphere_conv1d)
 
 
 class SphereConv2d(_SphereConv, nn.Conv2d):
-    """A convolution over images on angles: out = β·(g(θ(w, patch)) + b) + γ (SPEC 1 (1), (2)).
+    """Convolution over images that computes angles: out = β·(g(θ(w, patch)) + b) + γ (Eq. 1 and 3).
 
-    Arguments up to `padding_mode` mean what they mean in `torch.nn.Conv2d`, whose initialisation it keeps.
-    operator: "linear", "cosine", "sigmoid", "learnable" or an `AngleFunction` object.
-    k: of the sigmoid (0.3) or where the learned one starts (0.5).
-    k_sharing: one learned k a "filter" or one for the "layer"; for one in a whole network pass the same
-        `LearnableSigmoidAngle()` to its layers as operator.
-    rescale: None, "learned" (β, γ start at 1, 0) or a pair of numbers (β, γ): SphereNorm, SPEC 1 (2).
-    eps: added under both square roots of the norms.
-    Raises ValueError or TypeError for a wrong argument, or in forward for a wrong rank, channels or dtype.
-    Shapes: [N, C, H, W] or [C, H, W]; `weight` [out_channels, in_channels/groups, KH, KW].
+    Weights are initialized as in `torch.nn.Conv2d`.
+
+    Args:
+        in_channels: As in `torch.nn.Conv2d`.
+        out_channels: As in `torch.nn.Conv2d`.
+        kernel_size: As in `torch.nn.Conv2d`.
+        stride: As in `torch.nn.Conv2d`.
+        padding: As in `torch.nn.Conv2d`.
+        dilation: As in `torch.nn.Conv2d`.
+        groups: As in `torch.nn.Conv2d`.
+        bias: As in `torch.nn.Conv2d`, but False by default.
+        padding_mode: As in `torch.nn.Conv2d`.
+        operator: "linear", "cosine", "sigmoid", "learnable" or an `AngleFunction` object.
+        k: Parameter of the sigmoid (default 0.3), or initial value of a learned one (default 0.5).
+        k_sharing: One learned k per "filter" or one for the "layer". To share one k in a network, pass the same
+            `LearnableSigmoidAngle()` to all layers as operator.
+        rescale: None, "learned" (β and γ start at 1 and 0) or a pair of numbers (β, γ).
+        eps: Number added under both square roots of the norms.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters.
+
+    Raises:
+        TypeError: If an argument has the wrong type; in forward for a wrong dtype.
+        ValueError: If an argument is not allowed; in forward for a wrong number of dimensions or channels.
+
+    Shape:
+        [N, C, H, W] or [C, H, W]; `weight` [out_channels, in_channels/groups, KH, KW].
     """
-
-    _function = staticmethod(sphere_conv2d)
 
 
 class SphereConv3d(_SphereConv, nn.Conv3d):
-    """A convolution over volumes on angles: out = β·(g(θ(w, patch)) + b) + γ (SPEC 1 (1), (2)).
+    """Convolution over volumes that computes angles: out = β·(g(θ(w, patch)) + b) + γ (Eq. 1 and 3).
 
-    Arguments as in `SphereConv2d`, geometry as in `torch.nn.Conv3d`.
-    Shapes: [N, C, D, H, W] or [C, D, H, W]; `weight` [out_channels, in_channels/groups, KD, KH, KW].
+    Arguments are those of `SphereConv2d`, with the geometry of `torch.nn.Conv3d`.
+
+    Shape:
+        [N, C, D, H, W] or [C, D, H, W]; `weight` [out_channels, in_channels/groups, KD, KH, KW].
     """
 
-    _function = staticmethod(sphere_conv3d)
+
+class SphereLinear(SphereLayer, nn.Linear):
+    """Fully connected layer that computes angles: out_j = β_j·(g(θ(w_j, x)) + b_j) + γ_j (Eq. 10).
+
+    Args:
+        in_features: As in `torch.nn.Linear`.
+        out_features: As in `torch.nn.Linear`.
+        bias: As in `torch.nn.Linear`, but False by default.
+        operator: As in `SphereConv2d`.
+        k: As in `SphereConv2d`.
+        k_sharing: As in `SphereConv2d`.
+        rescale: As in `SphereConv2d`.
+        eps: As in `SphereConv2d`.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters.
+
+    Shape:
+        [*, in_features] → [*, out_features]; `weight` [out_features, in_features].
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = False,
+        *,
+        operator: str | AngleFunction = "cosine",
+        k: float | None = None,
+        k_sharing: str = "filter",
+        rescale: str | Sequence[float] | None = None,
+        eps: float = DEFAULT_EPS,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
+        self._set_up_sphere(out_features, operator, k, k_sharing, rescale, eps, device, dtype)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the output for an input [*, in_features]."""
+        affine = Affine(self.bias, self.beta, self.gamma)
+        return sphere_layer(input, self.weight, affine, self.angle, _FULLY_CONNECTED, self.eps)
 
 
 class _LazySphereConv(nn.Module):
-    """The constructor that the lazy convolutions share."""
+    """Constructor of the lazy convolutions."""
 
     _lazy_class: type[nn.Module]
 
@@ -149,10 +202,10 @@ class _LazySphereConv(nn.Module):
         **sphere: Any,
     ) -> None:
         geometry = (groups, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode)
-        # Past torch's lazy constructor, which knows no operator; what it does after is done here.
+        # Skip the constructor of torch's lazy class, which does not accept an operator.
         super(self._lazy_class, self).__init__(*geometry, device=device, dtype=dtype, **sphere)  # type: ignore[call-arg]
         self.in_channels = 0
-        forget_inputs(self, device, dtype)
+        make_lazy(self, device, dtype)
 
 
 class LazySphereConv1d(_LazySphereConv, nn.LazyConv1d, SphereConv1d):  # type: ignore[misc]
@@ -174,3 +227,15 @@ class LazySphereConv3d(_LazySphereConv, nn.LazyConv3d, SphereConv3d):  # type: i
 
     cls_to_become = SphereConv3d  # type: ignore[assignment]
     _lazy_class = nn.LazyConv3d
+
+
+class LazySphereLinear(nn.LazyLinear, SphereLinear):
+    """A `SphereLinear` that takes `in_features` from its first input."""
+
+    cls_to_become = SphereLinear  # type: ignore[assignment]
+
+    def __init__(self, out_features: int, bias: bool = False, *, device: Any = None, dtype: Any = None, **sphere: Any):
+        # Skip the constructor of nn.LazyLinear, which does not accept an operator.
+        super(nn.LazyLinear, self).__init__(1, out_features, bias, device=device, dtype=dtype, **sphere)
+        self.in_features = 0
+        make_lazy(self, device, dtype)

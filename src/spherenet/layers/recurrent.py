@@ -1,16 +1,16 @@
-"""SphereLSTM, SphereGRU and their cells: recurrent layers whose gates listen to angles.
+"""SphereLSTM, SphereGRU and their cells: recurrent layers whose gates depend on angles.
 
-A gate of torch's cells is σ(W_i x + b_i + W_h h + b_h); here both products are sphere layers (SPEC 1 (1), (2)):
+A gate of torch's cells is σ(W_i x + b_i + W_h h + b_h). Here both products are sphere layers (docs/concepts.md, Eq. 3):
 
     gate = σ(a_i + a_h),    a_i = β_i·g(θ(w_i, x)) + γ_i,    a_h = β_h·g(θ(w_h, h)) + γ_h
 
-Why β and γ are learned by default. g lies in [−1, 1], so without them no gate leaves σ(±2) = [0.12, 0.88]: a
-forget gate of 0.88 has lost half of its memory after five steps, and no weight could change that. β lets a gate
-saturate, γ is its bias; `bias` is off, for it would be a second one.
+β and γ are learned by default. g is in [−1, 1], so without them every gate stays in σ(±2) = [0.12, 0.88]: a forget gate
+of 0.88 loses half of its memory after five steps, whatever the weights. β allows a gate to saturate, and γ is its bias;
+`bias` is off by default because it would be a second one.
 
-What the gates do not see. A direction has no length: x and 2x give the same gates, and of a single feature only
-the sign is left. Where the length matters, give the input a constant feature, (x, 1). A zero state, as before the
-first step, is a zero patch: g = 0, x alone sets the gates, gradients are finite.
+Gates do not depend on lengths: x and 2x give the same gates, and of a single feature only the sign matters. If the
+length matters, add a constant feature to the input, (x, 1). A zero state, as before the first step, is a zero patch:
+g = 0, the gates depend on x alone, and gradients are finite.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from spherenet.angles import AngleFunction
-from spherenet.functional import fused_recurrence
-from spherenet.layers.linear import SphereLinear
+from spherenet.kernels.recurrent import fused_recurrence
+from spherenet.layers.conv import SphereLinear
 from spherenet.ops.norms import DEFAULT_EPS
-from spherenet.validation import require_floating, require_number
+from spherenet.validation import OptionCheck, require_floating, require_number
 
 __all__ = ["SphereGRU", "SphereGRUCell", "SphereLSTM", "SphereLSTMCell"]
 
-State: TypeAlias = tuple[Tensor, ...]  # what a cell hands to its next step: (h, c) or (h,)
+State: TypeAlias = tuple[Tensor, ...]  # state of a cell between steps: (h, c) or (h,)
 
 
-class _SphereCell(nn.Module):
-    """The constructor and the forward that both cells share; a subclass writes `_step`.
+class _SphereCell(OptionCheck, nn.Module):
+    """Constructor and forward of both cells; a subclass defines `_step`.
 
-    The weights live in two sphere layers, `ih` and `hh`, which regularisers, parameter groups and norm-keeping treat
-    as any other. All gates make one layer; where its kernels outnumber their inputs, `orthogonality_minimum` is not 0.
+    The weights belong to two sphere layers, `ih` and `hh`, which regularizers, parameter groups and `keep_norms` treat
+    like any other. All gates form one layer; if it has more kernels than inputs, `orthogonality_minimum` is not 0.
     """
 
     num_gates: int
     num_states: int
-    _step: Callable[[Tensor, State], State]  # the next state, from `ih` of this step's input and the state before
+    _step: Callable[[Tensor, State], State]  # the next state from `ih` of this step's input and the state before
 
     def __init__(
         self,
@@ -69,16 +69,16 @@ class _SphereCell(nn.Module):
 
     @property
     def weight_ih(self) -> Tensor:
-        """The weights of the input, [gates·hidden_size, input_size], gates in torch's order."""
+        """Weights of the input, [gates·hidden_size, input_size], gates in torch's order."""
         return self.ih.weight
 
     @property
     def weight_hh(self) -> Tensor:
-        """The weights of the state, [gates·hidden_size, hidden_size], gates in torch's order."""
+        """Weights of the state, [gates·hidden_size, hidden_size], gates in torch's order."""
         return self.hh.weight
 
     def reset_parameters(self) -> None:
-        """Draw the weights as `SphereLinear` does; k, β and γ go back to where they start."""
+        """Initialize the weights as in `SphereLinear`, and set k, β and γ to their initial values."""
         self.ih.reset_parameters()
         self.hh.reset_parameters()
 
@@ -91,14 +91,31 @@ class _SphereCell(nn.Module):
 
 
 class SphereLSTMCell(_SphereCell):
-    """One step of an LSTM on angles, called as `torch.nn.LSTMCell`: cell(input, (h, c)) → (h′, c′).
+    """One step of an LSTM on angles, called like `torch.nn.LSTMCell`: cell(input, (h, c)) → (h′, c′).
 
         i, f, n, o = σ, σ, tanh, σ of a_i + a_h;    c′ = f·c + i·n;    h′ = o·tanh(c′)
 
-    A state that is left out is zero. Keyword arguments as in `SphereConv2d`, but rescale is "learned" by default,
-    the module says why. Raises ValueError or TypeError for a wrong argument, in forward for a wrong shape or dtype.
-    Shapes: input [N, input_size] or [input_size]; h, c [N, hidden_size] or [hidden_size]; `weight_ih`
-    [4·hidden_size, input_size], `weight_hh` [4·hidden_size, hidden_size], gates in the order i, f, n, o.
+    The default state is zero. Gates without rescaling cannot saturate, so rescale is "learned" by default.
+
+    Args:
+        input_size: Number of input features.
+        hidden_size: Number of hidden units.
+        bias: Whether the two sphere layers have a bias.
+        operator: As in `SphereConv2d`.
+        k: As in `SphereConv2d`.
+        k_sharing: As in `SphereConv2d`.
+        rescale: As in `SphereConv2d`.
+        eps: As in `SphereConv2d`.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters.
+
+    Raises:
+        TypeError: If an argument has the wrong type; in forward for a wrong dtype.
+        ValueError: If an argument is not allowed; in forward for a wrong shape.
+
+    Shape:
+        input [N, input_size] or [input_size]; h, c [N, hidden_size] or [hidden_size]; `weight_ih`
+        [4·hidden_size, input_size], `weight_hh` [4·hidden_size, hidden_size], gates in the order i, f, n, o.
     """
 
     num_gates, num_states = 4, 2
@@ -115,11 +132,11 @@ class SphereLSTMCell(_SphereCell):
 
 
 class SphereGRUCell(_SphereCell):
-    """One step of a GRU on angles, called as `torch.nn.GRUCell`: cell(input, h) → h′.
+    """One step of a GRU on angles, called like `torch.nn.GRUCell`: cell(input, h) → h′.
 
         r, z = σ of a_i + a_h;    n = tanh(a_i + r·a_h);    h′ = (1 − z)·n + z·h
 
-    Arguments, errors and shapes as in `SphereLSTMCell`, with 3·hidden_size kernels, gates in the order r, z, n.
+    Arguments, errors and shapes are those of `SphereLSTMCell`, with 3·hidden_size kernels, gates in the order r, z, n.
     """
 
     num_gates, num_states = 3, 1
@@ -137,7 +154,7 @@ class SphereGRUCell(_SphereCell):
 
 
 class _SphereRecurrence(nn.Module):
-    """Layers and directions of cells over a sequence; `cells` has them in the order of torch's states."""
+    """Layers and directions of cells over a sequence; `cells` contains them in the order of torch's states."""
 
     cell_class: type[_SphereCell]
 
@@ -160,23 +177,23 @@ class _SphereRecurrence(nn.Module):
         if not 0 <= self.dropout <= 1:
             raise ValueError(f"dropout must be from 0 to 1, got {dropout!r}.")
         if self.dropout and num_layers == 1:
-            warnings.warn(f"dropout={dropout} acts between layers, and there is only one.", stacklevel=2)
+            warnings.warn(f"dropout={dropout} applies between layers, but there is only one layer.", stacklevel=2)
         self.num_directions = 2 if bidirectional else 1
         hidden_sizes = [hidden_size * self.num_directions] * (num_layers - 1) * self.num_directions
         sizes = [input_size] * self.num_directions + hidden_sizes
         self.cells = nn.ModuleList(self.cell_class(size, hidden_size, bias, **sphere) for size in sizes)
 
     def extra_repr(self) -> str:
-        """Name the settings that its cells do not show."""
+        """Return the options that the cells do not print."""
         return f"batch_first={self.batch_first}, dropout={self.dropout:g}, bidirectional={self.bidirectional}"
 
     def _run(self, input: Tensor, states: State | None) -> tuple[Tensor, State]:
-        """The outputs and the last states of a sequence, shaped as torch's."""
+        """Return the outputs and the last states of a sequence, with torch's shapes."""
         if isinstance(input, PackedSequence):
             raise TypeError("input must be a tensor: a PackedSequence is not supported, pad it and mask the outputs.")
         require_floating("input", input)
-        turned = self.batch_first and input.dim() == 3
-        x = input.transpose(0, 1) if turned else input  # [L, N, features] or [L, features]
+        is_transposed = self.batch_first and input.dim() == 3
+        x = input.transpose(0, 1) if is_transposed else input  # [L, N, features] or [L, features]
         if x.dim() not in (2, 3) or len(x) == 0:
             raise ValueError(f"input must have 2 or 3 dimensions and at least 1 step, got shape {list(input.shape)}.")
         shape = [len(self.cells), *x.shape[1:-1], self.hidden_size]
@@ -192,16 +209,29 @@ class _SphereRecurrence(nn.Module):
                 outputs.append(output)
                 last.append(state)
             x = torch.cat(outputs, -1)
-        return x.transpose(0, 1) if turned else x, tuple(torch.stack(parts) for parts in zip(*last, strict=True))
+        return x.transpose(0, 1) if is_transposed else x, tuple(
+            torch.stack(tensors) for tensors in zip(*last, strict=True)
+        )
 
 
 class SphereLSTM(_SphereRecurrence):
-    """Layers of `SphereLSTMCell` over a sequence, called as `torch.nn.LSTM`: output, (h_n, c_n) = lstm(input, hx).
+    """Layers of `SphereLSTMCell` over a sequence, called like `torch.nn.LSTM`: output, (h_n, c_n) = lstm(input, hx).
 
-    Arguments up to `bidirectional` mean what they mean there, `bias` and the keyword arguments after them what
-    they mean in the cell. proj_size and PackedSequence are not supported.
-    Shapes: input [L, N, input_size], [N, L, input_size] if batch_first, or [L, input_size]; output the same with
-    hidden_size·directions; h_n, c_n and the state that is given [num_layers·directions, N, hidden_size].
+    proj_size and PackedSequence are not supported.
+
+    Args:
+        input_size: As in `torch.nn.LSTM`.
+        hidden_size: As in `torch.nn.LSTM`.
+        num_layers: As in `torch.nn.LSTM`.
+        bias: As in `SphereLSTMCell`.
+        batch_first: As in `torch.nn.LSTM`.
+        dropout: As in `torch.nn.LSTM`.
+        bidirectional: As in `torch.nn.LSTM`.
+        **sphere: Keyword arguments of `SphereLSTMCell`.
+
+    Shape:
+        input [L, N, input_size], [N, L, input_size] if batch_first, or [L, input_size]; output the same with
+        hidden_size·directions; h_n, c_n and hx [num_layers·directions, N, hidden_size].
     """
 
     cell_class = SphereLSTMCell
@@ -212,7 +242,7 @@ class SphereLSTM(_SphereRecurrence):
 
 
 class SphereGRU(_SphereRecurrence):
-    """Layers of `SphereGRUCell` over a sequence, called as `torch.nn.GRU`; as `SphereLSTM`, its state h alone."""
+    """Layers of `SphereGRUCell` over a sequence, called like `torch.nn.GRU`; arguments are those of `SphereLSTM`."""
 
     cell_class = SphereGRUCell
 
@@ -223,8 +253,8 @@ class SphereGRU(_SphereRecurrence):
 
 
 def _over_steps(cell: _SphereCell, x: Tensor, state: State, backwards: bool) -> tuple[Tensor, State]:
-    """One cell over all steps of x [L, *, features], from the last to the first if `backwards`."""
-    from_input = cell.ih(x)  # the input's part of the gates waits for no state: all steps at once
+    """Run one cell over all steps of x [L, *, features], from the last to the first if `backwards`."""
+    from_input = cell.ih(x)  # the contribution of the input does not depend on the state: all steps at once
     fused = fused_recurrence(from_input.flip(0) if backwards else from_input, state, cell.hh)
     if fused is not None:
         output, state = fused
@@ -242,14 +272,14 @@ def _state_or_zeros(state: State | None, num_states: int, input: Tensor, shape: 
         return (input.new_zeros(shape),) * num_states
     if not isinstance(state, (tuple, list)) or len(state) != num_states:
         raise TypeError(f"hx must be {num_states} tensors in a tuple, got {len(state)} in a {type(state).__name__}.")
-    for part in state:
-        require_floating("hx", part)
-        if list(part.shape) != shape:
-            raise ValueError(f"hx must have shape {shape} for this input, got {list(part.shape)}.")
+    for tensor in state:
+        require_floating("hx", tensor)
+        if list(tensor.shape) != shape:
+            raise ValueError(f"hx must have shape {shape} for this input, got {list(tensor.shape)}.")
     return state
 
 
 def _require_size(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
+        raise ValueError(f"{name} must be an integer of at least 1, got {value!r}.")
     return value

@@ -1,69 +1,91 @@
-"""Base class of the angular losses: logits from an `AngularOutput`, a margin on the target class, cross entropy.
+"""Base class of the angular losses: logits from an `AngularOutput`, a margin, cross entropy.
 
-A loss consists of an angle function g, a target similarity t and two scales:
+A loss consists of an angle function g, a margin and two scales:
 
-    z_ij = scale_i · class_scale_j · g(θ_ij) + b_j    for every class j
-    z_iy = scale_i · class_scale_y · t(θ_iy) + b_y    for the label y; t = g without a margin
+    z_ij = scale_i · class_scale_j · g(θ_ij) + b_j    without a margin, for every class j
+    z_iy = scale_i · class_scale_y · t(θ_iy) + b_y    with a margin on the label y
+    z_ij = scale_i · class_scale_j · o(θ_ij) + b_j    with a margin on the other classes j ≠ y
 
 b is the bias of the head, which has none by default.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Mapping
-from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from spherenet.angles import DEFAULT_K, AngleFunction, make_angle
-from spherenet.kernels.blockwise import angular_cross_entropy, has_kernel, plain_logits, with_label_column
-from spherenet.kernels.dispatch import blockwise, can_look_at_values
-from spherenet.ops.margins import AngularOutput, same_for_all_classes
+from spherenet.angles import AngleFunction
+from spherenet.kernels.blockwise import angular_cross_entropy, has_kernel, with_label_column
+from spherenet.kernels.dispatch import blockwise
+from spherenet.losses.arguments import (
+    Scale,
+    checked_class_weight,
+    checked_labels,
+    checked_scale,
+    options_of,
+    reject_unknown,
+)
+from spherenet.ops.angular import AngularOutput, angular_logits
 from spherenet.ops.norms import working_dtype
 from spherenet.validation import require_floating, require_number, require_one_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["AngularLoss", "CrossEntropyOptions", "angle_of_loss", "options_of", "reject_unknown"]
+__all__ = ["AngularLoss", "default_scale"]
 
-LOSS_ANGLES = ("linear", "cosine", "sigmoid")
+MARGIN_GRADIENTS = ("full", "detached")
 
-ALIASES = {"margin": "m", "scale": "s"}
-"""Names of options in other libraries, which an error message translates."""
+CONFIDENCE = 0.999
+"""Probability that a feature at 45° from its class must be able to reach."""
 
-SUM_TOLERANCE = 0.02
-"""Largest deviation of a sum of probabilities from 1: bfloat16 has three digits."""
+SMALLEST_SCALE, LARGEST_SCALE = 10.0, 70.0
+"""Range in which S-Softmax trains according to the paper."""
 
 _Terms: TypeAlias = tuple[Tensor, Tensor | float, Tensor | None, Tensor | None]
 """Cosines [N, C], scale of each row [N] or a number, scale of each class [C], bias [C]."""
 
 
-class CrossEntropyOptions(TypedDict, total=False):
-    """Keyword arguments of every loss; `AngularLoss` documents them."""
+def default_scale(num_classes: int, similarity_at_45: float = math.sqrt(0.5)) -> float:
+    """Return the scale s of S-Softmax (Eq. 8) for a number of classes.
 
-    class_weight: Tensor | None
-    ignore_index: int
-    label_smoothing: float
-    reduction: str
+        s = log(p·(C − 1)/(1 − p)) / g(π/4) with p = 0.999, limited to [10, 70]
+
+    Logits lie in [−s, s], so s bounds the probability of a class and must grow with the number of classes. A feature
+    at 45° from its class and at 90° from the others has the probability
+    p = e^{s·g(π/4)} / (e^{s·g(π/4)} + C − 1), which gives the formula. With a smaller s the loss still moves features
+    that are already well placed; with a much larger one the gradient vanishes as soon as a class leads. Values for
+    g = cosine: 12.9 for 10 classes, 19.5 for 1,000 and 26.0 for 100,000. For g = linear: 18.2, 27.6 and 36.8.
+
+    Args:
+        num_classes: Number of classes C.
+        similarity_at_45: g(π/4) of the angle function.
+    """
+    scale = math.log(CONFIDENCE / (1 - CONFIDENCE) * (num_classes - 1)) / similarity_at_45
+    return min(LARGEST_SCALE, max(SMALLEST_SCALE, scale))
 
 
 class AngularLoss(nn.Module):
     """Cross entropy on the logits of an `AngularOutput`, base class of all losses.
 
-    A subclass chooses the angle function and may override `scales` and `target_similarity`. If it overrides `forward`,
-    it must accept `return_scores`, which `Classifier` passes. A loss owns no class weights: they belong to the
-    `AngularHead`.
+    A subclass chooses the angle function and the scale, and may override `target_similarity`, which puts a margin on
+    the label's class. If it overrides `forward`, it must accept `return_scores`, which `Classifier` passes. A loss owns
+    no class weights: they belong to the `AngularHead`. Its value depends on its arguments and options only, not on
+    earlier calls.
 
     Logits and loss are computed in float32 or float64. If a head has very many classes, class indices are processed in
     blocks that never store all logits (`kernels/blockwise.py`), with the same result.
 
     Args:
         angle: Angle function g, or None for the cosine itself, without clamping.
+        scale: "norm" for ‖x‖, a fixed number > 0, or None for `default_scale` of the number of classes.
+        margin_gradient: "full" to differentiate the margin; "detached" for the value with the margin and the gradient
+            without it (Eq. 16).
         class_weight: Weight of each class, shape [C], as in `torch.nn.functional.cross_entropy`.
         ignore_index: Label of rows that do not count.
         label_smoothing: Smoothing of the cross entropy, from 0 to 1. The margin applies to the label's class only.
@@ -77,8 +99,8 @@ class AngularLoss(nn.Module):
     class_weight: Tensor | None
     angle: AngleFunction | None
 
-    target_similarity: Callable[[Tensor], Tensor] | None = None
-    """Method that returns t(θ) of the target class from cos θ; None for a loss without a margin."""
+    _scale_argument = "scale"
+    """Name of the scale in error messages."""
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
         """Reject unknown options here, because only this method knows the class that the user called."""
@@ -89,6 +111,8 @@ class AngularLoss(nn.Module):
         self,
         *,
         angle: AngleFunction | None = None,
+        scale: Scale = "norm",
+        margin_gradient: str = "full",
         class_weight: Tensor | None = None,
         ignore_index: int = -100,
         label_smoothing: float = 0.0,
@@ -96,8 +120,11 @@ class AngularLoss(nn.Module):
     ) -> None:
         super().__init__()
         self.angle = angle
+        self.scale = checked_scale(scale)
+        self._similarity_at_45 = self._measure_similarity_at_45() if scale is None else math.nan
+        self.margin_gradient = require_one_of("margin_gradient", margin_gradient, MARGIN_GRADIENTS)
         # Not persistent: it is a setting that the constructor receives again.
-        self.register_buffer("class_weight", _checked_class_weight(class_weight), persistent=False)
+        self.register_buffer("class_weight", checked_class_weight(class_weight), persistent=False)
         if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
             raise TypeError(f"ignore_index must be an integer, got {ignore_index!r}.")
         self.ignore_index = ignore_index
@@ -111,13 +138,37 @@ class AngularLoss(nn.Module):
         """Whether the loss depends on the norms of the class weights; only plain softmax does."""
         return False
 
+    @property
+    def margin_on(self) -> Literal["none", "target", "others"]:
+        """Classes whose logits have a margin: none, the label's class, or all other classes."""
+        return "none" if type(self).target_similarity is AngularLoss.target_similarity else "target"
+
+    def similarity(self, cosine: Tensor) -> Tensor:
+        """Return g(θ) from cos θ."""
+        return cosine if self.angle is None else self.angle(cosine)
+
+    def target_similarity(self, cosine: Tensor) -> Tensor:
+        """Return t(θ), the similarity of the label's class with its margin, from cos θ."""
+        return self.similarity(cosine)
+
+    def other_similarity(self, cosine: Tensor) -> Tensor:
+        """Return o(θ), the similarity of the other classes with their margin, from cos θ."""
+        return self.similarity(cosine)
+
+    def scale_for(self, num_classes: int) -> float | None:
+        """Return the fixed scale that is used for a number of classes, or None if ‖x‖ scales the logits."""
+        if self.scale is None:
+            return default_scale(num_classes, self._similarity_at_45)
+        return None if self.scale == "norm" else self.scale
+
     def scales(self, output: AngularOutput) -> tuple[Tensor | float, Tensor | None]:
         """Return the scale of each row, [N] or a number, and of each class, [C] or None for 1.
 
         Args:
             output: Flattened output of the head, cosines [N, C].
         """
-        return output.feature_norm, None
+        fixed = self.scale_for(output.cosine.shape[-1])
+        return output.feature_norm if fixed is None else fixed, None
 
     def logits(self, output: AngularOutput) -> Tensor:
         """Return the scores of an output without labels, and therefore without a margin.
@@ -125,15 +176,15 @@ class AngularLoss(nn.Module):
         Shape:
             cosines [*, C] → [*, C].
         """
-        return plain_logits(*self._terms(output), self.angle).reshape(output.cosine.shape)
+        return angular_logits(*self._terms(output), self.angle).reshape(output.cosine.shape)
 
     def forward(
         self, output: AngularOutput, labels: Tensor, *, return_scores: bool = False
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Return the loss of a batch.
 
-        If labels are probabilities q, the margin applies to every class in proportion to its probability (Eq. 5):
-        z_j = scale·class_scale_j·(q_j·t(θ_j) + (1 − q_j)·g(θ_j)) + b_j.
+        If labels are probabilities q, margins apply in proportion to the probability of each class (Eq. 9):
+        z_j = scale·class_scale_j·(q_j·t(θ_j) + (1 − q_j)·o(θ_j)) + b_j, with t = g or o = g if there is no margin.
 
         Args:
             output: Output of the head.
@@ -146,18 +197,23 @@ class AngularLoss(nn.Module):
         """
         terms = self._terms(output)
         cosine = terms[0]
-        labels = _checked_labels(labels, output.cosine, self.ignore_index)
+        labels = checked_labels(labels, output.cosine, self.ignore_index)
         soft = torch.is_floating_point(labels)
         labels = labels.to(cosine.dtype).reshape(cosine.shape) if soft else labels.reshape(-1)
         tensors = [tensor for tensor in (*terms, labels) if isinstance(tensor, Tensor)]
-        in_blocks = not soft and blockwise(cosine.numel(), *tensors) and has_kernel(self.angle)
-        scores = None if in_blocks and not return_scores else plain_logits(*terms, self.angle)
+        in_blocks = (
+            not soft
+            and blockwise(cosine.numel(), *tensors)
+            and has_kernel(self.angle)
+            and self.margin_on != "others"  # the kernel has one g for all classes but the label's
+        )
+        scores = None if in_blocks and not return_scores else angular_logits(*terms, self.angle)
         if in_blocks:
             loss = self._in_blocks(terms, labels)
         else:
             assert scores is not None
             loss = F.cross_entropy(
-                scores if self.target_similarity is None else self._with_margin(scores, terms, labels),
+                scores if self.margin_on == "none" else self._with_margin(scores, terms, labels),
                 labels,
                 None if self.class_weight is None else self.class_weight.to(cosine.dtype),
                 ignore_index=self.ignore_index,
@@ -210,18 +266,31 @@ class AngularLoss(nn.Module):
         )
         return flat.cosine, *self.scales(flat), flat.bias
 
+    def _margin(self, similarity: Callable[[Tensor], Tensor], cosine: Tensor) -> Tensor:
+        """Return a similarity with a margin, with the gradient of g if `margin_gradient` is "detached" (Eq. 16)."""
+        with_margin = similarity(cosine)
+        if self.margin_gradient == "full":
+            return with_margin
+        plain = self.similarity(cosine)
+        return plain + (with_margin - plain).detach()
+
     def _with_margin(self, scores: Tensor, terms: _Terms, labels: Tensor) -> Tensor:
-        """Return the logits with the margin on the target classes, from scores [N, C] without it."""
-        assert self.target_similarity is not None
+        """Return the logits with their margins, from scores [N, C] without them."""
         cosine, scale, class_scale, bias = terms
+        if self.margin_on == "others":
+            others = angular_logits(self._margin(self.other_similarity, cosine), scale, class_scale, bias, None)
+            if torch.is_floating_point(labels):
+                return labels * scores + (1 - labels) * others
+            columns = self._columns(labels)
+            return others.scatter(1, columns, scores.gather(1, columns))
         if torch.is_floating_point(labels):
-            with_margin = plain_logits(self.target_similarity(cosine), scale, class_scale, bias, None)
-            return labels * with_margin + (1 - labels) * scores
+            targets = angular_logits(self._margin(self.target_similarity, cosine), scale, class_scale, bias, None)
+            return labels * targets + (1 - labels) * scores
         columns = self._columns(labels)
-        if self.angle is None or same_for_all_classes(self.angle):
-            target = self.target_similarity(cosine.gather(1, columns))
+        if self.angle is None or self.angle.is_same_for_all_filters:
+            target = self._margin(self.target_similarity, cosine.gather(1, columns))
         else:
-            target = self.target_similarity(cosine).gather(1, columns)
+            target = self._margin(self.target_similarity, cosine).gather(1, columns)
         return scores.scatter(1, columns, _logit_at(columns, target, scale, class_scale, bias))
 
     def _in_blocks(self, terms: _Terms, labels: Tensor) -> Tensor:
@@ -230,10 +299,8 @@ class AngularLoss(nn.Module):
         num_classes = cosine.shape[1]
         columns = self._columns(labels)
         cosine, label_cosine = with_label_column(cosine, columns)
-        if self.target_similarity is not None:
-            target = self.target_similarity(label_cosine)
-        else:
-            target = label_cosine if self.angle is None else self.angle(label_cosine)
+        has_margin = self.margin_on == "target"
+        target = self._margin(self.target_similarity, label_cosine) if has_margin else self.similarity(label_cosine)
         weight = cosine.new_ones(num_classes) if self.class_weight is None else self.class_weight.to(cosine.dtype)
         of_label, of_all = angular_cross_entropy(
             cosine,
@@ -260,6 +327,20 @@ class AngularLoss(nn.Module):
         """Return the labels as [N, 1] for indexing; ignored rows get class 0, and the cross entropy drops them."""
         return labels.masked_fill(labels == self.ignore_index, 0).unsqueeze(1)
 
+    def _measure_similarity_at_45(self) -> float:
+        """Return g(π/4) as a number, the mean over classes if they differ."""
+        k = None if self.angle is None else self.angle.k
+        device = k.device if isinstance(k, Tensor) else torch.device("cpu")
+        with torch.no_grad():
+            cosine = torch.full((1,), math.sqrt(0.5), dtype=torch.float64, device=device)
+            value = float(self.similarity(cosine).mean().item())
+        if not value > 0:
+            raise ValueError(
+                f"{self._scale_argument} must be given for an angle function that is not positive at 45°, "
+                f"got {value!r} there."
+            )
+        return value
+
 
 def _logit_at(
     columns: Tensor, similarity: Tensor, scale: Tensor | float, class_scale: Tensor | None, bias: Tensor | None
@@ -269,109 +350,3 @@ def _logit_at(
         similarity = similarity * class_scale[columns]
     logit = similarity * (scale.unsqueeze(1) if isinstance(scale, Tensor) else scale)
     return logit if bias is None else logit + bias[columns]
-
-
-def angle_of_loss(angle: str | AngleFunction, k: float) -> AngleFunction:
-    """Return the angle function for the arguments `angle` and `k` of a loss; only the sigmoid has a k."""
-    if angle == "learnable":
-        raise ValueError(
-            'angle must be "linear", "cosine", "sigmoid" or an AngleFunction object, got "learnable": '
-            "a loss owns no weights; pass a LearnableSigmoidAngle and give its parameters to the optimizer."
-        )
-    if isinstance(angle, str):
-        require_one_of("angle", angle, LOSS_ANGLES)
-    elif not isinstance(angle, AngleFunction):
-        raise TypeError(
-            f"angle must be one of {', '.join(map(repr, LOSS_ANGLES))} or an AngleFunction object, got {angle!r}."
-        )
-    if angle == "sigmoid":
-        return make_angle(angle, k)
-    # The default k of the signature is ignored; any other value is a mistake.
-    if k != DEFAULT_K:
-        raise ValueError(f'k must be left out unless angle is "sigmoid", got k={k!r} with angle {angle!r}.')
-    return make_angle(angle)
-
-
-def options_of(loss: type[AngularLoss]) -> list[str]:
-    """Return the names of the constructor arguments of a loss, those that it passes on to its base class included."""
-    names: list[str] = []
-    for cls in loss.__mro__:
-        if "__init__" not in vars(cls):
-            continue
-        parameters = inspect.signature(vars(cls)["__init__"]).parameters.values()
-        names += [p.name for p in parameters if p.name != "self" and p.kind is not inspect.Parameter.VAR_KEYWORD]
-        rest = [p.name for p in parameters if p.kind is inspect.Parameter.VAR_KEYWORD]
-        if rest == ["cross_entropy"]:
-            names += CrossEntropyOptions.__annotations__
-        if rest in ([], ["cross_entropy"]):
-            break
-    return list(dict.fromkeys(names))
-
-
-def reject_unknown(owner: str, options: Mapping[str, object], allowed: Iterable[str]) -> None:
-    """Raise TypeError if an option is not allowed, with the most similar allowed name."""
-    choices = list(allowed)
-    for name in options:
-        if name not in choices:
-            similar = [c for c in choices if c == ALIASES.get(name)] or get_close_matches(name, choices, n=1)
-            hint = f"; did you mean {similar[0]!r}?" if similar else "."
-            raise TypeError(f"{owner} has no option {name!r}{hint} Allowed: {', '.join(choices)}.")
-
-
-def _checked_labels(labels: Tensor, cosine: Tensor, ignore_index: int) -> Tensor:
-    """Return labels for cosines [*, C]: int64 class indices [*], or floating point probabilities [*, C].
-
-    Values are checked on the CPU only, and not during tracing: elsewhere every step would wait for the device. There,
-    torch's indexing kernels assert that an index is in range.
-    """
-    if not isinstance(labels, Tensor):
-        raise TypeError(f"labels must be a tensor, got {type(labels).__name__}.")
-    if labels.device != cosine.device:
-        raise ValueError(f"labels must be on the device of the output, {cosine.device}, got {labels.device}.")
-    rows, num_classes = list(cosine.shape[:-1]), cosine.shape[-1]
-    if torch.is_floating_point(labels):
-        if labels.shape != cosine.shape:
-            raise ValueError(
-                f"labels must be class indices (int64) of shape {rows} or floating point probabilities of shape "
-                f"{list(cosine.shape)}, got {labels.dtype} of shape {list(labels.shape)}."
-            )
-        if ignore_index >= 0:
-            raise ValueError(f"ignore_index must be left out if labels are probabilities, got {ignore_index}.")
-        if can_look_at_values(labels):
-            values = labels.detach()
-            wrong = values[~((values >= 0) & (values <= 1))]
-            if len(wrong):
-                raise ValueError(f"labels must be probabilities from 0 to 1, got {wrong[0].item()!r}.")
-            sums = values.sum(-1, dtype=torch.float64).flatten()
-            wrong = sums[(sums - 1).abs() > SUM_TOLERANCE]
-            if len(wrong):
-                raise ValueError(
-                    f"labels must be probabilities that sum to 1 over the classes, got a sum of {wrong[0]:g}."
-                )
-        return labels
-    if labels.dtype == torch.bool or labels.is_complex():
-        raise TypeError(f"labels must be class indices (int64) or floating point probabilities, got {labels.dtype}.")
-    if list(labels.shape) != rows:
-        raise ValueError(f"labels must have shape {rows}, one class index per feature, got shape {list(labels.shape)}.")
-    if can_look_at_values(labels):
-        wrong = labels[((labels < 0) | (labels >= num_classes)) & (labels != ignore_index)]
-        if len(wrong):
-            raise ValueError(
-                f"labels must be from 0 to {num_classes - 1} or ignore_index ({ignore_index}), got {wrong[0].item()}."
-            )
-    return labels.long()
-
-
-def _checked_class_weight(class_weight: object) -> Tensor | None:
-    """Return class weights if they are None or a floating point tensor [C] of finite numbers ≥ 0."""
-    if class_weight is None:
-        return None
-    if not isinstance(class_weight, Tensor):
-        raise TypeError(f"class_weight must be None or a tensor, got {type(class_weight).__name__}.")
-    require_floating("class_weight", class_weight)
-    if class_weight.dim() != 1:
-        raise ValueError(f"class_weight must have shape [num_classes], got {list(class_weight.shape)}.")
-    wrong = class_weight[~(class_weight.isfinite() & (class_weight >= 0))]
-    if len(wrong):
-        raise ValueError(f"class_weight must be finite and at least 0, got {wrong[0].item()!r}.")
-    return class_weight

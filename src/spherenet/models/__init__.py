@@ -1,4 +1,4 @@
-"""Networks of the paper. The operator alone makes each of them a SphereNet or its CNN twin."""
+"""Networks of the paper. The operator decides whether a network is a SphereNet or its CNN twin."""
 
 from spherenet.models.create import Classifier, create_model, list_models
 

@@ -1,7 +1,8 @@
-"""The networks of the paper by name, and `Classifier`, which joins features, head and loss."""
+"""`create_model`, which creates the networks of the paper by name, and `Classifier`."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast, overload
@@ -11,16 +12,15 @@ from torch import Tensor, nn
 from spherenet.angles import AngleFunction
 from spherenet.layers import AngularHead
 from spherenet.losses import AngularLoss, make_loss
-from spherenet.models.layer_factory import LayerFactory
-from spherenet.models.networks import PlainFeatures, ResidualFeatures
+from spherenet.models.networks import LayerFactory, PlainFeatures, ResidualFeatures
 from spherenet.ops.norms import DEFAULT_EPS
-from spherenet.validation import require_one_of
+from spherenet.validation import require_one_of, suggest_options
 
 __all__ = ["Classifier", "create_model", "list_models"]
 
 
 class Classifier(nn.Module):
-    """Classifier of features, a head that owns the class weights, and a loss that owns none.
+    """Network that consists of a feature extractor, a head with the class weights, and a loss without weights.
 
     With labels, one call computes everything for a training step, so that DDP and torch.compile see the whole model.
 
@@ -28,7 +28,7 @@ class Classifier(nn.Module):
         features: Module images → features [N, F].
         head: Module features → `AngularOutput`.
         criterion: Loss of an `AngularOutput` and labels.
-        config: Arguments of `create_model` that create this model again.
+        config: Arguments of `create_model` that reproduce this model.
     """
 
     def __init__(self, features: nn.Module, head: AngularHead, criterion: AngularLoss, config: dict[str, Any]) -> None:
@@ -37,8 +37,6 @@ class Classifier(nn.Module):
         self.head = head
         self.criterion = criterion
         self.config = config
-        # If the loss ignores ‖w‖, weight decay of the class weights regularizes nothing.
-        head.scale_invariant = not criterion.uses_weight_norm
 
     @overload
     def forward(self, images: Tensor) -> Tensor: ...
@@ -85,10 +83,11 @@ _NETWORKS = {f"cnn-{n}": _Network(PlainFeatures, (64, 96, 128), 32, {"depth": n}
 
 
 def list_models() -> list[str]:
-    """Return the names that `create_model` takes."""
+    """Return the names of the networks that `create_model` knows."""
     return list(_NETWORKS)
 
 
+@suggest_options
 def create_model(
     name: str,
     num_classes: int = 10,
@@ -107,6 +106,7 @@ def create_model(
     input_size: int | tuple[int, int] | None = None,
     shortcut: str = "plain",
     head_bias: bool = False,
+    feature_batch_norm: bool = False,
 ) -> Classifier:
     """Return a network of the paper, as a SphereNet or as its CNN twin.
 
@@ -127,9 +127,10 @@ def create_model(
         input_size: Size of the images. cnn-N takes images of this size only, residual networks of any size.
         shortcut: 1×1 shortcut convolutions of residual networks: "plain" (v2), or with the "operator" (v1).
         head_bias: Whether the head has a bias for each class, for imbalanced data.
+        feature_batch_norm: Whether the features are followed by BatchNorm, so that their norm cannot collapse.
 
     Raises:
-        TypeError: If the loss has no such option.
+        TypeError: If an option, or an option of the loss, is unknown.
         ValueError: If a name is unknown, the number of widths is wrong, or the image is too small for the poolings.
 
     Example:
@@ -144,7 +145,10 @@ def create_model(
     size = network.input_size if input_size is None else input_size
     height_width = (size, size) if isinstance(size, int) else (size[0], size[1])
     features = network.features(layers, stage_widths, in_channels, height_width, **network.arguments)
-    head = AngularHead(cast(int, features.out_features), num_classes, head_bias, eps=eps)
+    out_features = cast(int, features.out_features)
+    if feature_batch_norm:
+        features = nn.Sequential(OrderedDict(network=features, batch_norm=nn.BatchNorm1d(out_features)))
+    head = AngularHead(out_features, num_classes, head_bias, eps=eps)
     config = {
         "name": name,
         "num_classes": num_classes,
@@ -162,5 +166,6 @@ def create_model(
         "input_size": list(height_width),
         "shortcut": shortcut,
         "head_bias": head_bias,
+        "feature_batch_norm": feature_batch_norm,
     }
     return Classifier(features, head, criterion, config)

@@ -1,9 +1,4 @@
-"""Where a convolution looks: sizes for each dimension and the padding of torch.nn's modes.
-
-Sums over the window of a convolution, on maps with one channel per group, and their transpose.
-
-In two dimensions and without dilation this is average pooling without the division; otherwise a convolution with ones.
-"""
+"""Geometry of convolutions: sizes per dimension, torch.nn's padding modes, convolutions and sums over windows."""
 
 from __future__ import annotations
 
@@ -14,30 +9,58 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["Geometry", "pad_input", "per_dimension", "same_as_numbers", "spread", "window_sum"]
+__all__ = [
+    "Geometry",
+    "convolve",
+    "convolve_backward",
+    "pad_input",
+    "per_dimension",
+    "resolve_padding",
+    "spread",
+    "window_sum",
+]
+
+_CONVOLUTION = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
 
 
 class Geometry(NamedTuple):
-    """How a kernel moves over its input, one number per spatial dimension; all empty for a fully connected layer."""
+    """How a kernel moves over its input, one number per spatial dimension; all empty for a fully connected layer.
 
+    As in torch.nn, padding is "same", "valid" or numbers. `resolve_padding` replaces it by numbers and the padding mode
+    "zeros", which convolutions, window sums and kernels require.
+    """
+
+    kernel_size: tuple[int, ...] = ()
     stride: tuple[int, ...] = ()
-    padding: tuple[int, ...] = ()
+    padding: str | tuple[int, ...] = ()
     dilation: tuple[int, ...] = ()
     groups: int = 1
+    padding_mode: str = "zeros"
+
+    @property
+    def is_pointwise(self) -> bool:
+        """Whether every window is one pixel and every pixel has one window."""
+        return all(n == 1 for n in self.kernel_size + self.stride) and not any(self.padding)
+
+    @property
+    def is_pooling(self) -> bool:
+        """Whether torch's average pooling can sum the windows; its 3-dimensional backward is not deterministic."""
+        if len(self.kernel_size) != 2 or any(d != 1 for d in self.dilation) or isinstance(self.padding, str):
+            return False
+        return all(2 * p <= k for k, p in zip(self.kernel_size, self.padding, strict=True))
 
 
 def per_dimension(value: int | Sequence[int], spatial_dims: int) -> tuple[int, ...]:
-    """Return one number a dimension from a number, a sequence of one or a whole sequence."""
+    """Return one number per dimension from a number or a sequence of length 1 or `spatial_dims`."""
     if type(value) is tuple and len(value) == spatial_dims:
         return value
     values = (value,) if isinstance(value, int) else tuple(value)
     return values * spatial_dims if len(values) == 1 else values
 
 
-def _begin_and_end(
-    kernel_size: Sequence[int], padding: str | Sequence[int], dilation: Sequence[int]
-) -> list[tuple[int, int]]:
-    """How much is padded before and after each dimension; "same" puts the odd pixel after, as torch does."""
+def _padding_amounts(geometry: Geometry) -> list[tuple[int, int]]:
+    """Return how much is padded before and after each dimension; "same" puts the odd pixel after, as torch does."""
+    kernel_size, _, padding, dilation, _, _ = geometry
     if padding == "valid":
         return [(0, 0)] * len(kernel_size)
     if padding == "same":
@@ -46,90 +69,88 @@ def _begin_and_end(
     return [(int(amount), int(amount)) for amount in padding]
 
 
-def pad_input(
-    x: Tensor,
-    kernel_size: Sequence[int],
-    padding: str | Sequence[int],
-    dilation: Sequence[int],
-    padding_mode: str = "zeros",
-) -> Tensor:
-    """Pad the spatial dimensions of x as torch.nn's convolutions do for `padding_mode`."""
-    amounts = [n for pair in reversed(_begin_and_end(kernel_size, padding, dilation)) for n in pair]
+def pad_input(x: Tensor, geometry: Geometry) -> Tensor:
+    """Return x with its spatial dimensions padded as torch.nn's convolutions pad them."""
+    amounts = [n for pair in reversed(_padding_amounts(geometry)) for n in pair]
     if not any(amounts):
         return x
-    return F.pad(x, amounts, mode="constant" if padding_mode == "zeros" else padding_mode)
+    return F.pad(x, amounts, mode="constant" if geometry.padding_mode == "zeros" else geometry.padding_mode)
 
 
-def same_as_numbers(
-    x: Tensor, kernel_size: Sequence[int], padding: str | Sequence[int], dilation: Sequence[int]
-) -> tuple[Tensor, tuple[int, ...]]:
-    """Return an input and a padding in numbers that together mean `padding`.
+def resolve_padding(x: Tensor, geometry: Geometry) -> tuple[Tensor, Geometry]:
+    """Return an input and an equivalent geometry whose padding is given in numbers and consists of zeros.
 
-    The input is padded here only where "same" is lopsided (an even kernel), which numbers cannot say.
+    The input is padded here if the padding is not zeros, or if "same" is asymmetric (an even kernel).
     """
-    sides = _begin_and_end(kernel_size, padding, dilation)
-    if all(begin == end for begin, end in sides):
-        return x, tuple(begin for begin, _ in sides)
-    return pad_input(x, kernel_size, padding, dilation), (0,) * len(sides)
+    if geometry.padding_mode == "zeros":
+        if not isinstance(geometry.padding, str):
+            return x, geometry
+        amounts = _padding_amounts(geometry)
+        if all(before == after for before, after in amounts):
+            return x, geometry._replace(padding=tuple(before for before, _ in amounts))
+    no_padding = (0,) * len(geometry.kernel_size)
+    return pad_input(x, geometry), geometry._replace(padding=no_padding, padding_mode="zeros")
 
 
-_CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+def convolve(x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+    """Return the convolution of x with a weight [O, C/groups, *kernel], or its product with a weight [out, in]."""
+    if weight.dim() == 2:
+        return F.linear(x, weight)
+    _, stride, padding, dilation, groups, _ = geometry
+    return _CONVOLUTION[x.dim()](x, weight, None, stride, padding, dilation, groups)
 
 
-def _is_pixel(kernel_size: Sequence[int], stride: Sequence[int], padding: Sequence[int]) -> bool:
-    """Whether every window is one pixel and every pixel has one window."""
-    return all(k == 1 and s == 1 and p == 0 for k, s, p in zip(kernel_size, stride, padding, strict=True))
+def convolve_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, needs_x: bool, needs_weight: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the gradients of x and weight of `convolve`, None for those that are not needed."""
+    if weight.dim() == 2:
+        return grad @ weight if needs_x else None, grad.t() @ x if needs_weight else None
+    if not needs_x and not needs_weight:
+        return None, None
+    kernel_size, stride, padding, dilation, groups, _ = geometry
+    no_output_padding = (0,) * len(kernel_size)
+    grad_x, grad_weight, _ = torch.ops.aten.convolution_backward.default(
+        grad, x, weight, None, stride, padding, dilation, False, no_output_padding, groups,
+        (needs_x, needs_weight, False),
+    )  # fmt: skip
+    return grad_x if needs_x else None, grad_weight if needs_weight else None
 
 
-def _is_pooling(kernel_size: Sequence[int], padding: Sequence[int], dilation: Sequence[int]) -> bool:
-    """Whether torch's average pooling takes this geometry; in three dimensions its backward is not deterministic."""
-    return (
-        len(kernel_size) == 2
-        and all(d == 1 for d in dilation)
-        and all(2 * p <= k for k, p in zip(kernel_size, padding, strict=True))
-    )
+def window_sum(maps: Tensor, geometry: Geometry, *, of_squares: bool = True) -> Tensor:
+    """Return the sum of maps [N, groups, *spatial] over each window, [N, groups, *out].
 
-
-def window_sum(
-    maps: Tensor,
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    *,
-    of_squares: bool = True,
-) -> Tensor:
-    """Sum maps [N, groups, *spatial] over each window → [N, groups, *out]; sums of squares are never negative."""
-    if _is_pixel(kernel_size, stride, padding):
+    In two dimensions and without dilation this is average pooling without the division; otherwise a convolution with
+    ones. Sums of squares are never negative. The padding must be given in numbers.
+    """
+    if geometry.is_pointwise:
         return maps
-    if _is_pooling(kernel_size, padding, dilation):
-        return F.avg_pool2d(maps, tuple(kernel_size), tuple(stride), tuple(padding), divisor_override=1)
-    box = maps.new_ones(maps.shape[1], 1, *kernel_size)
-    sums = _CONV[len(kernel_size)](maps, box, None, stride, padding, dilation, maps.shape[1])
+    kernel_size, stride, padding, dilation, _, _ = geometry
+    if geometry.is_pooling:
+        return F.avg_pool2d(maps, kernel_size, stride, padding, divisor_override=1)  # type: ignore[arg-type]
+    groups = maps.shape[1]
+    box = maps.new_ones(groups, 1, *kernel_size)
+    sums = _CONVOLUTION[box.dim()](maps, box, None, stride, padding, dilation, groups)
     # Some convolution algorithms (Winograd, FFT) return a tiny negative number for a sum of zeros.
     return sums.clamp_min(0) if of_squares else sums
 
 
-def spread(
-    sums: Tensor,
-    size: Sequence[int],
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-) -> Tensor:
-    """Give each pixel the sum of the windows that contain it: the transpose of `window_sum`, onto maps of `size`."""
-    if _is_pixel(kernel_size, stride, padding):
+def spread(sums: Tensor, size: Sequence[int], geometry: Geometry) -> Tensor:
+    """Return for each pixel the sum of the windows that contain it, [N, groups, *spatial] of `size`.
+
+    This is the transpose of `window_sum`. The padding must be given in numbers.
+    """
+    if geometry.is_pointwise:
         return sums
+    kernel_size, stride, padding, _, _, _ = geometry
     like = sums.new_empty(size)
-    if _is_pooling(kernel_size, padding, dilation):
+    if geometry.is_pooling:
         pooled: Tensor = torch.ops.aten.avg_pool2d_backward(
             sums, like, list(kernel_size), list(stride), list(padding), False, True, 1
         )
         return pooled
-    box = sums.new_ones(sums.shape[1], 1, *kernel_size)
-    none = (0,) * len(kernel_size)
-    wide: Tensor = torch.ops.aten.convolution_backward(
-        sums, like, box, None, stride, padding, dilation, False, none, sums.shape[1], (True, False, False)
-    )[0]
+    groups = sums.shape[1]
+    box = sums.new_ones(groups, 1, *kernel_size)
+    wide = convolve_backward(sums, like, box, geometry._replace(groups=groups), True, False)[0]
+    assert wide is not None
     return wide

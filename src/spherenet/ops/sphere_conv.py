@@ -1,38 +1,65 @@
-"""SphereConv from torch's own differentiable operations: the reference for the fused kernels.
+"""SphereConv from differentiable torch operations: the reference for the fused kernels (docs/concepts.md, Eq. 1 to 3).
 
-Slower and with more memory than `kernels`, but it can be differentiated any number of times, in both directions,
-mapped and traced. One convolution with unit weights gives ‖x‖·cos θ; multiplying by 1/‖patch‖ leaves cos θ.
+    out = β·(g(θ) + b) + γ
+
+One convolution with unit weights gives ‖x‖·cos θ; multiplying by 1/‖patch‖ leaves cos θ, and g follows elementwise. The
+formula takes more time and memory than the kernels, but it can be differentiated any number of times, in both modes,
+vectorized and traced.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from spherenet import angles
-from spherenet.elementary import ShortDerivative, keep, short
-from spherenet.ops.geometry import spread, window_sum
+from spherenet.angles import AngleFunction
+from spherenet.elementary import ElementaryFunction, elementary, save_tensors
+from spherenet.ops.geometry import Geometry, convolve, convolve_backward, spread, window_sum
 from spherenet.ops.norms import SHRINK, working_dtype
 
-__all__ = ["apply_affine", "apply_angle", "conv_product", "cosines", "unit_weight"]
-
-_CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+__all__ = ["Affine", "Operation", "apply_affine", "apply_angle", "cosines", "sphere_conv", "unit_weight"]
 
 
-def conv_product(
-    x: Tensor, unit_weight: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
-) -> Tensor:
-    """‖x‖·cos θ: an ordinary convolution, or a matrix product for a weight of two dimensions."""
-    if unit_weight.dim() == 2:
-        return F.linear(x, unit_weight)
-    return _CONV[unit_weight.dim() - 2](x, unit_weight, None, stride, padding, dilation, groups)
+class Affine(NamedTuple):
+    """The map β·(g + b) + γ after g, one number per filter each; None for those that are absent."""
+
+    bias: Tensor | None = None
+    beta: Tensor | float | None = None
+    gamma: Tensor | float | None = None
 
 
-class _UnitWeight(ShortDerivative):
+class Operation(NamedTuple):
+    """What a sphere layer computes, apart from its tensors."""
+
+    angle: AngleFunction
+    """g, or its class if that defines `value`. The parameter k is passed separately, because autograd needs it."""
+
+    geometry: Geometry
+    """Its padding is given in numbers (`resolve_padding`)."""
+
+    eps: float
+    """Added under both square roots of the norms."""
+
+    implementation: str = "plain"
+    """Name of the implementation, see `kernels/dispatch.py`."""
+
+    save_cosine: bool = False
+    """Whether kernels save the cosines for backward, because the output does not determine them."""
+
+
+def sphere_conv(x: Tensor, weight: Tensor, k: Tensor | float | None, affine: Affine, operation: Operation) -> Tensor:
+    """Return β·(g(θ) + b) + γ for a batch x [N, C, *spatial] and weights [O, C/groups, *kernel].
+
+    A weight [out, in] makes it a fully connected layer on rows [N, in]. Autocast must be off.
+    """
+    angle, geometry, eps, _, _ = operation
+    cosine = cosines(x, unit_weight(weight, eps).to(x.dtype), geometry, eps)
+    return apply_affine(apply_angle(cosine, angle, k), affine).to(x.dtype)
+
+
+class _UnitWeight(ElementaryFunction):
     """u = w·s and s = 1/‖w‖ per filter:  du = s·(dw − u(u·dw)),  ds = −s²·(u·dw)."""
 
     @staticmethod
@@ -46,7 +73,7 @@ class _UnitWeight(ShortDerivative):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         ctx.dtype = inputs[0].dtype
-        keep(ctx, *output)
+        save_tensors(ctx, *output)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, grad_scale: Tensor | None) -> tuple[Tensor | None, None]:
@@ -67,7 +94,7 @@ class _UnitWeight(ShortDerivative):
         return scale * (tangent - unit * along), -scale * scale * along
 
 
-_unit_weight = short(_UnitWeight)
+_unit_weight = elementary(_UnitWeight)
 
 
 def unit_weight(weight: Tensor, eps: float) -> Tensor:
@@ -77,80 +104,69 @@ def unit_weight(weight: Tensor, eps: float) -> Tensor:
 
 
 def _per_filter(maps: Tensor, filters: int) -> Tensor:
-    """Repeat a map [N, groups, *spatial] for the filters of each group, unless it broadcasts by itself."""
+    """Return a map [N, groups, *spatial] repeated for the filters of each group, unless it broadcasts."""
     return maps if maps.shape[1] == 1 else maps.repeat_interleave(filters // maps.shape[1], 1)
 
 
 def _per_group(maps: Tensor, groups: int) -> Tensor:
-    """Sum maps [N, channels, *spatial] over the channels of each group."""
+    """Return the sum of maps [N, channels, *spatial] over the channels of each group."""
     if groups == 1:
         return maps.sum(1, keepdim=True)
     return maps.reshape(maps.shape[0], groups, maps.shape[1] // groups, *maps.shape[2:]).sum(2)
 
 
-class _Cosines(ShortDerivative):
+class _Cosines(ElementaryFunction):
     """c = P·r and r = 1/‖patch‖, with P the convolution of x with unit weights.
 
-    With W the sum over a window:  dc = r·dP + (c/r)·dr,  dr = −r³·W(x·dx). An overflowed norm leaves no direction:
-    r = 0 and c = 0, even if P is inf or NaN.
+    With W the sum over a window:  dc = r·dP + (c/r)·dr,  dr = −r³·W(x·dx). If a norm overflows, r = 0 and c = 0, even
+    if P is inf or NaN.
     """
 
     @staticmethod
-    def forward(
-        x: Tensor,
-        unit: Tensor,
-        stride: Sequence[int],
-        padding: Sequence[int],
-        dilation: Sequence[int],
-        groups: int,
-        eps: float,
-    ) -> tuple[Tensor, Tensor]:
-        product = conv_product(x, unit, stride, padding, dilation, groups)
+    def forward(x: Tensor, unit: Tensor, geometry: Geometry, eps: float) -> tuple[Tensor, Tensor]:
+        product = convolve(x, unit, geometry)
         shrunk = x.to(working_dtype(x.dtype)) * SHRINK
-        squares = _per_group(shrunk * shrunk, groups)
-        window = window_sum(squares, unit.shape[2:], stride, padding, dilation)
+        window = window_sum(_per_group(shrunk * shrunk, geometry.groups), geometry)
         inverse_norm = window.add(eps * SHRINK**2).rsqrt() * SHRINK
         of_filters = _per_filter(inverse_norm, unit.shape[0])
         return torch.where(of_filters == 0, of_filters, product * of_filters), inverse_norm
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        x, unit, *ctx.geometry, _ = inputs
-        keep(ctx, x, unit, *output)
+        x, unit, ctx.geometry, _ = inputs
+        save_tensors(ctx, x, unit, *output)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, grad_norm: Tensor | None) -> tuple[Any, ...]:
         x, unit, cosine, inverse_norm = ctx.saved_tensors
-        stride, padding, dilation, groups = ctx.geometry
+        geometry, groups = ctx.geometry, ctx.geometry.groups
         grad_x = grad_unit = s = None
         if grad is not None:
             of_product = grad * _per_filter(inverse_norm, unit.shape[0])
-            grad_x, grad_unit = _product_gradients(of_product.to(x.dtype), x, unit, ctx)
+            grad_x, grad_unit = convolve_backward(of_product.to(x.dtype), x, unit, geometry, *ctx.needs_input_grad[:2])
             if ctx.needs_input_grad[0]:
                 s = _per_group(of_product * cosine, groups) * inverse_norm
         if grad_norm is not None:
             of_norm = grad_norm * inverse_norm**3
             s = of_norm if s is None else s + of_norm
         if s is not None and ctx.needs_input_grad[0]:
-            m = spread(s, (x.shape[0], groups, *x.shape[2:]), unit.shape[2:], stride, padding, dilation)
-            m = _per_filter(m, x.shape[1])
+            m = _per_filter(spread(s, (x.shape[0], groups, *x.shape[2:]), geometry), x.shape[1])
             grad_x = -x * m if grad_x is None else torch.addcmul(grad_x.to(m.dtype), x.to(m.dtype), m, value=-1)
             grad_x = grad_x.to(x.dtype)
-        return grad_x, grad_unit, None, None, None, None, None
+        return grad_x, grad_unit, None, None
 
     @staticmethod
     def jvp(ctx: Any, x_tangent: Tensor | None, unit_tangent: Tensor | None, *_: None) -> tuple[Tensor, Tensor]:
         x, unit, cosine, inverse_norm = ctx.saved_tensors
-        stride, padding, dilation, groups = ctx.geometry
         product = torch.zeros_like(cosine)
         norm_tangent = torch.zeros_like(inverse_norm)
         of_filters = _per_filter(inverse_norm, unit.shape[0])
         if unit_tangent is not None:
-            product = product + conv_product(x, unit_tangent, *ctx.geometry)
+            product = product + convolve(x, unit_tangent, ctx.geometry)
         if x_tangent is not None:
-            product = product + conv_product(x_tangent, unit, *ctx.geometry)
-            wide = x.to(inverse_norm.dtype) * x_tangent
-            along = window_sum(_per_group(wide, groups), unit.shape[2:], stride, padding, dilation, of_squares=False)
+            product = product + convolve(x_tangent, unit, ctx.geometry)
+            along = _per_group(x.to(inverse_norm.dtype) * x_tangent, ctx.geometry.groups)
+            along = window_sum(along, ctx.geometry, of_squares=False)
             norm_tangent = -along * inverse_norm**3
             return (
                 of_filters * product - cosine * _per_filter(along * inverse_norm**2, unit.shape[0]),
@@ -159,55 +175,39 @@ class _Cosines(ShortDerivative):
         return of_filters * product, norm_tangent
 
 
-def _product_gradients(grad: Tensor, x: Tensor, unit: Tensor, ctx: Any) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of the convolution, or matrix product, as torch's own backward computes them."""
-    needs_x, needs_unit = ctx.needs_input_grad[:2]
-    if unit.dim() == 2:
-        return grad @ unit if needs_x else None, grad.t() @ x if needs_unit else None
-    stride, padding, dilation, groups = ctx.geometry
-    none = (0,) * (x.dim() - 2)
-    grad_x, grad_unit, _ = torch.ops.aten.convolution_backward(
-        grad, x, unit, None, stride, padding, dilation, False, none, groups, (needs_x, needs_unit, False)
-    )
-    return grad_x if needs_x else None, grad_unit if needs_unit else None
+_cosines = elementary(_Cosines)
 
 
-_cosines = short(_Cosines)
+def cosines(x: Tensor, unit_weight: Tensor, geometry: Geometry, eps: float) -> Tensor:
+    """Return cos θ between each patch of x [N, C, *spatial] and each unit kernel [O, C/groups, *kernel].
 
-
-def cosines(
-    x: Tensor,
-    unit_weight: Tensor,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    eps: float,
-) -> Tensor:
-    """cos θ between each patch of x [N, C, *spatial] and each unit kernel [O, C/groups, *kernel], in float32 at least.
-
-    For a weight [out, in] the patches are the rows of x [N, in]. Autocast must be off.
+    The result is in the working dtype. For a weight [out, in] the patches are the rows of x [N, in]. Autocast must be
+    off, and the padding must be given in numbers.
     """
-    cosine: Tensor = _cosines(x, unit_weight, tuple(stride), tuple(padding), tuple(dilation), groups, eps)[0]
+    cosine: Tensor = _cosines(x, unit_weight, geometry, eps)[0]
     return cosine
 
 
-def apply_angle(cosine: Tensor, angle: str, k: Tensor | float | None) -> Tensor:
-    """g of cosines [N, O, *spatial] for one of the built-in angle functions; k: a number, or a tensor per filter."""
-    if angle == "sigmoid":
-        assert k is not None
-        if isinstance(k, Tensor):
-            k = k.to(cosine.dtype)
-            k = k.reshape(-1, *(1,) * (cosine.dim() - 2)) if k.dim() == 1 and cosine.dim() > 2 else k
-        return angles.sigmoid(cosine, k)
-    by_name: dict[str, Callable[[Tensor], Tensor]] = {"linear": angles.linear, "cosine": angles.cosine}
-    return by_name[angle](cosine)
+def apply_angle(cosine: Tensor, angle: AngleFunction, k: Tensor | float | None) -> Tensor:
+    """Return g of cosines [N, O, *spatial].
+
+    Args:
+        cosine: Cosines in the working dtype.
+        angle: g, or its class if that defines `value`.
+        k: Parameter of g, a number or a tensor with one element or one per filter.
+    """
+    if not angle.has_formula:
+        value: Tensor = angle(cosine.movedim(1, -1)).movedim(-1, 1)
+        return value
+    if isinstance(k, Tensor):
+        k = k.to(cosine.dtype)
+        k = k.reshape(-1, *(1,) * (cosine.dim() - 2)) if k.dim() == 1 and cosine.dim() > 2 else k
+    return angle.value(cosine, k)
 
 
-def apply_affine(
-    value: Tensor, bias: Tensor | None, beta: Tensor | float | None, gamma: Tensor | float | None
-) -> Tensor:
-    """β·(value + bias) + γ for maps [N, O, *spatial] and one number per filter."""
+def apply_affine(value: Tensor, affine: Affine) -> Tensor:
+    """Return β·(value + bias) + γ for maps [N, O, *spatial]."""
+    bias, beta, gamma = affine
     if bias is None and beta is None and gamma is None:
         return value
     value = value.movedim(1, -1)

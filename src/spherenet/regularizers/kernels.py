@@ -1,4 +1,4 @@
-"""Sphere layers of a model, their kernels as matrices, Gram matrices and cosines of kernels.
+"""Layers of a model that a regularizer applies to, their kernels as matrices, Gram matrices and cosines of kernels.
 
 Layers whose kernels have the same shape are processed together, so that everything after the matrix products runs once
 per shape instead of once per layer. Products of small kernels run as one batch. On a CPU, large kernels are multiplied
@@ -10,21 +10,37 @@ matrices (benchmarks/orthogonality.py), and a stored list would be wrong after a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import UninitializedParameter
 
-from spherenet.layers import SphereLayer
-from spherenet.ops.norms import without_autocast, working_dtype
+from spherenet.layers import AngularHead, SphereLayer
+from spherenet.ops.norms import DEFAULT_EPS, without_autocast, working_dtype
+from spherenet.validation import require_one_of
 
-__all__ = ["KernelStack", "Modules", "cosines", "gram", "kernel_matrix", "kernel_stacks", "sphere_layers", "zero_of"]
+__all__ = [
+    "INCLUDE",
+    "KernelStack",
+    "Modules",
+    "cosines",
+    "gram",
+    "kernel_matrix",
+    "kernel_stacks",
+    "layers_with_kernels",
+    "sphere_layers",
+    "zero_of",
+]
 
 Modules: TypeAlias = nn.Module | Iterable[nn.Module] | Mapping[str, nn.Module]
 """Argument of a regularizer: a model, a layer, several of them, or several with names."""
+
+INCLUDE = ("sphere", "head", "plain")
+"""Layers that a regularizer can include: sphere layers, `AngularHead`s, and convolutions and linear layers of torch."""
 
 SMALL_MATRIX = 16384
 """Number of entries up to which copying a matrix into a batch takes a CPU less time than another matrix product."""
@@ -46,6 +62,24 @@ def sphere_layers(modules: Modules) -> dict[str, SphereLayer]:
         TypeError: If an argument is not a module.
         ValueError: If a lazy layer has no weight yet.
     """
+    return cast(dict[str, SphereLayer], layers_with_kernels(modules))
+
+
+def layers_with_kernels(modules: Modules, include: Collection[str] = ("sphere",)) -> dict[str, nn.Module]:
+    """Return the layers of a model whose kernels a regularizer includes; names and errors as in `sphere_layers`.
+
+    Args:
+        modules: As in `sphere_layers`.
+        include: Names from `INCLUDE`.
+    """
+    if isinstance(include, str):
+        include = (include,)
+    types: tuple[Any, ...] = ()
+    for choice in include:
+        if choice not in INCLUDE:
+            require_one_of("include", choice, INCLUDE)
+        types += {"sphere": (SphereLayer,), "head": (AngularHead,), "plain": (_ConvNd, nn.Linear)}[choice]
+    plain_only = "plain" in include and "sphere" not in include
     if isinstance(modules, nn.Module):
         roots = [("", modules)]
     elif isinstance(modules, Mapping):
@@ -54,13 +88,14 @@ def sphere_layers(modules: Modules) -> dict[str, SphereLayer]:
         roots = [(str(index), module) for index, module in enumerate(modules)]
     else:
         raise TypeError(f"model must be a module or several modules, got {modules!r}.")
-    layers: dict[str, SphereLayer] = {}
+    layers: dict[str, nn.Module] = {}
     owners: set[int] = set()
     for prefix, root in roots:
         if not isinstance(root, nn.Module):
             raise TypeError(f"model must hold modules only, got an object of type {type(root).__name__}.")
         for name, module in root.named_modules(prefix=prefix):
-            if not isinstance(module, SphereLayer):
+            # Sphere layers are convolutions and linear layers too.
+            if not isinstance(module, types) or (plain_only and isinstance(module, SphereLayer)):
                 continue
             # A parametrized weight is computed on each access, so that only the layer itself can be shared.
             weight = module._parameters.get("weight")
@@ -77,7 +112,7 @@ def sphere_layers(modules: Modules) -> dict[str, SphereLayer]:
 
 
 def zero_of(modules: Modules) -> Tensor:
-    """Return the scalar 0 on the device of the modules, the penalty of a model without sphere layers."""
+    """Return the scalar 0 on the device of the modules, the penalty of a model without layers to include."""
     roots = [modules] if isinstance(modules, nn.Module) else modules
     roots = roots.values() if isinstance(roots, Mapping) else roots
     first = next((parameter for root in roots for parameter in root.parameters()), None)
@@ -93,33 +128,43 @@ class KernelStack:
     kernels: int
     fan_in: int
     eps: float
+    is_output: bool = False
+    """Whether the matrices are class weights of heads."""
+
     matrices: list[Tensor] = field(default_factory=list)
 
 
-def kernel_stacks(modules: Modules) -> list[KernelStack]:
-    """Return the kernels of all sphere layers as matrices in float32 or float64, layers of the same shape together.
+def kernel_stacks(modules: Modules, include: Collection[str] = ("sphere",)) -> list[KernelStack]:
+    """Return the kernels of layers as matrices in float32 or float64, layers of the same shape together.
 
     Kernels of different groups see different channels, so that angles between them have no meaning: each group is a
-    matrix of its own. The entries of a kernel are in the order of memory, on which no inner product depends; a
-    channels-last weight is therefore not copied.
+    separate matrix. The entries of a kernel are in the order of memory, on which no inner product depends; a
+    channels-last weight is therefore not copied. A sharded weight (DTensor, e.g. of FSDP2) is gathered: each process
+    computes the whole penalty and receives the gradient of its shard.
     """
     stacks: dict[tuple[object, ...], KernelStack] = {}
-    for layer in sphere_layers(modules).values():
-        weight = cast(Tensor, layer.weight)
+    for layer in layers_with_kernels(modules, include).values():
+        weight: Any = layer.weight
+        if hasattr(weight, "full_tensor"):
+            weight = weight.full_tensor()
         groups = cast(int, getattr(layer, "groups", 1))
-        kernels, fan_in = weight.shape[0] // groups, weight.shape[1:].numel()
         layout = _CHANNELS_LAST.get(weight.dim())
-        if layout is not None and weight.is_contiguous(memory_format=layout):
+        if getattr(layer, "transposed", False):
+            # [in, out/groups, ...] → [out, in/groups, ...]
+            weight = weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
+        elif layout is not None and weight.is_contiguous(memory_format=layout):
             weight = weight.movedim(1, -1)
+        kernels, fan_in = weight.shape[0] // groups, weight.shape[1:].numel()
         matrix = weight.reshape(groups, kernels, fan_in).to(working_dtype(weight.dtype))
-        key = (kernels, fan_in, matrix.dtype, matrix.device, layer.eps)
-        stacks.setdefault(key, KernelStack(kernels, fan_in, layer.eps)).matrices.append(matrix)
+        eps, is_output = getattr(layer, "eps", DEFAULT_EPS), isinstance(layer, AngularHead)
+        key = (kernels, fan_in, matrix.dtype, matrix.device, eps, is_output)
+        stacks.setdefault(key, KernelStack(kernels, fan_in, eps, is_output)).matrices.append(matrix)
     return list(stacks.values())
 
 
-def kernel_matrix(layer: SphereLayer) -> Tensor:
+def kernel_matrix(layer: nn.Module) -> Tensor:
     """Return the flattened kernels of a layer, [groups, kernels per group, fan-in], in float32 or float64."""
-    return kernel_stacks(layer)[0].matrices[0]
+    return kernel_stacks(layer, INCLUDE)[0].matrices[0]
 
 
 class _Gram(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""Penalties on the kernels of sphere layers: orthogonality (Eq. 3) and hyperspherical energy.
+"""Penalties on the kernels of a model: orthogonality (Eq. 4) and hyperspherical energy (Eq. 11).
 
 Orthogonality has a lower bound. n kernels of fan-in d cannot be orthogonal if n > d, because WᵀW has a rank of at most
 d. The smallest values then are
@@ -12,9 +12,13 @@ pulls such a layer toward the tight frame.
 Hyperspherical energy treats kernels as points on the unit sphere that repel each other like charges. It is smallest
 when they are spread evenly. Unlike orthogonality, this is possible for layers with more kernels than fan-in too. (Liu
 et al., *Learning towards Minimum Hyperspherical Energy*, NeurIPS 2018.)
+
+Both include sphere layers by default, and heads and plain layers on request. Weights may be sharded (FSDP2, DTensor).
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 import torch
 from torch import Tensor
@@ -27,7 +31,7 @@ from spherenet.regularizers.kernels import (
     gram,
     kernel_matrix,
     kernel_stacks,
-    sphere_layers,
+    layers_with_kernels,
     zero_of,
 )
 from spherenet.validation import require_number, require_one_of
@@ -44,6 +48,7 @@ __all__ = [
 
 FORMS = ("raw", "normalized")
 DISTANCES = ("chord", "angle")
+REDUCTIONS = ("mean", "sum")
 
 SOFTENING = 1e-4
 """Added to each squared distance, so that two equal kernels have a finite energy and gradient.
@@ -57,8 +62,8 @@ LARGEST_S = 8.0
 """Two equal kernels have the gradient s·SOFTENING^(−s/2−1), which is far below the largest float32 up to this s."""
 
 
-def orthogonality(model: Modules, form: str = "raw") -> Tensor:
-    """Return the orthogonality penalty of the sphere layers (Eq. 3).
+def orthogonality(model: Modules, form: str = "raw", *, include: Collection[str] = ("sphere",)) -> Tensor:
+    """Return the orthogonality penalty of the sphere layers, and of other layers on request (Eq. 4).
 
     The penalty is Σ over layers of ‖WᵀW − I‖_F², where the columns of W are the flattened kernels. Kernels of different
     groups of a convolution are not compared, because they see different channels. Half-precision weights are computed
@@ -70,17 +75,20 @@ def orthogonality(model: Modules, form: str = "raw") -> Tensor:
         form: "raw" for the weights themselves, as in the code released with the paper, which also pulls their norms
             to 1; "normalized" for unit kernels w/‖w‖, whose norms have no influence. Kernels shorter than the square
             root of the layer's eps (0.01 by default) are divided by that root.
+        include: Layers to include: "sphere" for sphere layers, "head" for class weights of an `AngularHead`, "plain"
+            for convolutions and linear layers of torch.
 
     Returns:
-        A scalar; the constant 0 for a model without sphere layers.
+        A scalar; the constant 0 for a model without such layers.
 
     Raises:
         TypeError: If `model` is not a module.
-        ValueError: If the form is unknown, or a lazy layer has no weight yet.
+        ValueError: If the form or a name in `include` is unknown, or a lazy layer has no weight yet.
     """
-    require_one_of("form", form, FORMS)
+    if form not in FORMS:
+        require_one_of("form", form, FORMS)
     total: Tensor | None = None
-    for stack in kernel_stacks(model):
+    for stack in kernel_stacks(model, include):
         excess = stack.kernels - stack.fan_in
         if excess > 0:
             # ‖WᵀW − I_n‖² = ‖WWᵀ − I_d‖² + n − d: the smaller Gram matrix, and a sum without cancellation.
@@ -98,7 +106,7 @@ def orthogonality(model: Modules, form: str = "raw") -> Tensor:
     return zero_of(model) if total is None else total
 
 
-def orthogonality_minimum(model: Modules, form: str = "raw") -> float:
+def orthogonality_minimum(model: Modules, form: str = "raw", *, include: Collection[str] = ("sphere",)) -> float:
     """Return the smallest value of `orthogonality`: 0 unless a layer has more kernels than fan-in.
 
     The value is Σ over layers and groups with n > d of n − d (raw) or n·(n − d)/d (normalized).
@@ -106,10 +114,11 @@ def orthogonality_minimum(model: Modules, form: str = "raw") -> float:
     Args:
         model: As in `orthogonality`.
         form: As in `orthogonality`.
+        include: As in `orthogonality`.
     """
     require_one_of("form", form, FORMS)
     total = 0.0
-    for layer in sphere_layers(model).values():
+    for layer in layers_with_kernels(model, include).values():
         groups, kernels, fan_in = kernel_matrix(layer).shape
         excess = max(kernels - fan_in, 0)
         total += groups * excess * (1 if form == "raw" or fan_in == 0 else kernels / fan_in)
@@ -117,11 +126,23 @@ def orthogonality_minimum(model: Modules, form: str = "raw") -> float:
 
 
 def hyperspherical_energy(
-    model: Modules, s: float = 2.0, half_space: bool = False, *, distance: str = "chord"
+    model: Modules,
+    s: float = 2.0,
+    half_space: bool = False,
+    *,
+    distance: str = "chord",
+    include: Collection[str] = ("sphere",),
+    hidden_weight: float = 1.0,
+    output_weight: float = 10.0,
+    reduction: str = "mean",
 ) -> Tensor:
-    """Return the mean Riesz s-energy of pairs of unit kernels, over the pairs of a layer and then over layers.
+    """Return the Riesz s-energy of the unit kernels of hidden layers and of the class weights of heads (Eq. 11).
 
+        E = hidden_weight · mean over hidden layers of E_s + output_weight · mean over heads of E_s
         E_s = mean over i ≠ j of f_s(d_ij),    f_s(d) = d^−s for s > 0,   −log d for s = 0
+
+    Without "head" in `include`, the second term is 0. The published regularizer is the sum over hidden layers with the
+    weights 1 and 10: `hyperspherical_energy(model, include=("sphere", "head"), reduction="sum")`.
 
     d is softened: d² + 1e-4 replaces d². Kernels are paired within their group. Layers without pairs (one kernel per
     group) are left out of the mean. Weights that several layers share count once. Half precision is computed in
@@ -134,27 +155,40 @@ def hyperspherical_energy(
             opposite kernels count as copies. This is the mean over the pairs of all ±ŵ except (ŵ_i, −ŵ_i), which
             are constant.
         distance: "chord" for ‖ŵ_i − ŵ_j‖, or "angle" for the angle between the kernels.
+        include: Layers to include, as in `orthogonality`. The class weights of an `AngularHead` ("head") are the output
+            layer; all others are hidden layers.
+        hidden_weight: Weight of the hidden layers, at least 0.
+        output_weight: Weight of the class weights, at least 0.
+        reduction: "mean" or "sum" over layers.
 
     Returns:
         A scalar; the constant 0 for a model without pairs.
 
     Raises:
         TypeError: If `model` is not a module.
-        ValueError: If s or distance are out of range, or a lazy layer has no weight yet.
+        ValueError: If an option is out of range, or a lazy layer has no weight yet.
     """
     s = require_number("s", s)
     if not 0 <= s <= LARGEST_S:
         raise ValueError(f"s must be from 0 to {LARGEST_S:g}, got {s!r}.")
     require_one_of("distance", distance, DISTANCES)
-    stacks = [stack for stack in kernel_stacks(model) if stack.kernels > 1]
-    num_layers = sum(len(stack.matrices) for stack in stacks)
+    require_one_of("reduction", reduction, REDUCTIONS)
+    weights = {False: hidden_weight, True: output_weight}
+    for name, weight in (("hidden_weight", hidden_weight), ("output_weight", output_weight)):
+        if require_number(name, weight) < 0:
+            raise ValueError(f"{name} must be at least 0, got {weight!r}.")
+    stacks = [stack for stack in kernel_stacks(model, include) if stack.kernels > 1]
+    if reduction == "mean":
+        for is_output in weights:
+            num_layers = sum(len(stack.matrices) for stack in stacks if stack.is_output == is_output)
+            weights[is_output] /= max(1, num_layers)
     total: Tensor | None = None
     for stack in stacks:
         energies = _energy_of_groups(stack, s, half_space, distance)
         groups = [len(matrix) for matrix in stack.matrices]
         if max(groups) > 1:
             energies = torch.stack([of_layer.mean() for of_layer in torch.split(energies, groups)])
-        energy = energies.sum() / num_layers
+        energy = energies.sum() * weights[stack.is_output]
         total = energy if total is None else total + energy.to(total.device)
     return zero_of(model) if total is None else total
 

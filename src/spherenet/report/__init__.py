@@ -1,1 +1,1 @@
-"""Tables, plots and pages; they read run directories only."""
+"""Tables, plots and HTML pages about run directories."""

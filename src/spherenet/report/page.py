@@ -1,7 +1,4 @@
-"""The parts of a page: what is said, tabled and drawn about some runs or about an experiment.
-
-One self-contained page about runs and experiments: tables, claims, interactive curves; it opens offline.
-"""
+"""A self-contained HTML page about runs and experiments: tables, claims and interactive curves, readable offline."""
 
 from __future__ import annotations
 
@@ -13,10 +10,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from spherenet.files import replacing
+from spherenet.errors import require_extra
+from spherenet.files import atomic_file
 from spherenet.report.grids import Grid, GridCell, Verdict, judge
-from spherenet.report.runs import Curve, ReportedRun, distinct_names, how_made
-from spherenet.report.tables import COLUMNS, best_of, cell_text, shape_of, table_rows
+from spherenet.report.runs import Curve, ReportedRun, distinct_names, provenance
+from spherenet.report.tables import COLUMNS, GridLayout, cell_text, table_rows
 from spherenet.text import as_number, plain
 
 __all__ = ["Plot", "Section", "Table", "section_of_grid", "section_of_runs", "write_page"]
@@ -26,14 +24,14 @@ CURVES = (
     ("Training loss", "train", "loss"),
     ("Training accuracy", "train", "accuracy"),
 )
-COLOURS = ("#0090ff", "#e5484d", "#30a46c", "#f76b15", "#8e4ec6", "#12a594", "#d6409f", "#978365", "#60646c", "#ffc53d")
+COLORS = ("#0090ff", "#e5484d", "#30a46c", "#f76b15", "#8e4ec6", "#12a594", "#d6409f", "#978365", "#60646c", "#ffc53d")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-"""What tells curves apart; a table has the colours by row and the dashes by column. Either begins again at its end."""
+"""Styles of curves: in a grid, the color depends on the row and the dash on the column. Both repeat."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """The names of the columns, and cells; a bold one is the best of its column. heading: where it is folded away."""
+    """Column names and rows of (text, bold) cells. `heading` is shown if the table is folded."""
 
     heading: str
     columns: list[str]
@@ -42,7 +40,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Plot:
-    """A heading, and traces and layout as plotly takes them."""
+    """A heading, and traces and layout for plotly."""
 
     heading: str
     traces: list[dict[str, Any]]
@@ -51,11 +49,11 @@ class Plot:
 
 @dataclass
 class Section:
-    """One experiment, or some runs. anchor: what links within the page lead to."""
+    """A section of the page about one experiment or about some runs. `anchor` is the target of links."""
 
     title: str
     anchor: str
-    words: str = ""
+    text: str = ""
     table: Table | None = None
     details: Table | None = None
     verdicts: list[Verdict] = field(default_factory=list)
@@ -64,121 +62,120 @@ class Section:
 
 
 def section_of_runs(runs: Sequence[ReportedRun]) -> Section:
-    """Runs side by side: a table, their curves, and how they were made."""
+    """Return a section that compares runs: a table, curves, and their commands."""
     names = distinct_names(runs)
-    rows = [[(cell, False) for cell in row[:-1]] for row in table_rows(runs)]
-    looks = [_look(position) for position in range(len(runs))]
+    rows = [[(text, False) for text in row[:-1]] for row in table_rows(runs)]
+    styles = [_line_style(position) for position in range(len(runs))]
     plots = [
-        _lines(heading, names, [run.curve(split, quantity) for run in runs], looks, quantity)
+        _line_plot(heading, names, [run.curve(split, quantity) for run in runs], styles, quantity)
         for heading, split, quantity in CURVES
     ]
-    notes = [(name, how_made(run)) for name, run in zip(names, runs, strict=True)]
+    notes = [(name, provenance(run)) for name, run in zip(names, runs, strict=True)]
     return Section("Runs", "runs", table=Table("", list(COLUMNS[:-1]), rows), plots=plots, notes=notes)
 
 
 def section_of_grid(grid: Grid) -> Section:
-    """An experiment: the paper's numbers beside ours, the claims, mean curves, learned k, time and memory."""
+    """Return a section about an experiment: the paper's values, claims, mean curves, learned k, time and memory."""
     measured = [cell for cell in grid.cells if cell.runs]
     section = Section(
         f"{grid.id}: {grid.title}",
         grid.id,
         f"Preset {grid.preset}; {grid.shows}. Test accuracy in %, mean ± standard deviation (runs).",
-        _paper(grid),
-        _costs(measured),
+        _accuracy_table(grid),
+        _cost_table(measured),
         [judge(grid, claim) for claim in grid.claims],
         [_mean_curves(grid, measured)],
     )
     for cell in measured:
-        section.plots += _learned_k(cell)
-    section.notes = [("left out", complaint) for complaint in grid.complaints]
+        section.plots += _learned_k_plots(cell)
+    section.notes = [("left out", problem) for problem in grid.problems]
     if measured:
         first = next(iter(measured[0].runs.values()))
-        section.notes.append((f"for example {measured[0].name}", how_made(first)))
+        section.notes.append((f"for example {measured[0].name}", provenance(first)))
     return section
 
 
-def _paper(grid: Grid) -> Table:
-    rows, columns, cells = shape_of(grid)
-    best = {column: best_of([cells[row, column] for row in rows if (row, column) in cells]) for column in columns}
-    has_paper = {column: any(cell.paper for cell in grid.cells if cell.column == column) for column in columns}
+def _accuracy_table(grid: Grid) -> Table:
+    layout = GridLayout(grid)
+    has_paper = {column: any(cell.paper for cell in grid.cells if cell.column == column) for column in layout.columns}
     headings = [""]
-    for column in columns:
+    for column in layout.columns:
         headings += [column, "paper", "difference"] if has_paper[column] else [column]
-    made = []
-    for row in rows:
-        line = [(row, False)]
-        for column in columns:
-            cell = cells.get((row, column))
-            ours, paper = cell_text(cell) if cell is not None else ("", "")
-            line.append((ours, cell is not None and cell is best[column]))
+    rows = []
+    for row in layout.rows:
+        texts = [(row, False)]
+        for column in layout.columns:
+            cell = layout.cell(row, column)
+            ours, paper = cell_text(cell)
+            texts.append((ours, cell is not None and cell is layout.best[column]))
             if has_paper[column]:
-                line += [(paper, False), (_difference(cell), False)]
-        made.append(line)
-    return Table("Accuracy", headings, made)
+                texts += [("" if cell is None else paper, False), (_difference(cell), False)]
+        rows.append(texts)
+    return Table("Accuracy", headings, rows)
 
 
 def _difference(cell: GridCell | None) -> str:
-    found = None if cell is None else cell.mean_and_std()
-    return "" if cell is None or cell.paper is None or found is None else f"{found[0] - cell.paper:+.2f}"
+    statistics = None if cell is None else cell.mean_and_std()
+    return "" if cell is None or cell.paper is None or statistics is None else f"{statistics[0] - cell.paper:+.2f}"
 
 
-def _costs(cells: Sequence[GridCell]) -> Table:
+def _cost_table(cells: Sequence[GridCell]) -> Table:
     rows = []
     for cell in cells:
         for seed, run in cell.runs.items():
             summary = run.summary or {}
             names = ("parameters", "iterations", "seconds", "peak_megabytes")
             numbers = [as_number(summary.get(name)) for name in names]
-            shown = [f"{number:,.0f}" if number is not None else "–" for number in numbers]
-            rows.append([(cell.name, False), (str(seed), False), *((text, False) for text in shown)])
+            texts = [f"{number:,.0f}" if number is not None else "–" for number in numbers]
+            rows.append([(text, False) for text in (cell.name, str(seed), *texts)])
     return Table("Time and memory", ["cell", "seed", "parameters", "iterations", "seconds", "peak MB"], rows)
 
 
 def _mean_curves(grid: Grid, cells: Sequence[GridCell]) -> Plot:
-    """A curve a cell, the mean over its seeds."""
-    rows, columns, _ = shape_of(grid)
-    looks = [_look(rows.index(cell.row), columns.index(cell.column)) for cell in cells]
+    """Return a plot with one curve per cell, the mean over its seeds."""
+    layout = GridLayout(grid)
+    styles = [_line_style(layout.rows.index(cell.row), layout.columns.index(cell.column)) for cell in cells]
     curves = [cell.mean_curve() for cell in cells]
-    return _lines("Test accuracy, mean over seeds", [cell.name for cell in cells], curves, looks, "accuracy")
+    return _line_plot("Test accuracy, mean over seeds", [cell.name for cell in cells], curves, styles, "accuracy")
 
 
-def _look(colour: int, dash: int = 0) -> dict[str, str]:
-    return {"color": COLOURS[colour % len(COLOURS)], "dash": DASHES[dash % len(DASHES)]}
+def _line_style(color: int, dash: int = 0) -> dict[str, str]:
+    return {"color": COLORS[color % len(COLORS)], "dash": DASHES[dash % len(DASHES)]}
 
 
-def _lines(
-    heading: str, names: Sequence[str], curves: Sequence[Curve], looks: Sequence[dict[str, str]], quantity: str
+def _line_plot(
+    heading: str, names: Sequence[str], curves: Sequence[Curve], styles: Sequence[dict[str, str]], quantity: str
 ) -> Plot:
-    share = quantity == "accuracy"
+    is_fraction = quantity == "accuracy"
     traces: list[dict[str, Any]] = [
         {
             "x": curve.steps,
             "y": curve.values,
             "name": name,
             "mode": "lines+markers",
-            "line": look,
-            "hovertemplate": "%{y:.2%}" if share else "%{y:.4f}",
+            "line": style,
+            "hovertemplate": "%{y:.2%}" if is_fraction else "%{y:.4f}",
         }
-        for name, curve, look in zip(names, curves, looks, strict=True)
+        for name, curve, style in zip(names, curves, styles, strict=True)
     ]
     layout = {
         "xaxis": {"title": {"text": "iterations"}, "rangemode": "tozero"},
-        "yaxis": {"title": {"text": heading.split(",")[0].lower()}, "tickformat": ".0%" if share else ""},
+        "yaxis": {"title": {"text": heading.split(",")[0].lower()}, "tickformat": ".0%" if is_fraction else ""},
     }
     return Plot(heading, traces, layout)
 
 
-def _learned_k(cell: GridCell) -> list[Plot]:
-    """Where the k of a cell came to lie, in all its runs; nothing where k was not learned."""
+def _learned_k_plots(cell: GridCell) -> list[Plot]:
+    """Return plots of the learned k over all runs of a cell, or none if k was not learned."""
     layers = _joined(run.learned_k() for run in cell.runs.values())
     if not any(layers.values()):
         return []
-    of_stages = _joined(run.k_of_stages() for run in cell.runs.values())
+    of_stages = _joined(run.learned_k_of_stages() for run in cell.runs.values())
     return [_histograms(cell.name, of_stages), _boxes(cell.name, layers)]
 
 
 def _joined(runs: Iterable[dict[str, list[float]]]) -> dict[str, list[float]]:
-    """The k of each layer over all runs."""
+    """Concatenate the k of each layer over runs."""
     layers: dict[str, list[float]] = {}
     for run in runs:
         for name, values in run.items():
@@ -187,19 +184,19 @@ def _joined(runs: Iterable[dict[str, list[float]]]) -> dict[str, list[float]]:
 
 
 def _histograms(name: str, layers: dict[str, list[float]]) -> Plot:
-    """The paper's picture: the first layer of each stage."""
-    every = [k for values in layers.values() for k in values]
-    bin_size = max((max(every, default=0) - min(every, default=0)) / 30, 1e-3)
+    """Return histograms of k in the first layer of each stage, as in the paper."""
+    values = [k for layer_values in layers.values() for k in layer_values]
+    bin_size = max((max(values, default=0) - min(values, default=0)) / 30, 1e-3)
     traces: list[dict[str, Any]] = [
         {
             "type": "histogram",
-            "x": values,
+            "x": layer_values,
             "name": layer,
             "opacity": 0.6,
             "xbins": {"size": bin_size},
-            "marker": {"color": _look(position)["color"]},
+            "marker": {"color": _line_style(position)["color"]},
         }
-        for position, (layer, values) in enumerate(layers.items())
+        for position, (layer, layer_values) in enumerate(layers.items())
     ]
     axes = {"xaxis": {"title": {"text": "k"}}, "yaxis": {"title": {"text": "filters"}}}
     heading = f"Learned k, first layer of each stage: {name}"
@@ -207,10 +204,10 @@ def _histograms(name: str, layers: dict[str, list[float]]) -> Plot:
 
 
 def _boxes(name: str, layers: dict[str, list[float]]) -> Plot:
-    """Every layer, from the first to the last."""
-    look = {"showlegend": False, "marker": {"color": COLOURS[0]}}
+    """Return a box plot of k in every layer, from the first to the last."""
+    style = {"showlegend": False, "marker": {"color": COLORS[0]}}
     traces: list[dict[str, Any]] = [
-        {"type": "box", "y": values, "name": layer.removeprefix("features."), **look}
+        {"type": "box", "y": values, "name": layer.removeprefix("features."), **style}
         for layer, values in layers.items()
     ]
     axes = {"xaxis": {"title": {"text": "layer"}, "automargin": True}, "yaxis": {"title": {"text": "k"}}}
@@ -218,7 +215,13 @@ def _boxes(name: str, layers: dict[str, list[float]]) -> Plot:
 
 
 def write_page(sections: Sequence[Section], path: str | Path, title: str) -> None:
-    """Write a page of sections; whatever the folders of the runs say is shown as text, never run."""
+    """Write sections as an HTML page. All text from run directories is escaped.
+
+    Raises:
+        MissingExtraError: jinja2 or plotly is not installed.
+    """
+    require_extra("report", "jinja2")
+    require_extra("report", "plotly")
     from jinja2 import Environment
     from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
@@ -226,22 +229,22 @@ def write_page(sections: Sequence[Section], path: str | Path, title: str) -> Non
         files("spherenet.report").joinpath("page.html.j2").read_text(encoding="utf-8")
     )
     plots = [
-        {"data": [_named(trace) for trace in plot.traces], "layout": plot.layout}
+        {"data": [_with_escaped_name(trace) for trace in plot.traces], "layout": plot.layout}
         for section in sections
         for plot in section.plots
     ]
-    page = template.render(title=title, sections=sections, plots=_embedded(plots), plotly=get_plotlyjs())
+    page = template.render(title=title, sections=sections, plots=_as_script(plots), plotly=get_plotlyjs())
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(target) as temporary:
+    with atomic_file(target) as temporary:
         temporary.write_text(page, encoding="utf-8")
 
 
-def _named(trace: dict[str, Any]) -> dict[str, Any]:
-    """A trace whose name is text: plotly would make links and markup of tags in it."""
+def _with_escaped_name(trace: dict[str, Any]) -> dict[str, Any]:
+    """Return a trace whose name plotly shows as text; it interprets tags in names."""
     return {**trace, "name": escape(plain(trace["name"]), quote=False)}
 
 
-def _embedded(value: Any) -> str:
-    """JSON inside a script element: no character of it can end the element."""
+def _as_script(value: Any) -> str:
+    """Return JSON for a script element, with the characters escaped that could end the element."""
     return json.dumps(value).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -1,4 +1,4 @@
-"""What a report knows of a run: its configuration and numbers, read from its folder."""
+"""A run as reports use it: its configuration and metrics, read from its directory."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from spherenet.errors import RunError
 from spherenet.runs import RunDirectory
 from spherenet.text import as_number, plain
 
-__all__ = ["Curve", "ReportedRun", "distinct_names", "how_made", "read_run"]
+__all__ = ["Curve", "ReportedRun", "distinct_names", "provenance", "read_run"]
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A number over the iterations."""
+    """A quantity over the iterations."""
 
     steps: list[int]
     values: list[float]
@@ -24,7 +24,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """A run by name, with what config.json, metrics.jsonl and summary.json say of it."""
+    """The content of config.json, metrics.jsonl and summary.json of a run; `summary` is None if it is not finished."""
 
     name: str
     path: str
@@ -33,33 +33,38 @@ class ReportedRun:
     summary: dict[str, Any] | None
 
     def curve(self, split: str, quantity: str) -> Curve:
-        """A quantity of a split over the iterations; rows without it are left out."""
+        """Return a quantity of a split over the iterations, without the rows that do not have it."""
         rows = [(row["step"], as_number(row.get(quantity))) for row in self.rows if row["split"] == split]
         points = [(step, value) for step, value in rows if value is not None]
         return Curve([step for step, _ in points], [value for _, value in points])
 
     def learned_k(self) -> dict[str, list[float]]:
-        """The k that each layer's filters came to; nothing where k was not learned."""
-        found = [row["k"] for row in self.rows if row["split"] == "observed" and isinstance(row.get("k"), dict)]
-        if self.setting("operator") != "learnable" or not found:
+        """Return the final k of the filters of each layer, or an empty dictionary if k was not learned."""
+        # Earlier versions named the rows of probes "observed".
+        rows = [row for row in self.rows if row["split"] in ("probes", "observed")]
+        observed = [row["k"] for row in rows if isinstance(row.get("k"), dict)]
+        if self.setting("operator") != "learnable" or not observed:
             return {}
-        layers = {layer: values for layer, values in found[-1].items() if isinstance(values, list)}
+        layers = {layer: values for layer, values in observed[-1].items() if isinstance(values, list)}
         return {layer: [k for k in map(as_number, values) if k is not None] for layer, values in layers.items()}
 
-    def k_of_stages(self) -> dict[str, list[float]]:
-        """The learned k of the first layer of each stage, which the paper looks at."""
+    def learned_k_of_stages(self) -> dict[str, list[float]]:
+        """Return the final k of the first layer of each stage, as in the paper's figure."""
         return {
             layer: values for layer, values in self.learned_k().items() if layer.endswith(".0.0") or "." not in layer
         }
 
     def setting(self, name: str) -> Any:
-        """An option the run was trained with, None where it had none."""
-        settings = self.config.get("train")
-        return settings.get(name) if isinstance(settings, dict) else None
+        """Return an option of the training configuration, or None if it is missing."""
+        return _dict(self.config.get("train")).get(name)
 
 
 def read_run(path: str | Path) -> ReportedRun:
-    """Read a run, finished or not; RunError where the folder is none or has no evaluation yet."""
+    """Read a run, finished or not.
+
+    Raises:
+        RunError: The folder is not a run, or it has no evaluation yet.
+    """
     directory = RunDirectory.open(path)
     rows = directory.metrics.read()
     summary = directory.summary if directory.finished else None
@@ -70,17 +75,23 @@ def read_run(path: str | Path) -> ReportedRun:
 
 
 def distinct_names(runs: Sequence[ReportedRun]) -> list[str]:
-    """A name for each run: its folder's, with the parents where those are the same."""
+    """Return the folder name of each run, or its path if several runs have the same folder name."""
     names = [run.name for run in runs]
     return [run.path if names.count(run.name) > 1 else run.name for run in runs]
 
 
-def how_made(run: ReportedRun) -> str:
-    """The command of a run, and what it ran on."""
-    command = run.config.get("command")
-    words = plain(" ".join(map(str, command))) if isinstance(command, list) else ""
-    parts = {**_dict(run.config.get("versions")), **_dict(run.config.get("hardware"))}
-    return f"{words} ({', '.join(f'{name} {value}' for name, value in parts.items())})"
+def provenance(run: ReportedRun) -> str:
+    """Return the command of a run with its versions and hardware.
+
+    The operator is added to a command that does not state it, because its default differs between versions.
+    """
+    recorded = run.config.get("command")
+    command = [str(word) for word in recorded] if isinstance(recorded, list) else []
+    operator = run.setting("operator")
+    if command[1:2] == ["train"] and not {"--operator", "--resume", "--config"}.intersection(command):
+        command[2:2] = ["--operator", "none" if operator is None else str(operator)]
+    details = {**_dict(run.config.get("versions")), **_dict(run.config.get("hardware"))}
+    return f"{plain(' '.join(command))} ({', '.join(f'{name} {value}' for name, value in details.items())})"
 
 
 def _dict(value: Any) -> dict[str, Any]:

@@ -1,21 +1,17 @@
-"""The table of runs, as rows of text: for a terminal, a page, Markdown.
-
-An experiment as a table: the paper's value, ours with its spread, the difference; rich, Markdown and CSV.
-
-The confusion matrix as a picture.
-"""
+"""Tables of runs and experiments for terminals, Markdown and CSV, and the figure of a confusion matrix."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from spherenet.files import replacing
+from spherenet.errors import require_extra
+from spherenet.files import atomic_file
 from spherenet.report.grids import Grid, GridCell, Verdict, judge
-from spherenet.report.runs import Curve, ReportedRun, distinct_names, how_made
+from spherenet.report.runs import Curve, ReportedRun, distinct_names, provenance
 from spherenet.text import as_number, csv_cell, markdown, plain
 
 if TYPE_CHECKING:
@@ -25,13 +21,15 @@ __all__ = [
     "COLUMNS",
     "NUMBERS",
     "SETTINGS",
+    "GridLayout",
     "as_csv",
     "as_markdown",
     "cell_text",
     "draw_confusion",
     "markdown_page",
     "paper_table",
-    "shape_of",
+    "runs_as_csv",
+    "runs_as_markdown",
     "sparkline",
     "table_rows",
 ]
@@ -42,7 +40,7 @@ NUMBERS = ("parameters", "iterations", "accuracy", "best", "seconds")
 
 
 def sparkline(curve: Curve) -> str:
-    """A curve as a word of bars, the lowest value the shortest."""
+    """Return a curve as a string of block characters."""
     if not curve.values:
         return ""
     low, high = min(curve.values), max(curve.values)
@@ -50,11 +48,11 @@ def sparkline(curve: Curve) -> str:
 
 
 def table_rows(runs: Sequence[ReportedRun]) -> list[tuple[str, ...]]:
-    """A row a run in the order of `COLUMNS`; accuracies in per cent, the curve is the test accuracy's."""
-    return [_row(name, run) for name, run in zip(distinct_names(runs), runs, strict=True)]
+    """Return one row per run in the order of `COLUMNS`; accuracies in percent, "curve" is the test accuracy."""
+    return [_run_row(name, run) for name, run in zip(distinct_names(runs), runs, strict=True)]
 
 
-def _row(name: str, run: ReportedRun) -> tuple[str, ...]:
+def _run_row(name: str, run: ReportedRun) -> tuple[str, ...]:
     curve = run.curve("test", "accuracy")
     parameters = run.summary.get("parameters") if run.summary else None
     operator = run.setting("operator")
@@ -72,106 +70,159 @@ def _row(name: str, run: ReportedRun) -> tuple[str, ...]:
     )
 
 
-def shape_of(grid: Grid) -> tuple[list[str], list[str], dict[tuple[str, str], GridCell]]:
-    """Rows, columns, and the cells at their crossings."""
-    rows = list(dict.fromkeys(cell.row for cell in grid.cells))
-    columns = list(dict.fromkeys(cell.column for cell in grid.cells))
-    return rows, columns, {(cell.row, cell.column): cell for cell in grid.cells}
+def runs_as_markdown(runs: Sequence[ReportedRun]) -> str:
+    """Return the table of runs as Markdown."""
+    lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
+    lines += [f"| {' | '.join(map(markdown, row))} |" for row in table_rows(runs)]
+    return "\n".join(lines) + "\n"
 
 
-def best_of(column: Sequence[GridCell]) -> GridCell | None:
-    """The cell with the highest mean in a column, None where fewer than two have runs."""
-    measured = [cell for cell in column if cell.runs]
-    return max(measured, key=lambda cell: (cell.mean_and_std() or (0.0,))[0]) if len(measured) > 1 else None
+def runs_as_csv(runs: Sequence[ReportedRun]) -> str:
+    """Return one line per run: its name and settings, iterations, final and best test accuracy, seconds."""
+    rows: list[list[Any]] = []
+    for name, run in zip(distinct_names(runs), runs, strict=True):
+        curve = run.curve("test", "accuracy")
+        operator = run.setting("operator")
+        settings = [run.setting("model"), "none" if operator is None else operator, run.setting("loss")]
+        numbers = [round(100 * value, 4) for value in (curve.values[-1], max(curve.values))]
+        parameters = as_number((run.summary or {}).get("parameters"))
+        counts = [None if parameters is None else int(parameters), curve.steps[-1]]
+        rows.append([name, *map(str, settings), *counts, *numbers, as_number(run.rows[-1].get("seconds"))])
+    return _csv(COLUMNS[:-1], rows)
 
 
-def cell_text(cell: GridCell) -> tuple[str, str]:
-    """Ours and the paper's: "63.21 ± 0.40 (3)" and "91.08"; a dash where there is nothing."""
-    found = cell.mean_and_std()
+def _csv(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([csv_cell(value) for value in row] for row in rows)
+    return text.getvalue()
+
+
+class GridLayout:
+    """Rows and columns of an experiment's table.
+
+    Attributes:
+        rows: Names of the rows.
+        columns: Names of the columns.
+        best: Cell with the highest mean of each column, or None if fewer than two of its cells have runs.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self.rows = list(dict.fromkeys(cell.row for cell in grid.cells))
+        self.columns = list(dict.fromkeys(cell.column for cell in grid.cells))
+        self._cells = {(cell.row, cell.column): cell for cell in grid.cells}
+        self.best = {column: self._best_cell(column) for column in self.columns}
+
+    def _best_cell(self, column: str) -> GridCell | None:
+        means = [
+            (statistics[0], cell)
+            for cell in (self.cell(row, column) for row in self.rows)
+            if cell is not None and (statistics := cell.mean_and_std()) is not None
+        ]
+        return max(means, key=lambda entry: entry[0])[1] if len(means) > 1 else None
+
+    def cell(self, row: str, column: str) -> GridCell | None:
+        """Return the cell at this position."""
+        return self._cells.get((row, column))
+
+
+def cell_text(cell: GridCell | None) -> tuple[str, str]:
+    """Return our value and the paper's, e.g. "63.21 ± 0.40 (3)" and "91.08"; "–" for a missing value."""
+    if cell is None:
+        return "", "–"
     paper = "–" if cell.paper is None else f"{cell.paper:.2f}"
-    if found is None:
+    statistics = cell.mean_and_std()
+    if statistics is None:
         return "–", paper
-    mean, deviation = found
+    mean, deviation = statistics
     return f"{mean:.2f}" + ("" if deviation is None else f" ± {deviation:.2f}") + f" ({len(cell.runs)})", paper
 
 
 def paper_table(grid: Grid) -> Table:
-    """The table for a terminal: ours, and the paper's in brackets below it."""
+    """Return a table for the terminal with the paper's values in brackets below ours."""
     from rich.markup import escape
     from rich.table import Table
 
-    rows, columns, cells = shape_of(grid)
-    made = Table(
+    layout = GridLayout(grid)
+    table = Table(
         title=escape(plain(f"{grid.title} (preset {grid.preset})")),
         caption="test accuracy %, mean ± std (runs); \\[paper's value]; the best of a column is bold",
         show_lines=True,
     )
-    made.add_column("")
-    for column in columns:
-        made.add_column(escape(plain(column)), justify="right")
-    best = [best_of([cells[row, column] for row in rows if (row, column) in cells]) for column in columns]
-    for row in rows:
-        shown = []
-        for column, winner in zip(columns, best, strict=True):
-            cell = cells.get((row, column))
-            ours, paper = cell_text(cell) if cell is not None else ("", "")
-            ours = f"[bold]{ours}[/bold]" if cell is not None and cell is winner else ours
-            shown.append(ours if paper in ("", "–") else f"{ours}\n\\[{paper}]")
-        made.add_row(escape(plain(row)), *shown)
-    return made
+    table.add_column("")
+    for column in layout.columns:
+        table.add_column(escape(plain(column)), justify="right")
+    for row in layout.rows:
+        texts = []
+        for column in layout.columns:
+            cell = layout.cell(row, column)
+            ours, paper = cell_text(cell)
+            ours = f"[bold]{ours}[/bold]" if cell is not None and cell is layout.best[column] else ours
+            texts.append(ours if paper == "–" else f"{ours}\n\\[{paper}]")
+        table.add_row(escape(plain(row)), *texts)
+    return table
 
 
 def as_markdown(grid: Grid) -> str:
-    """The table and the claims as Markdown."""
-    rows, columns, cells = shape_of(grid)
-    best = [best_of([cells[row, column] for row in rows if (row, column) in cells]) for column in columns]
-    lines = [f"| | {' | '.join(map(markdown, columns))} |", "|---" * (len(columns) + 1) + "|"]
-    for row in rows:
-        shown = []
-        for column, winner in zip(columns, best, strict=True):
-            cell = cells.get((row, column))
-            ours, paper = cell_text(cell) if cell is not None else ("", "–")
-            ours = f"**{ours}**" if cell is not None and cell is winner else ours
-            shown.append(ours if paper == "–" else f"{ours} [{paper}]")
-        lines.append(f"| {markdown(row)} | {' | '.join(shown)} |")
+    """Return the table and the claims of an experiment as Markdown."""
+    layout = GridLayout(grid)
+    lines = [f"| | {' | '.join(map(markdown, layout.columns))} |", "|---" * (len(layout.columns) + 1) + "|"]
+    for row in layout.rows:
+        texts = []
+        for column in layout.columns:
+            cell = layout.cell(row, column)
+            ours, paper = cell_text(cell)
+            ours = f"**{ours}**" if cell is not None and cell is layout.best[column] else ours
+            texts.append(ours if paper == "–" else f"{ours} [{paper}]")
+        lines.append(f"| {markdown(row)} | {' | '.join(texts)} |")
     lines += ["", *(_claim_line(judge(grid, claim)) for claim in grid.claims)]
     return "\n".join(lines) + "\n"
 
 
+def _claim_line(verdict: Verdict) -> str:
+    claim = f"{markdown(verdict.claim.text)} ({markdown(verdict.claim.source)})"
+    return f"- **{verdict.verdict}**: {claim}. {verdict.statistics}."
+
+
 PRESETS = {
     "paper": "The paper's settings.",
-    "cpu": "Shrunk for two cores: pictures of 16 × 16 and batches of half the size, a quarter of the paper's widths "
-    "(not in fig-width) and 300 to 2,000 of its 64,000 iterations, so accuracies lie far below the paper's. What can "
-    "be compared is the difference between cells.",
-    "smoke": "A few steps of tiny networks: these numbers mean nothing but that everything runs.",
+    "cpu": "Reduced for two CPU cores: images of 16 × 16, half the batch size, a quarter of the paper's widths (except "
+    "in fig-width) and 300 to 2,000 of its 64,000 iterations. Accuracies are therefore far below the paper's; only "
+    "differences between cells can be compared.",
+    "smoke": "A few steps of tiny networks: the numbers only show that everything runs.",
 }
 
 
-def markdown_page(grids: Sequence[Grid], title: str) -> str:
-    """The tables and claims of experiments of one preset as a page, with what they are to be taken for."""
+def markdown_page(grids: Sequence[Grid], title: str, runs: Sequence[ReportedRun] = ()) -> str:
+    """Return a page with the tables and claims of experiments of one preset, and with a table of single runs."""
+    sections = [f"# {markdown(title)}"]
+    if grids:
+        sections.append(
+            "Test accuracy in %: mean ± standard deviation (number of seeds), [the paper's value]; the best of a "
+            "column is bold. A claim is confirmed or refuted if a two-sided t-test over seeds gives p < 0.05, and not "
+            "decided otherwise."
+        )
     presets = dict.fromkeys(grid.preset for grid in grids)
-    parts = [
-        f"# {markdown(title)}",
-        "Test accuracy in %: mean ± standard deviation (number of seeds), [the paper's value]; the best of a column is "
-        "bold. A claim is confirmed or refuted where a two-sided t-test over seeds gives p < 0.05, else not decided.",
-        *(PRESETS.get(preset, f"Preset {markdown(preset)}.") for preset in presets),
-    ]
+    sections += [PRESETS.get(preset, f"Preset {markdown(preset)}.") for preset in presets]
     if len(grids) > 1:
-        parts.append(_overview(grids))
+        sections.append(_overview(grids))
     for grid in grids:
-        parts += [f"## {markdown(grid.id)}: {markdown(grid.title)}", as_markdown(grid).rstrip()]
-        runs = [run for cell in grid.cells for run in cell.runs.values()]
-        if runs:
-            seconds = [as_number((run.summary or {}).get("seconds")) or 0.0 for run in runs]
-            made = markdown(how_made(runs[0]))
-            parts.append(f"{len(runs)} runs, {min(seconds):.0f} to {max(seconds):.0f} s each; {made}.")
-        if grid.complaints:
-            parts.append(f"Left out: {len(grid.complaints)} unfinished or unreadable runs.")
-    return "\n\n".join(parts) + "\n"
+        sections += [f"## {markdown(grid.id)}: {markdown(grid.title)}", as_markdown(grid).rstrip()]
+        finished = [run for cell in grid.cells for run in cell.runs.values()]
+        if finished:
+            seconds = [as_number((run.summary or {}).get("seconds")) or 0.0 for run in finished]
+            example = markdown(provenance(finished[0]))
+            sections.append(f"{len(finished)} runs, {min(seconds):.0f} to {max(seconds):.0f} s each; {example}.")
+        if grid.problems:
+            sections.append(f"Left out: {len(grid.problems)} unfinished or unreadable runs.")
+    if runs:
+        sections += ["## Runs", runs_as_markdown(runs).rstrip()]
+    return "\n\n".join(sections) + "\n"
 
 
 def _overview(grids: Sequence[Grid]) -> str:
-    """Every claim in a line, before the tables that decide them."""
+    """Return a table with one claim per line."""
     lines = ["| | the paper's claims | |", "|---|---|---|"]
     for grid in grids:
         for verdict in (judge(grid, claim) for claim in grid.claims):
@@ -179,51 +230,48 @@ def _overview(grids: Sequence[Grid]) -> str:
     return "\n".join(lines)
 
 
-def _claim_line(verdict: Verdict) -> str:
-    claim = f"{markdown(verdict.claim.text)} ({markdown(verdict.claim.source)})"
-    return f"- **{verdict.verdict}**: {claim}. {verdict.words}."
+def as_csv(grids: Sequence[Grid]) -> str:
+    """Return one line per cell: names, the paper's value, our mean and standard deviation, runs, difference."""
+    rows: list[list[Any]] = []
+    for grid in grids:
+        for cell in grid.cells:
+            mean, deviation = cell.mean_and_std() or (None, None)
+            difference = None if mean is None or cell.paper is None else mean - cell.paper
+            paper, mean, deviation, difference = (
+                None if value is None else round(value, 4) for value in (cell.paper, mean, deviation, difference)
+            )
+            names = [grid.id, grid.preset, cell.name, cell.row, cell.column]
+            rows.append([*names, paper, mean, deviation, len(cell.runs), difference])
+    columns = ["experiment", "preset", "cell", "row", "column", "paper", "mean", "std", "runs", "difference"]
+    return _csv(columns, rows)
 
 
-def as_csv(grid: Grid) -> str:
-    """A line a cell: names, the paper's value, ours, its deviation, runs, difference."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["experiment", "preset", "cell", "row", "column", "paper", "mean", "std", "runs", "difference"])
-    for cell in grid.cells:
-        mean, deviation = cell.mean_and_std() or (None, None)
-        difference = None if mean is None or cell.paper is None else round(mean - cell.paper, 4)
-        numbers = [None if value is None else round(value, 4) for value in (cell.paper, mean, deviation)]
-        names = map(csv_cell, (grid.id, grid.preset, cell.name, cell.row, cell.column))
-        writer.writerow([*names, *numbers, len(cell.runs), difference])
-    return text.getvalue()
-
-
-ALLOWED = (".png", ".svg", ".pdf")
+FIGURE_SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def draw_confusion(confusion: Sequence[Sequence[int]], classes: Sequence[str], path: str) -> None:
-    """Draw counts of (truth, answer) pairs as a map of shares of each truth, with the counts where there is room.
+    """Draw a confusion matrix, colored by the fraction of each true class, with counts for up to 20 classes.
 
-    Raises ValueError for a file of another kind than .png, .svg and .pdf, or without matplotlib.
+    Raises:
+        ValueError: The file does not end in .png, .svg or .pdf.
+        MissingExtraError: matplotlib is not installed.
     """
-    if not path.lower().endswith(ALLOWED):
-        raise ValueError(f"--picture must end in one of {', '.join(ALLOWED)}, got {path!r}.")
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError("--picture needs the package matplotlib: pip install 'spherenet[plot]'.") from None
+    if not path.lower().endswith(FIGURE_SUFFIXES):
+        raise ValueError(f"path must end in one of {', '.join(FIGURE_SUFFIXES)}, got {path!r}.")
+    require_extra("plot", "matplotlib")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     side = max(4.0, min(14.0, 0.5 * len(classes) + 2))
     figure = Figure(figsize=(side + 1, side), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    # A dollar sign would begin a formula.
-    names = [plain(name).replace("$", r"\$") for name in classes]
-    shares = [[count / max(1, sum(row)) for count in row] for row in confusion]
-    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    figure.colorbar(image, ax=axes, label="share of the class", shrink=0.8)
-    axes.set_xlabel("answer")
-    axes.set_ylabel("truth")
+    names = [plain(name).replace("$", r"\$") for name in classes]  # "$" would start a formula
+    fractions = [[count / max(1, sum(row)) for count in row] for row in confusion]
+    image = axes.imshow(fractions, cmap="Blues", vmin=0, vmax=1)
+    figure.colorbar(image, ax=axes, label="fraction of the class", shrink=0.8)
+    axes.set_xlabel("predicted class")
+    axes.set_ylabel("true class")
     if len(classes) <= 40:
         axes.set_xticks(range(len(classes)), names, rotation=90 if len(classes) > 10 else 45, ha="right")
         axes.set_yticks(range(len(classes)), names)
@@ -231,7 +279,7 @@ def draw_confusion(confusion: Sequence[Sequence[int]], classes: Sequence[str], p
         for i, row in enumerate(confusion):
             for j, count in enumerate(row):
                 if count:
-                    colour = "white" if shares[i][j] > 0.5 else "black"
-                    axes.text(j, i, str(count), ha="center", va="center", color=colour, fontsize=8)
-    with replacing(Path(path)) as temporary:
+                    color = "white" if fractions[i][j] > 0.5 else "black"
+                    axes.text(j, i, str(count), ha="center", va="center", color=color, fontsize=8)
+    with atomic_file(Path(path)) as temporary:
         figure.savefig(temporary, dpi=150)

@@ -1,4 +1,4 @@
-"""The run directory: the only package that writes or reads it."""
+"""The run directory: configuration, metrics and checkpoints. No other package reads or writes it directly."""
 
 from spherenet.runs.checkpoints import Checkpoint, Checkpoints
 from spherenet.runs.directory import RunDirectory

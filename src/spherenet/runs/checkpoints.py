@@ -1,10 +1,10 @@
-"""Checkpoints: folders of safetensors and JSON with a manifest of SHA-256, complete or absent at any moment.
+"""Checkpoints: folders of safetensors and JSON files with SHA-256 checksums, complete or absent at any time.
 
     checkpoints/step-00000500/   model.safetensors, optimizer.safetensors, state.json, manifest.json
-    checkpoints/best-00000450/   the same of the best evaluation
+    checkpoints/best-00000450/   the same for the best evaluation
 
-A checkpoint is made under a temporary name, synced, and renamed; only then are older ones removed. Nothing in it can
-run code.
+A checkpoint is written to a temporary folder, synced to the disk and renamed before older ones are removed. Loading one
+cannot run code.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from torch import Tensor
 from spherenet.errors import CheckpointError
 from spherenet.files import (
     LARGEST_JSON,
+    atomic_folder,
     discard,
     file_kind,
     is_temporary,
@@ -35,23 +36,22 @@ from spherenet.files import (
     read_json,
     read_regular,
     remove,
-    replacing,
-    write_json,
+    to_json,
 )
 
-__all__ = ["Checkpoint", "Checkpoints"]
+__all__ = ["Checkpoint", "Checkpoints", "load_checkpoint"]
 
 _NAME = re.compile(r"(step|best)-(\d{8,})")
 _MANIFEST, _STATE = "manifest.json", "state.json"
 _SUFFIX = ".safetensors"
 
 ATTEMPTS = 10
-"""How often the checkpoints of a live run are listed anew: each time takes longer than its next checkpoint."""
+"""How often the checkpoints of a running process are listed before they count as corrupt."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a run was at a step: tensors in named groups ("model", "optimizer", …) and a JSON state."""
+    """State of a run at a step: tensors in named groups ("model", "optimizer", …) and a JSON state."""
 
     step: int
     tensors: Mapping[str, Mapping[str, Tensor]]
@@ -59,81 +59,89 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The checkpoints of one run: the last few, and the best."""
+    """Checkpoints of a run: the last few, and the best one.
+
+    Args:
+        folder: Folder of the checkpoints.
+        keep: Number of last checkpoints to keep. Two, so that a corrupt one has a predecessor.
+    """
 
     def __init__(self, folder: Path, keep: int = 2) -> None:
-        """keep: how many of the last ones stay; two, so that a damaged newest one has a predecessor."""
         self.folder = folder
         self.keep = keep
 
     def save(self, checkpoint: Checkpoint, *, best: bool = False) -> Path:
-        """Write a checkpoint and then remove the ones it makes superfluous; return its folder."""
-        kind = "best" if best else "step"
-        if not self._is_there():
+        """Write a checkpoint, remove those that it replaces, and return its folder.
+
+        Raises:
+            CheckpointError: If it cannot be written. Earlier checkpoints are unchanged then.
+        """
+        name = "best" if best else "step"
+        if not self._exists():
             make_folder(self.folder)
-        path = self.folder / f"{kind}-{checkpoint.step:08d}"
+        path = self.folder / f"{name}-{checkpoint.step:08d}"
         try:
-            with replacing(path) as temporary:
-                temporary.mkdir()
-                for name, tensors in checkpoint.tensors.items():
-                    # Copies: safetensors takes no two names for one memory, as tied weights have.
+            with atomic_folder(path) as folder:
+                for group, tensors in checkpoint.tensors.items():
+                    # Copies, because safetensors rejects tensors that share memory, such as tied weights.
                     copies = {key: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
                               for key, tensor in tensors.items()}  # fmt: skip
-                    save_file(copies, temporary / f"{name}{_SUFFIX}")
-                write_json(temporary / _STATE, {"step": checkpoint.step, **checkpoint.state})
-                write_json(temporary / _MANIFEST, {file.name: _digest(file) for file in sorted(temporary.iterdir())})
-                discard(path)  # the same step, saved again
+                    save_file(copies, folder / f"{group}{_SUFFIX}")
+                (folder / _STATE).write_text(to_json({"step": checkpoint.step, **checkpoint.state}), "utf-8")
+                manifest = {file.name: _digest(file) for file in sorted(folder.iterdir())}
+                (folder / _MANIFEST).write_text(to_json(manifest), "utf-8")
         except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{path} could not be written ({_reason(error)}); earlier ones are intact.") from None
-        for old in self.paths(kind)[: -1 if best else -self.keep]:
+            raise CheckpointError(f"{path} could not be written ({_reason(error)}); earlier ones are valid.") from None
+        for old in self.paths(name)[: -1 if best else -self.keep]:
             discard(old)
         return path
 
-    def paths(self, kind: str = "step") -> list[Path]:
-        """Return the checkpoints of a kind, "step" or "best", the oldest first; whether they are whole is not known."""
-        if not self._is_there():
+    def paths(self, name: str = "step") -> list[Path]:
+        """Return the folders of "step" or "best" checkpoints, the oldest first, without checking them."""
+        if not self._exists():
             return []
-        found = [(match, path) for path in self.folder.iterdir() if (match := _NAME.fullmatch(path.name))]
-        return [path for match, path in sorted(found, key=lambda pair: int(pair[0][2])) if match[1] == kind]
+        matches = [match for path in self.folder.iterdir() if (match := _NAME.fullmatch(path.name))]
+        return [
+            self.folder / match[0] for match in sorted(matches, key=lambda match: int(match[2])) if match[1] == name
+        ]
 
-    def _is_there(self) -> bool:
-        """Whether there is a folder; CheckpointError if something else has its name, through which others' are lost."""
+    def _exists(self) -> bool:
+        """Return whether the folder exists. Raises CheckpointError if it is a link or a file."""
         kind = file_kind(self.folder)
         if kind not in ("a folder", "nothing"):
-            raise CheckpointError(f"{self.folder} must be a folder of its own, got {kind}.")
+            raise CheckpointError(f"{self.folder} must be a folder, got {kind}.")
         return kind == "a folder"
 
     def remove_unfinished(self) -> None:
-        """Remove what a killed process left half written."""
-        if self._is_there():
+        """Remove unfinished checkpoints of killed processes."""
+        if self._exists():
             for path in self.folder.iterdir():
                 if is_temporary(path):
                     remove(path)
 
-    def newest(self, kind: str = "step") -> tuple[Checkpoint | None, list[str]]:
-        """Return the newest valid checkpoint, None without one, and a sentence about each corrupt one before it.
+    def newest(self, name: str = "step") -> tuple[Checkpoint | None, list[str]]:
+        """Return the newest valid checkpoint, None if there is none, and an error message per newer corrupt one.
 
-        A run that is being trained replaces its checkpoints: one that was removed while it was read is no corrupt one,
-        and those that took its place are read instead.
+        A running process replaces its checkpoints. If one disappears while it is read, the new ones are read instead.
         """
-        complaints: list[str] = []
+        errors: list[str] = []
         for _ in range(ATTEMPTS):
-            complaints, listed = [], self.paths(kind)
+            errors, listed = [], self.paths(name)
             for path in reversed(listed):
                 try:
-                    return load_checkpoint(path), complaints
+                    return load_checkpoint(path), errors
                 except CheckpointError as error:
-                    complaints.append(str(error))
-            if self.paths(kind) == listed:
+                    errors.append(str(error))
+            if self.paths(name) == listed:
                 break
-        return None, complaints
+        return None, errors
 
-    def steps(self, kind: str = "step", *, up_to: int) -> list[int]:
-        """Return the steps of the checkpoints of a kind, up to a step."""
-        return [step for path in self.paths(kind) if (step := _step_of(path)) <= up_to]
+    def steps(self, name: str = "step", *, up_to: int) -> list[int]:
+        """Return the steps of "step" or "best" checkpoints, up to a step."""
+        return [step for path in self.paths(name) if (step := _step_of(path)) <= up_to]
 
     def remove_after(self, step: int) -> None:
-        """Remove those after a step that the run is resumed from, the best one too: what comes after it is anew."""
+        """Remove all checkpoints after the step from which a run is resumed."""
         for path in (*self.paths(), *self.paths("best")):
             if _step_of(path) > step:
                 discard(path)
@@ -144,30 +152,30 @@ def _step_of(path: Path) -> int:
 
 
 def check_checkpoint(path: Path) -> None:
-    """Raise CheckpointError, naming the file, unless all files are there with the bytes of the manifest."""
+    """Raise CheckpointError, naming the file, if a file is missing or differs from the manifest."""
     if (kind := file_kind(path)) != "a folder":
-        raise CheckpointError(f"{path} must be a folder of its own, got {kind}.")
+        raise CheckpointError(f"{path} must be a folder, got {kind}.")
     try:
         content = read_regular(path / _MANIFEST, LARGEST_JSON)
         manifest = parse_json(content)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path / _MANIFEST} cannot be read ({_reason(error)}).") from None
-    # The newline is written last: without it the file was cut.
+    # The newline is written last: a file without it was truncated.
     if not content.endswith(b"\n") or not isinstance(manifest, dict) or _STATE not in manifest:
-        raise CheckpointError(f"{path / _MANIFEST} is not a whole manifest of a checkpoint.")
-    for name, digest in manifest.items():
+        raise CheckpointError(f"{path / _MANIFEST} is not the complete manifest of a checkpoint.")
+    for name, expected in manifest.items():
         if name != Path(name).name:
             raise CheckpointError(f"{path / _MANIFEST} names {name!r}, which is not a file beside it.")
         try:
-            found = _digest(path / name)
+            digest = _digest(path / name)
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{path / name} cannot be read ({_reason(error)}).") from None
-        if found != digest:
-            raise CheckpointError(f"{path / name} is damaged: its SHA-256 is not the one of the manifest.")
+        if digest != expected:
+            raise CheckpointError(f"{path / name} is corrupt: its SHA-256 differs from the manifest.")
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint after checking it whole; CheckpointError names the file that is not."""
+    """Check and load a checkpoint. Raises CheckpointError, naming the file, if it is corrupt."""
     check_checkpoint(path)
     try:
         state = read_json(path / _STATE)
@@ -185,16 +193,16 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def _digest(path: Path) -> str:
-    """The SHA-256 of a file; OSError if it is longer than what it says it holds, before all of it is read."""
+    """Return the SHA-256 of a file. Raises OSError, before reading it, if it is longer than its header states."""
     digest = hashlib.sha256()
     with open_regular(path) as file:
         size, allowed = os.fstat(file.fileno()).st_size, LARGEST_JSON
         if path.suffix == _SUFFIX:
-            # As safetensors files begin: the length of the header, then the header with the place of each tensor.
+            # A safetensors file starts with the length of its header, then the header with the offsets of each tensor.
             length = int.from_bytes(file.read(8), "little")
             header: Any = parse_json(file.read(length)) if length <= LARGEST_JSON else None
-            places = [entry.get("data_offsets") for entry in header.values()] if _is_header(header) else []
-            allowed = 8 + length + max((place[-1] for place in places if place), default=0)
+            offsets = [entry.get("data_offsets") for entry in header.values()] if _is_header(header) else []
+            allowed = 8 + length + max((pair[-1] for pair in offsets if pair), default=0)
             file.seek(0)
         if size > allowed:
             raise OSError(errno.EFBIG, f"must have at most {allowed:,} bytes, got {size:,}", str(path))
@@ -204,13 +212,13 @@ def _digest(path: Path) -> str:
 
 
 def _is_header(header: Any) -> bool:
-    """Whether a value has the form of the header of a safetensors file; what it holds is safetensors' concern."""
+    """Return whether a value has the structure of a safetensors header. safetensors checks its content."""
     if not isinstance(header, dict) or not all(isinstance(entry, dict) for entry in header.values()):
         return False
-    places = [entry["data_offsets"] for entry in header.values() if "data_offsets" in entry]
-    return all(isinstance(place, list) and place and isinstance(place[-1], int) for place in places)
+    offsets = [entry["data_offsets"] for entry in header.values() if "data_offsets" in entry]
+    return all(isinstance(pair, list) and pair and isinstance(pair[-1], int) for pair in offsets)
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong in a few words, without the path that the sentence names already."""
+    """Return a short reason without the path, which the message already contains."""
     return error.strerror or str(error) if isinstance(error, OSError) else (str(error) or type(error).__name__)

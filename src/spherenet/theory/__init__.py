@@ -1,9 +1,14 @@
-"""Numerical labs: what the paper argues with, computed, drawn and corrected where it is wrong (SPEC 1 (8), (9) and 2).
+"""Numerical demonstrations ("labs") of the paper's theoretical arguments; `spherenet theory NAME` runs them.
 
-Every lab is a module of pure functions that return plain results, and a `draw` that turns them into a figure; nothing
-here is needed to train a network. `spherenet theory NAME` runs them from the command line.
+Each lab consists of functions that return plain results and of a function that draws them. Training does not need this
+package.
 
-conditioning, depth: exact Hessians of matrix products · spectra, twins: Hessians of networks by Lanczos's method ·
-phase: the Fourier figure · operators: g, ψ and their slopes · features: 2-D features of digits · colour: brightness
-and the ratio of R, G, B.
+- conditioning: exact Hessians of matrix products (Eq. 12 of docs/concepts.md)
+- spectra: Hessian spectra of small networks by the Lanczos method
+- phase: images from Fourier phases and from magnitudes (Eq. 13)
+- operators: g, ψ and their slopes (Eq. 1 and 6)
+- features: 2-D features of digits
+- color: outputs for changing brightness and color
+- labs: the labs by name, with tables
+- drawing: figures
 """

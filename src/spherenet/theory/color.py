@@ -1,8 +1,9 @@
-"""What a SphereConv and a convolution answer to brightness and to colour (SPEC 1 (9)).
+"""Outputs of a SphereConv and a convolution for changing brightness and color.
 
-A patch of one colour is made brighter: a convolution's answer grows in proportion; a SphereConv's does not change, but
-for eps under the root of the norm, g(θ) of cos θ/√(1 + eps/‖x‖²), which is felt below ‖x‖ ≈ √eps. Then the ratio of
-R, G and B is changed at constant ‖x‖: both answers change, the SphereConv's alike at every brightness.
+When a patch of one color becomes brighter, the output of a convolution grows in proportion. The output of a SphereConv
+does not change, except for eps under the root of the norm (Eq. 2 of docs/concepts.md): it is g(θ) of
+cos θ/√(1 + eps/‖x‖²), which matters below ‖x‖ ≈ √eps. When the ratio of R, G and B changes at constant ‖x‖, both
+outputs change, and that of the SphereConv is the same at every brightness.
 """
 
 from __future__ import annotations
@@ -22,22 +23,35 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["ColourResponse", "colour_response", "draw", "hues", "patch_of"]
+__all__ = ["ColorResponse", "color_response", "draw", "hues", "uniform_patches"]
 
-COLOUR = (0.9, 0.55, 0.25)
+COLOR = (0.9, 0.55, 0.25)
 HUES = 73
 SATURATION = 0.7
-DIMMED = 0.25
+DIMMING = 0.25
 BRIGHTNESS = (1e-4, 1.0)
 
 
 @dataclass(frozen=True)
-class ColourResponse:
-    """Answers of both layers: over brightness (factors of one colour), and over hue, bright and dimmed to a quarter.
+class ColorResponse:
+    """Outputs of both layers over brightness (factors of one color) and over hue (at full and at a quarter of light).
 
-    sphere_change, conv_change: the largest change of the answer over brightness ≥ 0.1, relative to the answer at 1.
-    conv_nonlinearity: the same for the convolution's answer divided by the brightness. sphere_dimming, conv_dimming:
-    how far the answers over hue move when the light is dimmed, relative to their range.
+    Attributes:
+        operator: Operator of the SphereConv.
+        eps: eps of the SphereConv.
+        brightness: Brightness factors.
+        sphere_over_brightness: Outputs of the SphereConv at these factors.
+        conv_over_brightness: Outputs of the convolution at these factors.
+        hue: Hues in degrees.
+        sphere_over_hue: Outputs of the SphereConv at these hues.
+        conv_over_hue: Outputs of the convolution at these hues.
+        sphere_over_hue_dimmed: The same at a quarter of the light.
+        conv_over_hue_dimmed: The same at a quarter of the light.
+        sphere_change: Largest change over brightness ≥ 0.1, relative to the output at 1.
+        conv_change: The same for the convolution.
+        conv_nonlinearity: The same for the output of the convolution divided by the brightness.
+        sphere_dimming: Largest change over hue when the light is dimmed, relative to the range of the outputs.
+        conv_dimming: The same for the convolution.
     """
 
     operator: str
@@ -57,50 +71,51 @@ class ColourResponse:
     conv_dimming: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what JSON takes."""
+        """Return the result for JSON."""
         return asdict(self)
 
 
-def patch_of(colours: Tensor) -> Tensor:
-    """Patches of 3 × 3 pixels of one colour each: [N, 3] → [N, 3, 3, 3]."""
-    return colours[:, :, None, None].expand(-1, -1, 3, 3)
+def uniform_patches(colors: Tensor) -> Tensor:
+    """Return patches of 3 × 3 pixels of one color each: [N, 3] → [N, 3, 3, 3]."""
+    return colors[:, :, None, None].expand(-1, -1, 3, 3)
 
 
 def hues(count: int = HUES) -> Tensor:
-    """Colours around the circle of hues, all of the same length: float64 [count, 3]."""
+    """Return colors around the color circle, all of unit length: float64 [count, 3]."""
     rgb = [colorsys.hsv_to_rgb(index / (count - 1), SATURATION, 1.0) for index in range(count)]
-    colours = torch.tensor(rgb, dtype=torch.float64)
-    lengths: Tensor = torch.linalg.vector_norm(colours, dim=1, keepdim=True)
-    return colours / lengths
+    colors = torch.tensor(rgb, dtype=torch.float64)
+    lengths: Tensor = torch.linalg.vector_norm(colors, dim=1, keepdim=True)
+    return colors / lengths
 
 
-def colour_response(operator: str = "cosine", seed: int = 0) -> ColourResponse:
-    """Answers of one SphereConv2d and one Conv2d with the same random kernel, in float64.
+def color_response(operator: str = "cosine", seed: int = 0) -> ColorResponse:
+    """Compute the outputs of a SphereConv2d and a Conv2d with the same random kernel in float64.
 
-    ValueError for an unknown operator.
+    Raises:
+        ValueError: The operator is unknown.
     """
     torch.manual_seed(seed)
     sphere = SphereConv2d(3, 1, 3, operator=operator, dtype=torch.float64)
     plain = nn.Conv2d(3, 1, 3, bias=False, dtype=torch.float64)
     with torch.no_grad():
-        # A kernel with a clear preference: one nearly orthogonal to the colour would show little but rounding.
+        # A kernel with a clear color preference: for one nearly orthogonal to the color, rounding would dominate.
         plain.weight.copy_(torch.rand_like(plain.weight) * torch.tensor([1.0, 0.3, -0.4]).view(1, 3, 1, 1).double())
         sphere.weight.copy_(plain.weight)
     brightness = torch.logspace(math.log10(BRIGHTNESS[0]), math.log10(BRIGHTNESS[1]), 161, dtype=torch.float64)
-    colour = torch.tensor([COLOUR], dtype=torch.float64)
+    color = torch.tensor([COLOR], dtype=torch.float64)
 
-    def answers(layer: nn.Module, colours: Tensor) -> Tensor:
+    def outputs(layer: nn.Module, colors: Tensor) -> Tensor:
         with torch.no_grad():
-            answered: Tensor = layer(patch_of(colours))
-        return answered.flatten()
+            output: Tensor = layer(uniform_patches(colors))
+        return output.flatten()
 
-    lit = brightness.unsqueeze(1) * colour
-    sphere_lit, conv_lit = answers(sphere, lit), answers(plain, lit)
-    bright, dimmed = hues(), DIMMED * hues()
-    sphere_hue, conv_hue = answers(sphere, bright), answers(plain, bright)
-    sphere_dim, conv_dim = answers(sphere, dimmed), answers(plain, dimmed)
+    lit = brightness.unsqueeze(1) * color
+    sphere_lit, conv_lit = outputs(sphere, lit), outputs(plain, lit)
+    bright, dimmed = hues(), DIMMING * hues()
+    sphere_hue, conv_hue = outputs(sphere, bright), outputs(plain, bright)
+    sphere_dim, conv_dim = outputs(sphere, dimmed), outputs(plain, dimmed)
     well_lit = brightness >= 0.1
-    return ColourResponse(
+    return ColorResponse(
         operator=operator,
         eps=sphere.eps,
         brightness=brightness.tolist(),
@@ -127,8 +142,8 @@ def _relative_to_range(difference: Tensor, values: Tensor) -> float:
     return float(difference.abs().max() / (values.max() - values.min()))
 
 
-def draw(response: ColourResponse) -> Figure:
-    """Three panels: over brightness, over brightness on log scales, over hue at two brightnesses."""
+def draw(response: ColorResponse) -> Figure:
+    """Draw the outputs over brightness, over brightness on log scales, and over hue at two brightness levels."""
     figure, (linear, logarithmic, hue) = drawing.new_figure(1, 3, width=13, height=4.2)
     sphere: dict[str, Any] = {"color": drawing.BLUE, "linewidth": 2}
     conv: dict[str, Any] = {"color": drawing.RED, "linewidth": 2}
@@ -138,21 +153,21 @@ def draw(response: ColourResponse) -> Figure:
         axis.plot(response.brightness, [abs(v) for v in response.conv_over_brightness], label="convolution", **conv)
         axis.set_xlabel("brightness of the patch (factor)")
         axis.grid(alpha=0.3)
-    linear.set_title("brightness: proportional, or dropped")
-    linear.set_ylabel("answer")
+    linear.set_title("brightness: proportional or invariant")
+    linear.set_ylabel("|output|")
     linear.set_xlim(0, 1)
-    linear.set_ylim(bottom=-0.06 * max(response.conv_over_brightness))  # room for the strip
-    _strip(linear, [[b * channel for channel in COLOUR] for b in torch.linspace(0, 1, 128).tolist()])
-    logarithmic.set_title("on log scales: eps, felt by dark patches")
+    linear.set_ylim(bottom=-0.06 * max(response.conv_over_brightness))  # space for the strip
+    _strip(linear, [[b * channel for channel in COLOR] for b in torch.linspace(0, 1, 128).tolist()])
+    logarithmic.set_title("on log scales: effect of eps on dark patches")
     logarithmic.set_xscale("log")
     logarithmic.set_yscale("log")
-    length = math.sqrt(9 * sum(channel * channel for channel in COLOUR))
-    logarithmic.axvline(math.sqrt(response.eps) / length, color=drawing.GREY, linestyle=":", label="‖x‖ = √eps")
-    for values, dimmed, line, what in (
+    length = math.sqrt(9 * sum(channel * channel for channel in COLOR))
+    logarithmic.axvline(math.sqrt(response.eps) / length, color=drawing.GRAY, linestyle=":", label="‖x‖ = √eps")
+    for values, dimmed, line, layer in (
         (response.sphere_over_hue, response.sphere_over_hue_dimmed, sphere, "SphereConv"),
         (response.conv_over_hue, response.conv_over_hue_dimmed, conv, "convolution"),
     ):
-        hue.plot(response.hue, values, label=what, **line)
+        hue.plot(response.hue, values, label=layer, **line)
         marks = {
             "color": line["color"],
             "linestyle": "none",
@@ -160,13 +175,13 @@ def draw(response: ColourResponse) -> Figure:
             "markerfacecolor": "white",
             "markersize": 5,
         }
-        hue.plot(response.hue[::4], dimmed[::4], label=f"{what}, light ÷ 4", **marks)
-    hue.set_title("ratio of R, G, B at constant ‖x‖: seen by both")
+        hue.plot(response.hue[::4], dimmed[::4], label=f"{layer}, light ÷ 4", **marks)
+    hue.set_title("ratio of R, G, B at constant ‖x‖: both respond")
     hue.set_xlabel("hue (degrees)")
     hue.set_xticks(range(0, 361, 60))
     hue.set_xlim(0, 360)
     low, high = hue.get_ylim()
-    hue.set_ylim(low - 0.06 * (high - low), high + 0.3 * (high - low))  # room for strip and legend
+    hue.set_ylim(low - 0.06 * (high - low), high + 0.3 * (high - low))  # space for strip and legend
     hue.grid(alpha=0.3)
     _strip(hue, hues(128).tolist())
     linear.legend(frameon=False, fontsize=9)
@@ -175,8 +190,8 @@ def draw(response: ColourResponse) -> Figure:
     return figure
 
 
-def _strip(axis: Axes, colours: list[list[float]]) -> None:
-    """Show the colours of the patches along the lower edge of a panel."""
+def _strip(axis: Axes, colors: list[list[float]]) -> None:
+    """Show the colors of the patches along the lower edge of a panel."""
     inset = axis.inset_axes((0.0, 0.0, 1.0, 0.035))
-    inset.imshow([colours], aspect="auto", vmin=0, vmax=1)
+    inset.imshow([colors], aspect="auto", vmin=0, vmax=1)
     inset.set_axis_off()

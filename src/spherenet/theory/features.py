@@ -1,10 +1,9 @@
-"""Embedded digits as the labs take them: batches by a seed, and the plainest training loop there is.
+"""2-D features of digits: the effect of softmax, sphere layers and a margin on ten classes in a plane.
 
-2-D features of digits: what a softmax, a SphereNet and a margin make of ten classes in a plane (SPEC 5).
-
-Three small networks end in two numbers an image, so their features can be drawn as they are: a CNN with softmax, its
-SphereNet twin with softmax, the SphereNet with GA-Softmax under annealing. The layer that makes the two numbers is a
-plain one in all three: two cosines would bound ‖x‖ by √2, and with it how sure any softmax may become.
+Three small networks have two features per image, so that the features can be drawn directly: a CNN with softmax, a
+SphereNet with softmax, and a SphereNet with GA-Softmax and annealing (Eq. 6 and 7 of docs/concepts.md). The last layer
+before the head is a plain linear one in all three, because two cosines would bound ‖x‖ by √2 and with it the confidence
+of the softmax.
 """
 
 from __future__ import annotations
@@ -22,10 +21,9 @@ from spherenet.data import Batch, Split, load_dataset
 from spherenet.data.splits import Progress
 from spherenet.errors import TrainingError
 from spherenet.layers import AngularHead
-from spherenet.losses import AngularLoss, Annealing, GASoftmaxLoss, SoftmaxLoss
+from spherenet.losses import AngularLoss, Annealing, GASoftmaxLoss, MarginLoss, SoftmaxLoss
 from spherenet.models import Classifier
-from spherenet.models.layer_factory import LayerFactory
-from spherenet.models.networks import PlainFeatures
+from spherenet.models.networks import LayerFactory, PlainFeatures
 from spherenet.theory import drawing
 
 if TYPE_CHECKING:
@@ -39,9 +37,11 @@ BATCH_SIZE = 64
 
 
 class Digits:
-    """The splits of mnist5k as images in float of any dtype and labels.
+    """The splits of mnist5k as floating-point images and labels.
 
-    shrink: 2 halves both sides by the mean of 2 × 2 pixels, which makes second derivatives affordable.
+    Args:
+        dtype: Data type of the images.
+        shrink: Factor by which both sides are reduced by averaging, which makes second derivatives affordable.
     """
 
     def __init__(self, dtype: torch.dtype = torch.float32, shrink: int = 1) -> None:
@@ -52,18 +52,18 @@ class Digits:
         self.side = dataset.preprocessing.size[0] // shrink
 
     def test(self, count: int | None = None) -> tuple[Tensor, Tensor]:
-        """Return `count` test digits, evenly from all classes, or all of them: [N, 1, side, side] and [N]."""
-        whole = len(self._test)
-        indices = torch.arange(whole) if count is None else torch.linspace(0, whole - 1, count).long()
-        return self._taken(self._test, indices)
+        """Return `count` test digits, evenly over all classes, or all of them: [N, 1, side, side] and [N]."""
+        total = len(self._test)
+        indices = torch.arange(total) if count is None else torch.linspace(0, total - 1, count).long()
+        return self._select(self._test, indices)
 
     def batches(self, iterations: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield training batches, drawn with replacement by the seed."""
+        """Yield training batches, drawn with replacement."""
         generator = torch.Generator().manual_seed(seed)
         for _ in range(iterations):
-            yield self._taken(self._train, torch.randint(len(self._train), (BATCH_SIZE,), generator=generator))
+            yield self._select(self._train, torch.randint(len(self._train), (BATCH_SIZE,), generator=generator))
 
-    def _taken(self, split: Split, indices: Tensor) -> tuple[Tensor, Tensor]:
+    def _select(self, split: Split, indices: Tensor) -> tuple[Tensor, Tensor]:
         batch: Batch = next(iter(split.batches([(0, indices)], device=torch.device("cpu"), augmentation=None)))
         images = batch.images.to(self._dtype)
         return (images if self._shrink == 1 else F.avg_pool2d(images, self._shrink)), batch.labels
@@ -72,15 +72,16 @@ class Digits:
 def train(
     model: Classifier, digits: Digits, iterations: int, seed: int, learning_rate: float = DIGITS_LEARNING_RATE
 ) -> Iterator[float]:
-    """Train by Adam; yield the loss of every iteration, once it has been taken.
+    """Train with Adam and yield the loss after every iteration.
 
-    TrainingError where the loss is no longer a number.
+    Raises:
+        TrainingError: The loss is not finite.
     """
     optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
     model.train()
     for step, (images, labels) in enumerate(digits.batches(iterations, seed), start=1):
         optimizer.zero_grad()
-        if isinstance(model.criterion, GASoftmaxLoss):
+        if isinstance(model.criterion, MarginLoss):
             model.criterion.set_step(step - 1)
         loss, _ = model(images, labels)
         loss.backward()
@@ -94,15 +95,21 @@ def train(
 WIDTHS, FEATURES = (16, 24, 32), 64
 LEARNING_RATE = 3e-3
 MARGIN = 4
-SECTOR = (0.1, 0.9)  # of a class's features: what its arc in the drawing spans
-SHOWN = 0.98  # of all norms: a few far points would shrink the picture
+SECTOR = (0.1, 0.9)  # quantiles of the directions of a class that its arc spans
+SHOWN = 0.98  # quantile of the norms at the edge of the drawing, which cuts off outliers
 
 
 @dataclass(frozen=True)
 class Embedding:
-    """Features [N, 2] and labels [N] of the test digits under one network, and how its classes lie (angles in degrees).
+    """Features of the test digits in one network.
 
-    within: mean angle between a feature and its class's mean direction. between: smallest angle between two of those.
+    Attributes:
+        network: Name of the network.
+        features: Features [N, 2].
+        labels: Labels [N].
+        accuracy: Test accuracy.
+        within: Mean angle in degrees between a feature and the mean direction of its class.
+        between: Smallest angle in degrees between the mean directions of two classes.
     """
 
     network: str
@@ -113,7 +120,7 @@ class Embedding:
     between: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what JSON takes, the features left out."""
+        """Return the result for JSON, without the features."""
         return {
             "network": self.network,
             "accuracy": self.accuracy,
@@ -123,7 +130,7 @@ class Embedding:
 
 
 def plane_network(operator: str | None, loss: AngularLoss, digits: Digits, seed: int) -> Classifier:
-    """A cnn-3 that ends in two features; operator None for plain convolutions."""
+    """Return a cnn-3 with two features; operator None gives plain convolutions."""
     torch.manual_seed(seed)
     size = (digits.side, digits.side)
     convolutions = PlainFeatures(LayerFactory(operator=operator), WIDTHS, 1, size, depth=3, out_features=FEATURES)
@@ -139,35 +146,44 @@ def embed_digits(
     seed: int = 0,
     progress: Progress = lambda done, total: None,
 ) -> list[Embedding]:
-    """Train the three networks alike and return where each puts the test digits.
+    """Train the three networks and return the features of the test digits.
 
-    ValueError for iterations < 1, an unknown operator or m < 1; TrainingError where training fails.
+    Args:
+        iterations: Training iterations per network.
+        operator: Operator of the SphereNets.
+        m: Margin of GA-Softmax.
+        seed: Seed of networks and batches.
+        progress: Function called with (done, total).
+
+    Raises:
+        ValueError: iterations < 1, the operator is unknown, or m < 1.
+        TrainingError: The loss is not finite.
     """
     if iterations < 1:
         raise ValueError(f"iterations must be at least 1, got {iterations}.")
-    margin = GASoftmaxLoss("linear", m, annealing=Annealing.for_run(iterations))
+    margin = GASoftmaxLoss.paper(m=m, annealing=Annealing.for_run(iterations))
     cases: list[tuple[str, str | None, Callable[[], AngularLoss]]] = [
         ("CNN, softmax", None, SoftmaxLoss),
         ("SphereNet, softmax", operator, SoftmaxLoss),
         (f"SphereNet, GA-Softmax m = {m:g}", operator, lambda: margin),
     ]
     digits = Digits()
-    # All are made before the first is trained: a wrong operator must not cost a minute.
+    # All models are created before training, so that an invalid argument is reported at once.
     models = [(name, plane_network(chosen, loss(), digits, seed)) for name, chosen, loss in cases]
-    found = []
+    embeddings = []
     for index, (name, model) in enumerate(models):
         for step, _ in enumerate(train(model, digits, iterations, seed, LEARNING_RATE), start=1):
             progress(index * iterations + step, len(models) * iterations)
-        found.append(_embedding(name, model, digits))
-    return found
+        embeddings.append(_embedding(name, model, digits))
+    return embeddings
 
 
 def _embedding(name: str, model: Classifier, digits: Digits) -> Embedding:
     images, labels = digits.test()
     model.eval()
     with torch.no_grad():
-        # In batches of the training's size: larger ones would have kernels compiled for a second's work.
-        features = torch.cat([model.features(part) for part in torch.split(images, BATCH_SIZE)])
+        # Batches of the training's size, so that no other kernels have to be prepared.
+        features = torch.cat([model.features(batch) for batch in torch.split(images, BATCH_SIZE)])
         scores = model.criterion.logits(model.head(features))
     accuracy = (scores.argmax(1) == labels).double().mean().item()
     within, between = class_angles(features, labels)
@@ -175,23 +191,25 @@ def _embedding(name: str, model: Classifier, digits: Digits) -> Embedding:
 
 
 def class_angles(features: Tensor, labels: Tensor) -> tuple[float, float]:
-    """Mean angle to the own class's mean direction, and smallest angle between two of those, in degrees.
+    """Return the mean angle to the mean direction of the class and the smallest angle between two such, in degrees.
 
-    Shapes: features [N, F], labels [N] with two classes or more. A zero feature has no direction and is left out.
+    Args:
+        features: Features [N, F]. Zero features have no direction and are ignored.
+        labels: Labels [N] with at least two classes.
     """
-    directed = features.norm(dim=1) > 0
-    features, labels = features[directed].double(), labels[directed]
+    nonzero = features.norm(dim=1) > 0
+    features, labels = features[nonzero].double(), labels[nonzero]
     units = features / features.norm(dim=1, keepdim=True)
     classes, members = torch.unique(labels, return_inverse=True)
     sums = torch.zeros(len(classes), units.shape[1], dtype=torch.float64).index_add_(0, members, units)
-    centres = sums / sums.norm(dim=1, keepdim=True).clamp_min(1e-12)
-    within = (units * centres[members]).sum(1).clamp(-1, 1).acos().mean()
-    cosines = (centres @ centres.mT).clamp(-1, 1).fill_diagonal_(-1)
+    centers = sums / sums.norm(dim=1, keepdim=True).clamp_min(1e-12)
+    within = (units * centers[members]).sum(1).clamp(-1, 1).acos().mean()
+    cosines = (centers @ centers.mT).clamp(-1, 1).fill_diagonal_(-1)
     return math.degrees(within.item()), math.degrees(math.acos(cosines.max().item()))
 
 
 def draw(embeddings: list[Embedding]) -> Figure:
-    """One panel a network: its features, and around them an arc for each class; the gaps between arcs are margins."""
+    """Draw one panel per network: its features and an arc per class; the gaps between arcs are margins."""
     figure, axes = drawing.new_figure(1, len(embeddings), width=4.6 * len(embeddings), height=5.2)
     for axis, embedding in zip(axes, embeddings, strict=True):
         _draw_one(axis, embedding)
@@ -204,21 +222,21 @@ def _draw_one(axis: Axes, embedding: Embedding) -> None:
     radius = float(features.norm(dim=1).quantile(SHOWN)) or 1.0
     arcs = []
     for index, label in enumerate(sorted(set(labels.tolist()))):
-        colour = drawing.TEN[index % len(drawing.TEN)]
-        own = features[labels == label]
-        axis.scatter(own[:, 0], own[:, 1], s=5, color=colour, linewidths=0, alpha=0.8)
-        mean = own.mean(0)
+        color = drawing.TEN_COLORS[index % len(drawing.TEN_COLORS)]
+        members = features[labels == label]
+        axis.scatter(members[:, 0], members[:, 1], s=5, color=color, linewidths=0, alpha=0.8)
+        mean = members.mean(0)
         middle = math.atan2(float(mean[1]), float(mean[0]))
-        turned = (torch.atan2(own[:, 1], own[:, 0]) - middle + math.pi) % (2 * math.pi) - math.pi
-        low, high = (middle + float(turned.quantile(share)) for share in SECTOR)
-        arcs.append((middle, low, high, label, colour))
-    for index, (middle, low, high, label, colour) in enumerate(sorted(arcs)):
-        # Neighbours at two radii, so that arcs which overlap are seen to.
-        at = (1.08 + 0.06 * (index % 2)) * radius
+        turned = (torch.atan2(members[:, 1], members[:, 0]) - middle + math.pi) % (2 * math.pi) - math.pi
+        low, high = (middle + float(turned.quantile(fraction)) for fraction in SECTOR)
+        arcs.append((middle, low, high, label, color))
+    for index, (middle, low, high, label, color) in enumerate(sorted(arcs)):
+        # Adjacent arcs have different radii, so that overlaps are visible.
+        arc_radius = (1.08 + 0.06 * (index % 2)) * radius
         arc = torch.linspace(low, high, 40)
-        axis.plot(at * arc.cos(), at * arc.sin(), color=colour, linewidth=4.5, solid_capstyle="butt")
-        beyond = 1.26 * radius
-        axis.text(beyond * math.cos(middle), beyond * math.sin(middle), f"{label}", ha="center", va="center")
+        axis.plot(arc_radius * arc.cos(), arc_radius * arc.sin(), color=color, linewidth=4.5, solid_capstyle="butt")
+        outside = 1.26 * radius
+        axis.text(outside * math.cos(middle), outside * math.sin(middle), f"{label}", ha="center", va="center")
     axis.set_xlim(-1.35 * radius, 1.35 * radius)
     axis.set_ylim(-1.35 * radius, 1.35 * radius)
     axis.set_aspect("equal")

@@ -1,9 +1,6 @@
-"""What the labs found as tables of words and numbers, for whoever prints them.
+"""The labs by the names that `spherenet theory` takes, with numbers for scripts, tables and figures.
 
-Each lab from its settings to its answer: numbers for a script, tables for a person, and how to draw it.
-
-`LABS` has them by the names that `spherenet theory` takes. All raise ValueError for a setting that is not allowed, in
-one sentence, before anything long begins.
+All functions raise ValueError for an invalid argument before a long computation.
 """
 
 from __future__ import annotations
@@ -14,45 +11,45 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from spherenet.angles import OPERATORS
 from spherenet.data.splits import Progress
-from spherenet.theory import color as colour_lab
-from spherenet.theory import conditioning_panels
+from spherenet.theory import color as color_lab
 from spherenet.theory import features as features_lab
 from spherenet.theory import operators as operators_lab
 from spherenet.theory import phase as phase_lab
-from spherenet.theory.conditioning import depth_curves, matrix_curves
-from spherenet.theory.spectra import compare_twins
+from spherenet.theory.conditioning import depth_curves, exponent_text, matrix_curves
+from spherenet.theory.drawing import draw_conditioning
+from spherenet.theory.spectra import compare_networks
 from spherenet.validation import require_one_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from spherenet.theory.color import ColourResponse
+    from spherenet.theory.color import ColorResponse
     from spherenet.theory.conditioning import Curve
     from spherenet.theory.features import Embedding
-    from spherenet.theory.operators import Meeting
-    from spherenet.theory.phase import Rebuilt
-    from spherenet.theory.spectra import TwinReport
+    from spherenet.theory.operators import MarginSlopes
+    from spherenet.theory.phase import Reconstruction
+    from spherenet.theory.spectra import NetworkComparison
 
 __all__ = [
     "LABS",
-    "Answer",
+    "LabResult",
     "Table",
-    "colour",
-    "colour_table",
+    "color",
+    "color_table",
     "conditioning",
     "curve_table",
     "feature_table",
     "features",
+    "network_tables",
     "operator_table",
     "operators",
     "phase",
     "phase_table",
-    "twin_tables",
 ]
 
 
 class Table(NamedTuple):
-    """A title, the columns' names and the rows; the first column holds words, the others numbers."""
+    """A title, column names and rows; the first column holds text, the others numbers."""
 
     title: str
     columns: list[str]
@@ -60,9 +57,9 @@ class Table(NamedTuple):
 
 
 def curve_table(title: str, curves: Sequence[Curve]) -> Table:
-    """κ over c: its ends, the fitted exponent, what the paper claims and what is right (SPEC 2).
+    """Return κ at the first and last c, the number of zero eigenvalues, and the fitted, claimed and correct exponent.
 
-    zeros: how many eigenvalues are zero. A κ beyond what float64 resolves is too large.
+    A κ that float64 does not resolve is shown as "too large".
     """
     several = len({curve.layers for curve in curves}) > 1
     rows = [
@@ -70,18 +67,18 @@ def curve_table(title: str, curves: Sequence[Curve]) -> Table:
             f"{curve.layers}: {curve.case}" if several else curve.case,
             *("too large" if kappa is None else f"{kappa:.3g}" for kappa in (curve.kappa[0], curve.kappa[-1])),
             str(curve.zero_eigenvalues),
-            signed(curve.exponent),
+            exponent_text(curve.exponent),
             curve.paper,
             "–" if curve.expected is None else f"{curve.expected:g}",
         ]
         for curve in curves
     ]
     first, last = (f"κ, c = {curves[0].c[index]:g}" for index in (0, -1))
-    return Table(title, ["case", first, last, "zeros", "exponent", "paper", "right"], rows)
+    return Table(title, ["case", first, last, "zeros", "exponent", "paper", "correct"], rows)
 
 
-def twin_tables(report: TwinReport) -> list[Table]:
-    """The spectra during training, and λ_max over c."""
+def network_tables(report: NetworkComparison) -> list[Table]:
+    """Return the spectra during training, and λ_max over c."""
     norms = "with BatchNorm" if report.batch_norm else "without BatchNorm"
     spectra = [
         [
@@ -96,7 +93,13 @@ def twin_tables(report: TwinReport) -> list[Table]:
         for point in report.measured
     ]
     moved = [
-        [case.case, f"{case.largest[0]:.3g}", f"{case.largest[-1]:.3g}", signed(case.exponent), f"{case.expected:g}"]
+        [
+            case.case,
+            f"{case.largest[0]:.3g}",
+            f"{case.largest[-1]:.3g}",
+            exponent_text(case.exponent),
+            f"{case.expected:g}",
+        ]
         for case in report.rescaled
     ]
     last = f"c = {report.rescaled[0].c[-1]:g}"
@@ -110,63 +113,64 @@ def twin_tables(report: TwinReport) -> list[Table]:
     ]
 
 
-def phase_table(rebuilt: Rebuilt) -> Table:
-    """How each rebuilt image correlates with its original."""
-    rows = [[name, f"{value:.3f}"] for name, value in rebuilt.correlations().items()]
-    return Table("correlation with the original", ["rebuilt from its", "correlation"], rows)
+def phase_table(reconstruction: Reconstruction) -> Table:
+    """Return the correlation of each reconstruction with the original."""
+    rows = [[name, f"{value:.3f}"] for name, value in reconstruction.correlations().items()]
+    return Table("correlation with the original", ["reconstructed from", "correlation"], rows)
 
 
-def operator_table(meetings: Sequence[Meeting]) -> Table:
-    """How steep ψ is where its pieces meet."""
+def operator_table(slopes: Sequence[MarginSlopes]) -> Table:
+    """Return the slopes of ψ where its segments meet."""
     rows = [
         [
-            meeting.g,
-            f"{meeting.slope_there:.3g}",
-            f"{meeting.steepest:.3g}",
-            "yes" if meeting.saddle else "no",
+            each.g,
+            f"{each.slope_there:.3g}",
+            f"{each.steepest:.3g}",
+            "yes" if each.saddle else "no",
         ]
-        for meeting in meetings
+        for each in slopes
     ]
-    m = meetings[0].m
+    m = slopes[0].m
     columns = ["g", "|dψ/dθ| there", "steepest |dψ/dθ|", "saddle points"]
-    return Table(f"ψ with m = {m} where its pieces meet: θ = jπ/{m}, j = 1 … {m - 1}", columns, rows)
+    return Table(f"ψ with m = {m} where its segments meet: θ = jπ/{m}, j = 1 … {m - 1}", columns, rows)
 
 
 def feature_table(embeddings: Sequence[Embedding]) -> Table:
-    """How the classes lie in the plane."""
+    """Return accuracy and angles of each network."""
     rows = [
         [each.network, f"{each.accuracy:.1%}", f"{each.within:.1f}°", f"{each.between:.1f}°"] for each in embeddings
     ]
     columns = ["network", "test accuracy", "angle within", "angle between"]
-    return Table("2-D features of test digits: mean angle to, smallest between class centres", columns, rows)
+    return Table("2-D features of test digits: mean angle to, smallest angle between class centers", columns, rows)
 
 
-def colour_table(response: ColourResponse) -> Table:
-    """How far each answer moves."""
+def color_table(response: ColorResponse) -> Table:
+    """Return the relative changes of the outputs."""
     rows = [
-        ["answer over brightness 0.1 … 1, change", _percent(response.sphere_change), _percent(response.conv_change)],
-        ["answer ÷ brightness, change", "–", _percent(response.conv_nonlinearity)],
         [
-            "answer over hue, light ÷ 4, of its range",
+            "output, brightness 0.1 … 1",
+            _percent(response.sphere_change),
+            _percent(response.conv_change),
+        ],
+        ["output ÷ brightness, 0.1 … 1", "–", _percent(response.conv_nonlinearity)],
+        [
+            "output over hue, light ÷ 4",
             _percent(response.sphere_dimming),
             _percent(response.conv_dimming),
         ],
     ]
-    return Table("brightness and colour", ["", f"SphereConv ({response.operator})", "convolution"], rows)
+    return Table(
+        "relative change of the output with brightness", ["", f"SphereConv ({response.operator})", "convolution"], rows
+    )
 
 
-def _percent(share: float) -> str:
-    return f"{share:.1%}" if share >= 1e-3 else f"{share:.1e}"
-
-
-def signed(exponent: float) -> str:
-    """An exponent to two digits, never −0.00."""
-    return f"{exponent:.2f}" if abs(exponent) >= 0.005 else "0.00"
+def _percent(fraction: float) -> str:
+    return f"{fraction:.1%}" if fraction >= 1e-3 else f"{fraction:.1e}"
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a lab found: `result` as JSON takes it, tables, and a function that draws it."""
+class LabResult:
+    """The result of a lab: numbers for JSON, tables, and a function that draws the figure."""
 
     result: dict[str, Any]
     tables: list[Table]
@@ -185,22 +189,22 @@ def conditioning(
     batch_norm: bool,
     seed: int,
     progress: Progress,
-) -> Answer:
-    """κ of matrices over c and over depth; with steps > 0 also the spectra of two networks on the way of so many."""
+) -> LabResult:
+    """Compute κ of matrices over c and over depth and, if steps > 0, spectra of two networks during training."""
     require_one_of("--operator", operator, OPERATORS)
     _require_at_least("--steps", steps, 0)
     scales = sorted(set(c))
     matrices = matrix_curves(n, m, k, scales, seed)
     depth = depth_curves(n, m, k, sorted(set(depths)), scales, seed)
     sizes = f"n, m, k = {n}, {m}, {k}"
-    shown = [
+    tables = [
         curve_table(f"κ at (cU, V/c), {sizes}", matrices),
         curve_table(f"κ of products of N matrices (N: case), {sizes}", depth),
     ]
-    twins = None
+    networks = None
     if steps:
-        twins = compare_twins(operator, steps=steps, batch_norm=batch_norm, seed=seed, progress=progress)
-        shown += twin_tables(twins)
+        networks = compare_networks(operator, steps=steps, batch_norm=batch_norm, seed=seed, progress=progress)
+        tables += network_tables(networks)
     result = {
         "n": n,
         "m": m,
@@ -208,40 +212,40 @@ def conditioning(
         "seed": seed,
         "matrices": [curve.as_dict() for curve in matrices],
         "depth": [curve.as_dict() for curve in depth],
-        "networks": None if twins is None else twins.as_dict(),
+        "networks": None if networks is None else networks.as_dict(),
     }
-    return Answer(result, shown, lambda: conditioning_panels.draw(matrices, depth, twins))
+    return LabResult(result, tables, lambda: draw_conditioning(matrices, depth, networks))
 
 
-def phase(*, image: str, seed: int, progress: Progress) -> Answer:
-    """An image rebuilt from its phases and from its magnitudes."""
-    rebuilt = phase_lab.rebuild(phase_lab.read_picture(image), seed)
-    result = {"image": image, "seed": seed, **rebuilt.as_dict()}
-    return Answer(result, [phase_table(rebuilt)], lambda: phase_lab.draw(rebuilt))
+def phase(*, image: str, seed: int, progress: Progress) -> LabResult:
+    """Reconstruct an image from its phases and from its magnitudes."""
+    reconstruction = phase_lab.reconstruct(phase_lab.read_image(image), seed)
+    result = {"image": image, "seed": seed, **reconstruction.as_dict()}
+    return LabResult(result, [phase_table(reconstruction)], lambda: phase_lab.draw(reconstruction))
 
 
-def operators(*, k: Sequence[float], m: int, progress: Progress) -> Answer:
-    """Every g and its ψ_m."""
+def operators(*, k: Sequence[float], m: int, progress: Progress) -> LabResult:
+    """Compute the slopes of ψ_m for every g."""
     angles = operators_lab.operators(k)
-    found = operators_lab.meetings(angles, m)
-    result = {"m": m, "operators": [meeting.as_dict() for meeting in found]}
-    return Answer(result, [operator_table(found)], lambda: operators_lab.draw(angles, m))
+    slopes = operators_lab.margin_slopes(angles, m)
+    result = {"m": m, "operators": [each.as_dict() for each in slopes]}
+    return LabResult(result, [operator_table(slopes)], lambda: operators_lab.draw(angles, m))
 
 
-def features(*, iterations: int, operator: str, m: float, seed: int, progress: Progress) -> Answer:
-    """2-D features of three networks."""
+def features(*, iterations: int, operator: str, m: float, seed: int, progress: Progress) -> LabResult:
+    """Train three networks and compute 2-D features of the test digits."""
     require_one_of("--operator", operator, OPERATORS)
     _require_at_least("--iterations", iterations, 1)
-    found = features_lab.embed_digits(iterations, operator=operator, m=m, seed=seed, progress=progress)
-    result = {"iterations": iterations, "seed": seed, "networks": [embedding.as_dict() for embedding in found]}
-    return Answer(result, [feature_table(found)], lambda: features_lab.draw(found))
+    embeddings = features_lab.embed_digits(iterations, operator=operator, m=m, seed=seed, progress=progress)
+    result = {"iterations": iterations, "seed": seed, "networks": [embedding.as_dict() for embedding in embeddings]}
+    return LabResult(result, [feature_table(embeddings)], lambda: features_lab.draw(embeddings))
 
 
-def colour(*, operator: str, seed: int, progress: Progress) -> Answer:
-    """Answers to brightness and to colour."""
+def color(*, operator: str, seed: int, progress: Progress) -> LabResult:
+    """Compute outputs for changing brightness and color."""
     require_one_of("--operator", operator, OPERATORS)
-    response = colour_lab.colour_response(operator, seed)
-    return Answer(response.as_dict(), [colour_table(response)], lambda: colour_lab.draw(response))
+    response = color_lab.color_response(operator, seed)
+    return LabResult(response.as_dict(), [color_table(response)], lambda: color_lab.draw(response))
 
 
 def _require_at_least(name: str, value: int, least: int) -> None:
@@ -249,10 +253,10 @@ def _require_at_least(name: str, value: int, least: int) -> None:
         raise ValueError(f"{name} must be at least {least}, got {value}.")
 
 
-LABS: dict[str, Callable[..., Answer]] = {
+LABS: dict[str, Callable[..., LabResult]] = {
     "conditioning": conditioning,
     "phase": phase,
     "operators": operators,
     "features": features,
-    "colour": colour,
+    "color": color,
 }

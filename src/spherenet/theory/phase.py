@@ -1,11 +1,11 @@
-"""What of an image lies in its Fourier phases, and what in its magnitudes (SPEC 1 (9)).
+"""Images reconstructed from their Fourier phases, and from their magnitudes (Eq. 13 of docs/concepts.md).
 
-An image is rebuilt with its own phases and the magnitudes of noise, and with its own magnitudes and the phases of
-noise. Noise is a real image too, so both halves have the symmetry X(−f) = conj X(f) of real images, and so have their
-mixtures: what comes out is real without anything being thrown away. Means are kept; they are neither.
+An image is reconstructed with its phases and the magnitudes of noise, and with its magnitudes and the phases of noise.
+Noise is a real image too, so both spectra have the symmetry X(−f) = conj X(f) of real images, and so has their mixture:
+the result is real without discarding anything. The means are kept.
 
-The exception proves the rule: a pattern that repeats has its few frequencies in its magnitudes, and is found again in
-what they rebuild, only moved.
+Periodic patterns are an exception: their few frequencies are in the magnitudes, and the reconstruction from magnitudes
+shows the pattern shifted.
 """
 
 from __future__ import annotations
@@ -24,19 +24,21 @@ from spherenet.theory import drawing
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Rebuilt", "correlation", "draw", "mixed_spectrum", "read_picture", "rebuild"]
+__all__ = ["Reconstruction", "correlation", "draw", "mixed_spectrum", "read_image", "reconstruct"]
 
 LONGEST_SIDE = 1024
-SIDEWAYS = (5, 6, 7, 8)  # EXIF orientations that turn a picture by a quarter
+SIDEWAYS = (5, 6, 7, 8)  # EXIF orientations that rotate an image by 90 degrees
 
 
 @dataclass(frozen=True)
-class Rebuilt:
-    """An image [C, H, W] and what was rebuilt from halves of its spectrum.
+class Reconstruction:
+    """An image [C, H, W] and its reconstructions.
 
-    phases_white: its phases, the magnitudes of white noise, the same at all frequencies on average. phases_pink: its
-    phases, magnitudes of noise that falls as 1/f as those of most photographs do. magnitudes: its magnitudes, the
-    phases of noise.
+    Attributes:
+        original: The image.
+        phases_white: Its phases with the magnitudes of white noise, which are equal at all frequencies on average.
+        phases_pink: Its phases with magnitudes that fall as 1/f, as those of most photographs do.
+        magnitudes: Its magnitudes with the phases of noise.
     """
 
     original: Tensor
@@ -45,7 +47,7 @@ class Rebuilt:
     magnitudes: Tensor
 
     def correlations(self) -> dict[str, float]:
-        """Return the correlation of each with the original."""
+        """Return the correlation of each reconstruction with the original."""
         return {
             "phases, white magnitudes": correlation(self.phases_white, self.original),
             "phases, 1/f magnitudes": correlation(self.phases_pink, self.original),
@@ -53,76 +55,79 @@ class Rebuilt:
         }
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what JSON takes."""
+        """Return the result for JSON."""
         channels, height, width = self.original.shape
         return {"height": height, "width": width, "channels": channels, "correlations": self.correlations()}
 
 
-def read_picture(path: str | Path) -> Tensor:
-    """Return a picture in its own size, scaled down to 1024 pixels a side at most: float64 [1 or 3, H, W] in [0, 1].
+def read_image(path: str | Path) -> Tensor:
+    """Return an image in its original size, at most 1024 pixels per side: float64 [1 or 3, H, W] in [0, 1].
 
-    A picture whose channels are equal is read as grey. DataError for one that cannot be read (see `decode`).
+    An image with equal channels is returned as a gray image.
+
+    Raises:
+        DataError: The image cannot be read.
     """
     pixels = torch.from_numpy(decode(path, _bounded_size(path), 3)).permute(2, 0, 1).to(torch.float64) / 255
     return pixels[:1] if bool((pixels == pixels[:1]).all()) else pixels
 
 
 def _bounded_size(path: str | Path) -> tuple[int, int]:
-    """Height and width to decode to; any, where `decode` will refuse the picture."""
+    """Return height and width to decode to, or any size if `decode` will reject the file."""
     if not Path(path).is_file():
         return 2, 2
     try:
-        with Image.open(path, formats=FORMATS) as image:  # reads the head alone
+        with Image.open(path, formats=FORMATS) as image:  # reads the header only
             width, height = image.size
             if image.getexif().get(ORIENTATION) in SIDEWAYS:
                 width, height = height, width
-    except Exception:  # whatever it is, `decode` names it
+    except Exception:  # `decode` reports the reason
         return 2, 2
     shrink = min(1.0, LONGEST_SIDE / max(height, width))
     return max(1, round(height * shrink)), max(1, round(width * shrink))
 
 
 def mixed_spectrum(magnitudes_of: Tensor, phases_of: Tensor) -> Tensor:
-    """The complex spectrum |A|·e^{i·arg B} of two spectra [*, H, W]."""
+    """Return the complex spectrum |A|·e^{i·arg B} of two spectra [*, H, W]."""
     return torch.polar(magnitudes_of.abs(), phases_of.angle())
 
 
-def rebuild(picture: Tensor, seed: int = 0) -> Rebuilt:
-    """Rebuild a picture [C, H, W], channel by channel, from halves of its spectrum.
+def reconstruct(original: Tensor, seed: int = 0) -> Reconstruction:
+    """Reconstruct an image [C, H, W], channel by channel, from its phases and from its magnitudes.
 
-    ValueError for a picture of a single colour, which has no phases, and for one of fewer than 2 × 2 pixels.
+    Raises:
+        ValueError: The image has a single color, hence no phases, or fewer than 2 × 2 pixels.
     """
-    if picture.dim() != 3 or min(picture.shape[1:]) < 2:
+    if original.dim() != 3 or min(original.shape[1:]) < 2:
         raise ValueError(
-            f"picture must be [channels, height, width] of 2 × 2 pixels or more, got {list(picture.shape)}."
+            f"image must be [channels, height, width] with at least 2 × 2 pixels, got {list(original.shape)}."
         )
-    means = picture.mean((1, 2), keepdim=True)
-    centred = picture.to(torch.float64) - means
-    shows_something = (centred.abs() > 1e-9).any(2).any(1)
-    if not bool(shows_something.any()):
-        raise ValueError("the picture has a single colour, hence no phases; allowed are pictures that show something.")
+    means = original.mean((1, 2), keepdim=True)
+    centered = original.to(torch.float64) - means
+    varies = (centered.abs() > 1e-9).any(2).any(1)
+    if not bool(varies.any()):
+        raise ValueError("image must have more than a single color, because a constant has no phases.")
     generator = torch.Generator().manual_seed(seed)
-    noise = torch.fft.fft2(torch.randn(picture.shape, generator=generator, dtype=torch.float64))
-    spectrum = torch.fft.fft2(centred)
+    noise = torch.fft.fft2(torch.randn(original.shape, generator=generator, dtype=torch.float64))
+    spectrum = torch.fft.fft2(centered)
 
-    def image(mixed: Tensor) -> Tensor:
+    def image_of(mixed: Tensor) -> Tensor:
         mixed = mixed.clone()
         mixed[:, 0, 0] = 0
-        mixed[~shows_something] = 0  # the phases of a channel of one value are those of rounding errors
-        made: Tensor = torch.fft.ifft2(mixed).real
-        return made + means
+        mixed[~varies] = 0  # the phases of a constant channel are rounding errors
+        image: Tensor = torch.fft.ifft2(mixed).real
+        return image + means
 
-    return Rebuilt(
-        picture,
-        image(mixed_spectrum(noise, spectrum)),
-        image(mixed_spectrum(noise / _frequencies(picture), spectrum)),
-        image(mixed_spectrum(spectrum, noise)),
+    return Reconstruction(
+        original,
+        image_of(mixed_spectrum(noise, spectrum)),
+        image_of(mixed_spectrum(noise / _frequencies(*original.shape[1:]), spectrum)),
+        image_of(mixed_spectrum(spectrum, noise)),
     )
 
 
-def _frequencies(picture: Tensor) -> Tensor:
-    """|f| of every coefficient [H, W]; that of the mean, which is left out, is 1."""
-    height, width = picture.shape[1:]
+def _frequencies(height: int, width: int) -> Tensor:
+    """Return |f| of every coefficient [H, W], with 1 for the mean, which is not used."""
     rows = torch.fft.fftfreq(height, dtype=torch.float64).unsqueeze(1)
     frequencies = torch.hypot(rows, torch.fft.fftfreq(width, dtype=torch.float64))
     frequencies[0, 0] = 1
@@ -130,33 +135,38 @@ def _frequencies(picture: Tensor) -> Tensor:
 
 
 def correlation(first: Tensor, second: Tensor) -> float:
-    """The correlation of two images [C, H, W] over all pixels, each channel about its own mean."""
+    """Return the correlation of two images [C, H, W] over all pixels, after subtracting the mean of each channel."""
     first, second = (image - image.mean((1, 2), keepdim=True) for image in (first, second))
     return float((first * second).sum() / (first.norm() * second.norm()))
 
 
-def draw(rebuilt: Rebuilt) -> Figure:
-    """The picture and the three that were rebuilt, side by side."""
-    _, height, width = rebuilt.original.shape
+def draw(reconstruction: Reconstruction) -> Figure:
+    """Draw the image and its three reconstructions side by side."""
+    _, height, width = reconstruction.original.shape
     figure, axes = drawing.new_figure(1, 4, width=12, height=min(8.0, max(2.0, 2.95 * height / width)) + 0.6)
-    found = list(rebuilt.correlations().values())
+    correlations = list(reconstruction.correlations().values())
     titles = [
         "original",
-        f"its phases, random magnitudes\n(white), correlation {found[0]:.2f}",
-        f"its phases, random magnitudes\n(1/f), correlation {found[1]:.2f}",
-        f"its magnitudes, random phases\ncorrelation {found[2]:.2f}",
+        f"its phases, random magnitudes\n(white), correlation {correlations[0]:.2f}",
+        f"its phases, random magnitudes\n(1/f), correlation {correlations[1]:.2f}",
+        f"its magnitudes, random phases\ncorrelation {correlations[2]:.2f}",
     ]
-    images = [rebuilt.original, rebuilt.phases_white, rebuilt.phases_pink, rebuilt.magnitudes]
+    images = [
+        reconstruction.original,
+        reconstruction.phases_white,
+        reconstruction.phases_pink,
+        reconstruction.magnitudes,
+    ]
     for axis, title, image in zip(axes, titles, images, strict=True):
-        shown = image if image is rebuilt.original else _stretched(image)
-        axis.imshow(shown.permute(1, 2, 0).squeeze(2).numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+        pixels = image if image is reconstruction.original else _stretched(image)
+        axis.imshow(pixels.permute(1, 2, 0).squeeze(2).numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
         axis.set_title(title, fontsize=10)
         axis.set_axis_off()
     return figure
 
 
 def _stretched(image: Tensor) -> Tensor:
-    """The middle 98 % of all values spread over [0, 1]; what noise adds beyond is cut."""
+    """Map the middle 98 % of all values to [0, 1] and clip the others."""
     values = image.flatten().sort().values
     low, high = values[int(0.01 * (len(values) - 1))], values[int(0.99 * (len(values) - 1))]
     return ((image - low) / (high - low).clamp_min(1e-12)).clamp(0, 1)

@@ -1,19 +1,17 @@
-"""Spectra of Hessians too large to write down, from products with vectors alone: Lanczos's method.
+"""Hessian spectra of networks by the Lanczos method, and a comparison of a small CNN with a SphereNet.
 
-m products with a symmetric matrix H, started at a random vector, give a tridiagonal matrix T of m rows. Its eigenvalues
-(Ritz values) θ approach the outer eigenvalues of H first; with the squares w of the first components of its
-eigenvectors they are a quadrature of the whole spectrum, Σ w·f(θ) ≈ tr f(H)/p on average over starting vectors.
+m products of a symmetric matrix H with vectors, started at a random vector, give a tridiagonal matrix T of m rows. Its
+eigenvalues (Ritz values) θ approach the outer eigenvalues of H first. With the squared first components w of its
+eigenvectors they form a quadrature of the whole spectrum: Σ w·f(θ) ≈ tr f(H)/p on average over starting vectors.
 
-What to compare networks by: a network's Hessian has no smallest non-zero eigenvalue that could be told from its many
-tiny ones, so κ does not exist in practice. Its stand-in here is the spread λ_max / mean|λ|: 1 for a multiple of the
-identity, up to p for a single steep direction.
+The Hessian of a network has many tiny eigenvalues and no distinguishable smallest non-zero one, so κ is not defined in
+practice. The spread λ_max / mean|λ| replaces it here: 1 for a multiple of the identity, up to p for a single steep
+direction.
 
-The lemmas on real layers: Hessian spectra of a small CNN and its SphereNet twin, during training and rescaled.
-
-Two questions. Is a SphereNet's loss better conditioned along its way? (`Measured`, at points of the same training of
-both.) And does the move of the lemmas, kernels of one layer by c and of the next by 1/c, which changes no output,
-change the Hessian? (`Rescaled`.) As for matrices there are three cases: the CNN, the SphereNet with the raw kernels,
-and the SphereNet with its kernels brought back to their length; both first grow as c², the last does not move.
+`compare_networks` measures two things: the spectra of both networks at points of the same training, and how the Hessian
+changes when the kernels of one layer are multiplied by c and those of the next by 1/c, which does not change the output
+(Eq. 12 of docs/concepts.md). As for matrices there are three cases: the CNN, the SphereNet with raw kernels, and the
+SphereNet with renormalized kernels; λ_max grows as c² in the first two and is constant in the last.
 """
 
 from __future__ import annotations
@@ -26,24 +24,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spherenet import functional
+from spherenet.kernels.dispatch import backend
 from spherenet.data.splits import Progress
 from spherenet.errors import TrainingError
 from spherenet.layers import AngularHead
 from spherenet.losses import SoftmaxLoss
 from spherenet.models import Classifier
-from spherenet.models.layer_factory import LayerFactory
-from spherenet.models.networks import PlainFeatures
+from spherenet.models.networks import LayerFactory, PlainFeatures
 from spherenet.theory.conditioning import fitted_exponent
 from spherenet.theory.features import Digits, train
 
 __all__ = [
     "HessianProduct",
-    "Measured",
-    "Rescaled",
+    "MeasuredSpectrum",
+    "NetworkComparison",
+    "RescaledSpectrum",
     "Spectrum",
-    "TwinReport",
-    "compare_twins",
+    "compare_networks",
     "lanczos",
     "loss_hessian",
     "rescaled",
@@ -52,15 +49,15 @@ __all__ = [
 ]
 
 STEPS = 25
-"""Products a probe: λ_max is then right to well under a percent."""
+"""Products per starting vector; the error of λ_max is then well below one percent."""
 
 EXHAUSTED = 1e-10
-"""A next vector this short against H itself is rounding: the space that H can reach from the start is used up."""
+"""A next vector that is relatively shorter is rounding error: the reachable Krylov space is exhausted."""
 
 
 @dataclass(frozen=True)
 class HessianProduct:
-    """H·v as a function of v, for H of so many rows."""
+    """H·v as a function of v, and the number of rows of H."""
 
     rows: int
     times: Callable[[Tensor], Tensor]
@@ -78,18 +75,18 @@ class Spectrum:
     spread: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what JSON takes."""
+        """Return the result for JSON."""
         return asdict(self)
 
 
 def loss_hessian(model: nn.Module, images: Tensor, labels: Tensor) -> HessianProduct:
-    """The Hessian of `model(images, labels)`'s loss by all trained parameters, as products with flat vectors.
+    """Return the Hessian of the loss `model(images, labels)` with respect to all trainable parameters.
 
-    One graph of the gradient is built and walked for every product. The reference is used in place of the fused
-    kernels, whose second derivatives are no faster.
+    The graph of the gradient is built once and used for every product. The reference implementation is used, because
+    second derivatives of the fused kernels are not faster.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    with functional.backend("reference"):
+    with backend("reference"):
         loss, _ = model(images, labels)
         gradient = _flat(torch.autograd.grad(loss, parameters, create_graph=True))
 
@@ -100,35 +97,40 @@ def loss_hessian(model: nn.Module, images: Tensor, labels: Tensor) -> HessianPro
 
 
 def lanczos(hessian: HessianProduct, steps: int, start: Tensor) -> tuple[Tensor, Tensor]:
-    """Ritz values, smallest first, and their quadrature weights, which sum to 1.
+    """Return the Ritz values, smallest first, and their quadrature weights, which sum to 1.
 
-    start: a vector [p], not zero. Every new vector is made orthogonal to all before it, twice: without that, rounding
-    lets converged values come back as copies. Ends early where the reachable space is used up.
+    Every new vector is orthogonalized twice against all previous ones; otherwise rounding produces copies of converged
+    values. The iteration ends early when the Krylov space is exhausted.
+
+    Args:
+        hessian: Matrix.
+        steps: Number of products.
+        start: Starting vector [p], not zero.
     """
     basis = [start / start.norm()]
     diagonal: list[Tensor] = []
-    beside: list[Tensor] = []
+    off_diagonal: list[Tensor] = []
     for _ in range(min(steps, hessian.rows)):
         product = hessian.times(basis[-1])
         diagonal.append(product @ basis[-1])
-        known = torch.stack(basis)
+        previous = torch.stack(basis)
         length = product.norm()
         for _ in range(2):
-            product = product - known.mT @ (known @ product)
+            product = product - previous.mT @ (previous @ product)
         if product.norm() <= EXHAUSTED * length:
             break
-        beside.append(product.norm())
+        off_diagonal.append(product.norm())
         basis.append(product / product.norm())
     tridiagonal = torch.diag(torch.stack(diagonal))
     if len(diagonal) > 1:
-        off = torch.stack(beside[: len(diagonal) - 1])
+        off = torch.stack(off_diagonal[: len(diagonal) - 1])
         tridiagonal = tridiagonal + torch.diag(off, 1) + torch.diag(off, -1)
     values, vectors = torch.linalg.eigh(tridiagonal)
     return values, vectors[0].square()
 
 
 def spectrum(hessian: HessianProduct, *, steps: int = STEPS, probes: int, seed: int = 0) -> Spectrum:
-    """Estimate the spectrum from `probes` random starts in float64; the same numbers for the same seed."""
+    """Estimate the spectrum from `probes` random starting vectors in float64."""
     generator = torch.Generator().manual_seed(seed)
     largest, smallest, means = -torch.inf, torch.inf, []
     for _ in range(probes):
@@ -138,7 +140,7 @@ def spectrum(hessian: HessianProduct, *, steps: int = STEPS, probes: int, seed: 
         means.append(float((weights * values.abs()).sum()))
     mean = sum(means) / probes
     error = (sum((each - mean) ** 2 for each in means) / max(1, probes - 1) / probes) ** 0.5
-    # A network whose every unit is dead has a Hessian of zeros: nothing is spread.
+    # If all units of a network are dead, its Hessian is zero.
     return Spectrum(hessian.rows, largest, smallest, mean, error, largest / mean if mean > 0 else 0.0)
 
 
@@ -152,13 +154,13 @@ PROBES = 4
 POINTS = 4
 SCALES = (1.0, 2.0, 4.0, 8.0, 16.0)
 FIT_FROM = 4.0
-"""Below, the steepest directions are those of other layers than the one whose kernels shrink."""
+"""Below this scale, the steepest directions belong to other layers than the one with shrinking kernels."""
 CNN, SPHERENET = "CNN", "SphereNet"
 
 
 @dataclass(frozen=True)
-class Measured:
-    """The spectrum of a network's loss at an iteration of its training."""
+class MeasuredSpectrum:
+    """The spectrum of the loss of a network at an iteration of its training."""
 
     network: str
     step: int
@@ -167,8 +169,8 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Rescaled:
-    """λ_max at (c·W_1, W_2/c) for every c, and the exponent fitted to it."""
+class RescaledSpectrum:
+    """λ_max at (c·W_1, W_2/c) for every c, and the fitted exponent."""
 
     case: str
     c: tuple[float, ...]
@@ -178,39 +180,49 @@ class Rescaled:
 
 
 @dataclass(frozen=True)
-class TwinReport:
-    """What `compare_twins` found."""
+class NetworkComparison:
+    """The result of `compare_networks`."""
 
     operator: str
     batch_norm: bool
-    measured: list[Measured]
-    rescaled: list[Rescaled]
+    measured: list[MeasuredSpectrum]
+    rescaled: list[RescaledSpectrum]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what JSON takes."""
+        """Return the result for JSON."""
         return asdict(self)
 
 
 def small_network(operator: str | None, side: int, *, batch_norm: bool, seed: int) -> Classifier:
-    """A cnn-3 of about a thousand parameters in float64; operator None for the CNN twin."""
+    """Return a cnn-3 with about a thousand parameters in float64; operator None gives the CNN."""
     torch.manual_seed(seed)
     layers = LayerFactory(operator=operator, batch_norm=batch_norm)
     features = PlainFeatures(layers, WIDTHS, 1, (side, side), depth=3, out_features=FEATURES)
     return Classifier(features, AngularHead(FEATURES, 10), SoftmaxLoss(), {}).double()
 
 
-def compare_twins(
+def compare_networks(
     operator: str = "cosine",
     *,
     steps: int,
     batch_norm: bool = False,
     seed: int = 0,
     progress: Progress = lambda done, total: None,
-) -> TwinReport:
-    """Train both twins on digits and take spectra of the loss of the same 64 test digits on the way and at the end.
+) -> NetworkComparison:
+    """Train a CNN and a SphereNet on digits and measure spectra of the loss of 64 test digits.
 
-    Spectra are taken at four points, the first before training. ValueError for fewer than one step; TrainingError
-    where training fails.
+    Spectra are measured at four points, the first one before training.
+
+    Args:
+        operator: Operator of the SphereNet.
+        steps: Training iterations.
+        batch_norm: Whether both networks have BatchNorm.
+        seed: Seed of networks, batches and starting vectors.
+        progress: Function called with (done, total).
+
+    Raises:
+        ValueError: steps < 1.
+        TrainingError: The loss is not finite, or all units of a network are dead.
     """
     if steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}.")
@@ -230,7 +242,7 @@ def compare_twins(
         CNN: small_network(None, digits.side, batch_norm=batch_norm, seed=seed),
         SPHERENET: small_network(operator, digits.side, batch_norm=batch_norm, seed=seed),
     }
-    measured: list[Measured] = []
+    measured: list[MeasuredSpectrum] = []
     for name, model in networks.items():
         losses = train(model, digits, steps, seed)
         for before, point in zip([0, *points], points, strict=False):
@@ -238,38 +250,42 @@ def compare_twins(
                 next(losses)
             loss = model(*measured_on)[0].item()
             measured.append(
-                Measured(name, point, loss, spectrum(loss_hessian(model, *measured_on), probes=PROBES, seed=seed))
+                MeasuredSpectrum(
+                    name, point, loss, spectrum(loss_hessian(model, *measured_on), probes=PROBES, seed=seed)
+                )
             )
             tick()
     cases = [
         (CNN, networks[CNN], False, 2.0),
         (f"{SPHERENET}, raw", networks[SPHERENET], False, 2.0),
-        (f"{SPHERENET}, renormalised", networks[SPHERENET], True, 0.0),
+        (f"{SPHERENET}, renormalized", networks[SPHERENET], True, 0.0),
     ]
-    found = []
-    for case, model, renormalise, expected in cases:
+    rescaled_spectra = []
+    for case, model, renormalize, expected in cases:
         largest = []
         for c in SCALES:
-            moved = loss_hessian(rescaled(model, c, renormalise=renormalise), *measured_on)
+            moved = loss_hessian(rescaled(model, c, renormalize=renormalize), *measured_on)
             largest.append(spectrum(moved, probes=1, seed=seed).largest)
             tick()
         if min(largest) <= 0:
-            raise TrainingError(f"{case}: the loss has no curvature left, all units are dead; try another seed.")
-        found.append(Rescaled(case, SCALES, tuple(largest), fitted_exponent(SCALES, largest, FIT_FROM), expected))
-    return TwinReport(operator, batch_norm, measured, found)
+            raise TrainingError(f"{case}: the loss has no curvature because all units are dead; try another seed.")
+        exponent = fitted_exponent(SCALES, largest, FIT_FROM)
+        rescaled_spectra.append(RescaledSpectrum(case, SCALES, tuple(largest), exponent, expected))
+    return NetworkComparison(operator, batch_norm, measured, rescaled_spectra)
 
 
-def rescaled(model: Classifier, c: float, *, renormalise: bool) -> Classifier:
-    """A copy with the kernels of the first convolution times c, of the second by 1/c; its outputs are the same.
+def rescaled(model: Classifier, c: float, *, renormalize: bool) -> Classifier:
+    """Return a copy with the kernels of the first convolution times c and of the second times 1/c.
 
-    renormalise: afterwards every kernel of both is brought to unit length, as the paper's proof assumes.
+    The outputs are the same. With `renormalize`, every kernel of both is then scaled to unit length, as the paper's
+    proof assumes.
     """
     moved = deepcopy(model)
     first, second = _first_two_convolutions(moved)
     with torch.no_grad():
         for layer, scale in ((first, c), (second, 1 / c)):
             layer.weight.mul_(scale)
-            if renormalise:
+            if renormalize:
                 layer.weight.div_(_kernel_norms(layer.weight))
     return moved
 

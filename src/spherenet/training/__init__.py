@@ -1,7 +1,7 @@
-"""Training: one configuration, what it builds, the loop on torch's own DDP and AMP, evaluation and saved runs.
+"""Training: configuration, building, the loop on torch's DDP and AMP, evaluation, probes and saved runs.
 
-The names live in `__init__.pyi`; each is imported when it is first used, so that `spherenet train --help` does not
-wait for torch.
+`__init__.pyi` lists the names. Each is imported when it is first used, so that `spherenet train --help` does not import
+torch.
 """
 
 import lazy_loader as _lazy

@@ -1,9 +1,9 @@
+from .config import TrainConfig as TrainConfig
 from .distributed import Processes as Processes
 from .evaluation import Evaluation as Evaluation
 from .evaluation import evaluate as evaluate
-from .settings import Settings as Settings
 from .signals import Reporter as Reporter
 from .signals import StopRequested as StopRequested
 from .signals import StopSignals as StopSignals
-from .trainer import Outcome as Outcome
+from .state import Outcome as Outcome
 from .trainer import Trainer as Trainer

@@ -1,4 +1,4 @@
-"""From a configuration to the objects that the engine takes."""
+"""Build data, model, optimizer and penalties from a `TrainConfig`."""
 
 from __future__ import annotations
 
@@ -11,21 +11,32 @@ import torch
 from torch import Tensor, nn
 
 from spherenet.data import AUGMENTATIONS, Augmentation, Dataset, default_augmentation, load_dataset
-from spherenet.losses import Annealing, GASoftmaxLoss
+from spherenet.losses import Annealing, MarginLoss
 from spherenet.models import Classifier, create_model
+from spherenet.optim import param_groups
 from spherenet.regularizers import hyperspherical_energy, orthogonality, sphere_layers
-from spherenet.training import Settings
 from spherenet.training.config import TrainConfig
 from spherenet.validation import require_one_of
 
-__all__ = ["augmentation_of", "build_data", "build_model", "build_penalty", "build_settings", "iteration_setter"]
-
-# The paper divides the learning rate at 34K and 54K of 64K iterations.
-PAPER_MILESTONES = (34 / 64, 54 / 64)
+__all__ = [
+    "build_augmentation",
+    "build_data",
+    "build_model",
+    "build_optimizer",
+    "build_penalty",
+    "lambda_setter",
+    "split_folds",
+    "subsample",
+]
 
 
 def build_data(config: TrainConfig, progress: Callable[[int, int], None] | None = None) -> Dataset:
-    """Load the configuration's data set; of a cross-validation, the parts of its fold."""
+    """Load the data set, with the folds and the number of training images of the configuration.
+
+    Args:
+        config: Options of the run.
+        progress: Function (bytes done, bytes in total) that is called during a download.
+    """
     if config.folds and not (config.folds >= 2 and 0 <= config.fold < config.folds):
         raise ValueError(f"fold must be from 0 to folds − 1 of at least 2, got {config.fold} of {config.folds}.")
     dataset = load_dataset(
@@ -34,51 +45,56 @@ def build_data(config: TrainConfig, progress: Callable[[int, int], None] | None 
         image_size=config.image_size,
         channels=config.channels,
         val_fraction=config.val_fraction,
-        seed=0,  # which pictures are held out must not change with the seed of the run
+        seed=0,  # the held-out images must not depend on the seed of the run
         download=config.download,
         progress=progress,
     )
     if config.folds:
-        dataset = in_folds(dataset, config.folds, config.fold)
-    return dataset if config.train_pictures is None else with_fewer(dataset, config.train_pictures)
+        dataset = split_folds(dataset, config.folds, config.fold)
+    return dataset if config.train_images is None else subsample(dataset, config.train_images)
 
 
-def in_folds(dataset: Dataset, folds: int, fold: int) -> Dataset:
-    """The data set whose test pictures are one part of the training pictures, stratified and always the same."""
+def split_folds(dataset: Dataset, folds: int, fold: int) -> Dataset:
+    """Return a data set whose test images are one stratified, reproducible fold of the training images."""
     labels = dataset.train.labels
-    part = torch.empty_like(labels)
-    part[_class_by_class(labels)] = torch.arange(len(labels)) % folds
-    held_out, rest = (part == fold).nonzero().flatten(), (part != fold).nonzero().flatten()
-    return replace(dataset, train=dataset.train.subset(rest), test=dataset.train.subset(held_out))
+    fold_of_image = torch.empty_like(labels)
+    fold_of_image[_sorted_by_class(labels)] = torch.arange(len(labels)) % folds
+    test, train = (fold_of_image == fold).nonzero().flatten(), (fold_of_image != fold).nonzero().flatten()
+    return replace(dataset, train=dataset.train.subset(train), test=dataset.train.subset(test))
 
 
-def with_fewer(dataset: Dataset, pictures: int) -> Dataset:
-    """The data set with so many training pictures, stratified and always the same; ValueError if there are fewer."""
+def subsample(dataset: Dataset, count: int) -> Dataset:
+    """Return a data set with a stratified, reproducible subset of `count` training images.
+
+    Raises:
+        ValueError: If there are fewer images, or if `count` is less than the number of classes.
+    """
     labels = dataset.train.labels
-    if not len(dataset.classes) <= pictures <= len(labels):
-        allowed = f"from {len(dataset.classes)}, one of each class, to the {len(labels)} there are"
-        raise ValueError(f"train_pictures must be {allowed}, got {pictures}.")
-    # Evenly spaced through the classes one after the other: of each class its share, rounded.
-    spaced = torch.arange(pictures) * len(labels) // pictures
-    return replace(dataset, train=dataset.train.subset(_class_by_class(labels)[spaced].sort().values))
+    if not len(dataset.classes) <= count <= len(labels):
+        allowed = f"from {len(dataset.classes)} (one image per class) to {len(labels)} (all images)"
+        raise ValueError(f"train_images must be {allowed}, got {count}.")
+    # Evenly spaced indices of the images sorted by class: a proportional number from each class.
+    spaced = torch.arange(count) * len(labels) // count
+    return replace(dataset, train=dataset.train.subset(_sorted_by_class(labels)[spaced].sort().values))
 
 
-def _class_by_class(labels: Tensor) -> Tensor:
-    """The indices of one class after the other, each class in a random order that is always the same."""
+def _sorted_by_class(labels: Tensor) -> Tensor:
+    """Return indices sorted by class, in a reproducible random order within each class."""
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     return order[labels[order].argsort(stable=True)]
 
 
-def augmentation_of(config: TrainConfig) -> Augmentation:
-    """What training does to the pictures."""
+def build_augmentation(config: TrainConfig) -> Augmentation:
+    """Return the augmentation of the training images."""
     name = default_augmentation(config.data) if config.augmentation is None else config.augmentation
     return AUGMENTATIONS[require_one_of("augmentation", name, AUGMENTATIONS)]
 
 
 def build_model(config: TrainConfig, dataset: Dataset) -> Classifier:
-    """Make the network for a data set, its weights drawn by the configuration's seed.
+    """Return the network for a data set, with weights initialized from the configuration's seed.
 
-    Raises ValueError, before any memory is taken, if training the network needs more than the machine has.
+    Raises:
+        ValueError: If training the network needs more memory than the machine has. Nothing is allocated then.
     """
     with torch.device("meta"):
         _require_memory(_create(config, dataset))
@@ -87,27 +103,38 @@ def build_model(config: TrainConfig, dataset: Dataset) -> Classifier:
 
 
 def _require_memory(model: Classifier) -> None:
-    """Refuse a network whose weights, with gradients and the two moments of Adam, are larger than the memory."""
+    """Raise ValueError if weights, gradients and the two moments of Adam exceed the memory of the machine."""
     needed = 4 * sum(parameter.nbytes for parameter in model.parameters())
     try:
-        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):  # not on every system
         return
-    if needed > there:
+    if needed > available:
         raise ValueError(
             f"widths must make a network that fits in memory: training this one takes {needed / 2**30:,.0f} GB, "
-            f"the machine has {there / 2**30:,.0f}."
+            f"the machine has {available / 2**30:,.0f}."
         )
 
 
 def _create(config: TrainConfig, dataset: Dataset) -> Classifier:
+    loss_options: dict[str, Any] = {
+        "m": config.m,
+        "s": config.s,
+        "k": config.loss_k,
+        "scale": config.scale,
+        "margin_gradient": config.margin_gradient,
+        "form": config.margin_form,
+        "feature_penalty": config.feature_penalty or None,
+        "feature_norm": config.feature_norm,
+        "label_smoothing": config.label_smoothing or None,
+    }
     return create_model(
         config.model,
         num_classes=len(dataset.classes),
         operator=config.operator,
         k=config.k,
         loss=config.loss,
-        loss_options=_loss_options(config),
+        loss_options={name: value for name, value in loss_options.items() if value is not None},
         k_sharing=config.k_sharing,
         rescale=config.rescale,
         batch_norm=config.batch_norm,
@@ -116,27 +143,21 @@ def _create(config: TrainConfig, dataset: Dataset) -> Classifier:
         in_channels=dataset.preprocessing.channels,
         input_size=dataset.preprocessing.size,
         shortcut=config.shortcut,
+        feature_batch_norm=config.feature_batch_norm,
     )
 
 
-def _loss_options(config: TrainConfig) -> dict[str, Any]:
-    given = {"m": config.m, "s": config.s, "k": config.loss_k}
-    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if config.label_smoothing:
-        options["label_smoothing"] = config.label_smoothing
-    return options
+def lambda_setter(config: TrainConfig, model: nn.Module) -> Callable[[int], None] | None:
+    """Fit the annealing of a margin loss to the run (Eq. 7).
 
-
-def iteration_setter(config: TrainConfig, model: Classifier) -> Callable[[int], None] | None:
-    """Fit a margin's annealing to the run; return what tells the loss which step it is, None without one.
-
-    The caller sets λ once per step, however many batches a step has.
+    Returns:
+        Function that sets λ for a step, called once before the step; None if the model's loss has no annealed margin.
     """
-    criterion = model.criterion
-    if not isinstance(criterion, GASoftmaxLoss):
+    criterion = getattr(model, "criterion", None)
+    if not isinstance(criterion, MarginLoss):
         return None
     criterion.annealing = None
-    if config.annealing:
+    if criterion.margin_gradient == "full" if config.annealing is None else config.annealing:
         criterion.annealing = Annealing.for_run(
             config.iterations,
             start=max(100.0, config.lambda_floor),
@@ -146,17 +167,19 @@ def iteration_setter(config: TrainConfig, model: Classifier) -> Callable[[int], 
     return criterion.set_step
 
 
-def build_settings(config: TrainConfig) -> Settings:
-    """The engine's settings."""
-    milestones = config.milestones
-    if milestones is None:
-        milestones = [round(fraction * config.iterations) for fraction in PAPER_MILESTONES]
-    shared = {name: getattr(config, name) for name in Settings.__dataclass_fields__ if hasattr(config, name)}
-    return Settings(**{**shared, "milestones": tuple(milestones)})
+def build_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
+    """Return a fused Adam or SGD. Sphere layers have no weight decay unless `decay_all` is set."""
+    groups: list[dict[str, Any]] = param_groups(model, config.weight_decay)
+    if config.decay_all:
+        for group in groups:
+            group["weight_decay"] = config.weight_decay
+    if config.optimizer == "adam":
+        return torch.optim.Adam(groups, lr=config.learning_rate, fused=True)
+    return torch.optim.SGD(groups, lr=config.learning_rate, momentum=config.momentum, fused=True)
 
 
-def build_penalty(config: TrainConfig, model: Classifier) -> Callable[[nn.Module], Tensor] | None:
-    """The regularisers of the sphere layers; None where the network has none or they weigh nothing."""
+def build_penalty(config: TrainConfig, model: nn.Module) -> Callable[[nn.Module], Tensor] | None:
+    """Return the weighted regularizers of the sphere layers, None if there are none or their weights are 0."""
     if not sphere_layers(model) or not (config.orthogonality or config.energy):
         return None
 

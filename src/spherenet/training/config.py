@@ -1,19 +1,28 @@
-"""What `spherenet train` can be told: one flat, typed configuration, as options, YAML or Python.
+"""`TrainConfig`: the options of a training run, as command line options, YAML or Python.
 
-Nothing here imports torch, so that help and wrong options answer at once.
+This module does not import torch, so that `spherenet train --help` and wrong options respond at once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import cache, cached_property
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-__all__ = ["FREE", "Group", "TrainConfig"]
+__all__ = ["FREE", "LEARNING_RATE_DECAY", "RENAMED", "Group", "TrainConfig"]
 
-FREE = ("data_dir", "download", "workers", "log_every", "checkpoint_every", "observe", "tensorboard",
-        "timeout")  # fmt: skip
-"""What may differ when a run goes on, for it changes no result."""
+FREE = ("data_dir", "download", "workers", "log_every", "checkpoint_every", "probes", "tensorboard", "timeout")
+"""Options that do not change the result of a run. They may differ when it is resumed."""
 
+RENAMED = {"train_pictures": "train_images", "observe": "probes"}
+"""Earlier names of options. Saved configurations and the command line still accept them."""
+
+LEARNING_RATE_DECAY = 0.1
+"""Factor applied to the learning rate at each milestone."""
+
+# The paper divides the learning rate at 34K and 54K of 64K iterations.
+PAPER_MILESTONES = (34 / 64, 54 / 64)
 
 LIMITS = {
     "image_size": 4096,
@@ -29,13 +38,20 @@ LIMITS = {
     "lambda_floor": 1e6,
     "m": 1e6,
     "s": 1e6,
+    "scale": 1e6,
+    "feature_penalty": 1e6,
+    "feature_norm": 1e6,
 }
-"""The largest value of each option: more is a mistake, or a stranger's configuration made to exhaust the machine."""
+"""Largest allowed values. Larger ones are mistakes, or come from a file written to exhaust the machine."""
+
+AT_LEAST_ONE = ("iterations", "batch_size", "accumulate", "threads", "log_every", "eval_every", "eval_batch_size",
+                "checkpoint_every")  # fmt: skip
+AT_LEAST_ZERO = ("learning_rate", "momentum", "weight_decay", "workers", "seed")
 
 
 @dataclass(frozen=True)
 class Group:
-    """A heading in the help text, in the order of the fields."""
+    """Heading of the help text under which options are listed."""
 
     title: str
 
@@ -50,103 +66,182 @@ def _option(default: Any, group: Group, help: str) -> Any:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Everything that decides what a run computes; SPEC 4 gives the defaults but for the length of the run."""
+    """Options of a training run. The defaults are those of the paper, except for a shorter run.
 
-    data: str = _option("mnist5k", DATA, "mnist5k (embedded), cifar10, cifar100, or folder (class/name.jpg)")
-    data_dir: str | None = _option(None, DATA, "where the data are, or are downloaded to; else SPHERENET_DATA")
-    augmentation: str | None = _option(None, DATA, "none, flip, flip-crop, flips-crop or imagenet; else the set's own")
-    image_size: int | None = _option(None, DATA, "side to which pictures are brought (the set's own; folders 224)")
-    channels: int | None = _option(None, DATA, "1 for grey, 3 for colour; of a folder's pictures (3)")
-    val_fraction: float = _option(0.1, DATA, "share of a folder without val/ that is kept for evaluation")
-    folds: int = _option(0, DATA, "cross-validation: parts that the training pictures are shared out to (0: none)")
-    fold: int = _option(0, DATA, "the part that is evaluated on, the others being trained on; from 0")
-    train_pictures: int | None = _option(None, DATA, "train on so many pictures only, of each class alike (all)")
-    download: bool = _option(True, DATA, "fetch what is not there")
+    Raises:
+        TypeError: If a value has the wrong type.
+        ValueError: If a value is out of range or not one of the choices.
+    """
 
-    model: str = _option("cnn-3", NETWORK, "cnn-3/9/18/45/60/69, resnet-32, resnet-32-wide, resnet-18")
-    operator: str | None = _option("sigmoid", NETWORK, "linear, cosine, sigmoid, learnable; none for a plain CNN")
-    k: float | None = _option(None, NETWORK, "of the sigmoid (0.3), or where a learned one starts (0.5)")
-    k_sharing: Literal["filter", "layer", "network"] = _option("filter", NETWORK, "one learned k for each of these")
-    rescale: Literal["learned"] | None = _option(None, NETWORK, "learned: β and γ after each sphere layer")
-    widths: list[int] | None = _option(None, NETWORK, "filters of each stage, as 64 96 128 (the paper's)")  # noqa: RUF009
+    data: str = _option("mnist5k", DATA, "data set: mnist5k (embedded), cifar10, cifar100, or folder (class/name.jpg)")
+    data_dir: str | None = _option(None, DATA, "folder of the data set or for its download; default: $SPHERENET_DATA")
+    augmentation: str | None = _option(
+        None, DATA, "none, flip, flip-crop, flips-crop or imagenet; default: that of the data set"
+    )
+    image_size: int | None = _option(
+        None, DATA, "side length to which images are resized; default: that of the data set, 224 for a folder"
+    )
+    channels: int | None = _option(None, DATA, "channels of a folder's images: 1 for gray, 3 for color; default: 3")
+    val_fraction: float = _option(0.1, DATA, "fraction of a folder without val/ that is held out for evaluation")
+    folds: int = _option(0, DATA, "number of cross-validation folds of the training images; 0 for none")
+    fold: int = _option(0, DATA, "index of the fold to evaluate on; the other folds are trained on")
+    train_images: int | None = _option(
+        None, DATA, "number of training images, with the same fraction of each class; default: all"
+    )
+    download: bool = _option(True, DATA, "download of a data set that is missing")
+
+    model: str = _option("cnn-3", NETWORK, "network: cnn-3/9/18/45/60/69, resnet-32, resnet-32-wide or resnet-18")
+    operator: str | None = _option(
+        "cosine", NETWORK, "convolution operator: linear, cosine, sigmoid, learnable; none for a plain CNN"
+    )
+    k: float | None = _option(
+        None, NETWORK, "parameter k of the sigmoid operator (default: 0.3) or initial k of learnable (default: 0.5)"
+    )
+    k_sharing: Literal["filter", "layer", "network"] = _option(
+        "filter", NETWORK, "scope of one learned k: per filter, per layer or per network"
+    )
+    rescale: Literal["learned"] | None = _option(None, NETWORK, "learned scale and offset after each sphere layer")
+    widths: list[int] | None = _option(  # noqa: RUF009
+        None, NETWORK, "number of filters per stage, e.g. 64 96 128; default: those of the paper"
+    )
     batch_norm: bool = _option(True, NETWORK, "BatchNorm after each convolution")
     relu: bool = _option(True, NETWORK, "ReLU after each convolution")
-    shortcut: Literal["plain", "operator"] = _option("plain", NETWORK, "1×1 convolutions of residual networks")
-
-    loss: str = _option("softmax", LOSS, "softmax, w-cosine, w-linear, ga-linear, a, s-cosine, arcface, …")
-    m: float | None = _option(None, LOSS, "margin of ga-…, a, cosface, arcface")
-    s: float | None = _option(None, LOSS, "scale of s-…, cosface, arcface (by the number of classes)")
-    loss_k: float | None = _option(None, LOSS, "k of a loss with the sigmoid (0.3)")
-    annealing: bool = _option(True, LOSS, "let a margin in by a schedule over the run; without it m = 4 may collapse")
-    lambda_floor: float = _option(5.0, LOSS, "what annealing ends at: the margin counts 1/(1 + this)")
-    lambda_floor_at: float = _option(1 / 6, LOSS, "part of the run after which annealing has come to its end")
-    label_smoothing: float = _option(0.0, LOSS, "from 0 to 1")
-
-    iterations: int = _option(1000, TRAINING, "steps of the optimiser (the paper: 64000)")
-    batch_size: int = _option(128, TRAINING, "pictures a step, over all processes together")
-    accumulate: int = _option(1, TRAINING, "pieces in which each process takes its share of a batch")
-    optimizer: Literal["adam", "sgd"] = _option("adam", TRAINING, "adam, or sgd with momentum")
-    learning_rate: float = _option(1e-3, TRAINING, "at the start")
-    momentum: float = _option(0.9, TRAINING, "of sgd")
-    milestones: list[int] | None = _option(  # noqa: RUF009
-        None, TRAINING, "iterations at which the learning rate falls tenfold (34/64 and 54/64 of the run)"
+    shortcut: Literal["plain", "operator"] = _option(
+        "plain", NETWORK, "1×1 shortcut convolutions of residual networks: plain, or with the operator"
     )
-    weight_decay: float = _option(5e-4, TRAINING, "L2 on plain weights; sphere weights have none")
-    decay_all: bool = _option(False, TRAINING, "weight decay on every parameter, sphere weights and k included")
-    orthogonality: float = _option(1e-4, TRAINING, "weight of ‖WᵀW − I‖² over the sphere layers")
-    orthogonality_form: Literal["raw", "normalized"] = _option("raw", TRAINING, "of kernels as they are, or unit ones")
-    energy: float = _option(0.0, TRAINING, "weight of the hyperspherical energy")
-    keep_norms: bool = _option(False, TRAINING, "hold sphere weights at their initial norm")
-    init_from: str | None = _option(None, TRAINING, "run or saved model whose weights to start from, where they fit")
-    on_nan: Literal["stop", "skip"] = _option("stop", TRAINING, "at a step whose loss is not finite")
-    seed: int = _option(0, TRAINING, "of weights, order and augmentation")
+    feature_batch_norm: bool = _option(False, NETWORK, "BatchNorm of the features, before the class weights")
 
-    device: str | None = _option(None, MACHINE, "cpu, cuda, cuda:1, … (cuda where it is there)")
-    precision: Literal["float32", "bfloat16", "float16"] = _option("float32", MACHINE, "half precision is autocast")
-    channels_last: bool = _option(True, MACHINE, "memory format of pictures and kernels")
-    compile: bool = _option(False, MACHINE, "compile the network with torch.compile")
-    sync_batch_norm: bool = _option(True, MACHINE, "BatchNorm over all GPUs of a run")
-    threads: int | None = _option(None, MACHINE, "of torch, in each process")
-    workers: int = _option(2, MACHINE, "processes that read a folder's pictures")
-    timeout: float = _option(120.0, MACHINE, "seconds after which another process of the run counts as lost")
+    loss: str = _option("softmax", LOSS, "loss: softmax, w-cosine, w-linear, ga-linear, a, s-cosine, arcface, …")
+    m: float | None = _option(None, LOSS, "margin of a margin loss; default: that of the loss")
+    s: float | None = _option(None, LOSS, "scale of the logits of s-…, cosface and arcface; default: by class count")
+    loss_k: float | None = _option(None, LOSS, "parameter k of a loss with the sigmoid; default: 0.3")
+    scale: float | Literal["norm"] | None = _option(
+        None, LOSS, "scale of the logits of ga-… and a: a number, or norm for the feature norm; default: by class count"
+    )
+    margin_gradient: Literal["full", "detached"] | None = _option(
+        None, LOSS, "gradient of a margin: full, or detached for that of m = 1; default: that of the loss"
+    )
+    margin_form: Literal["psi", "r1", "r2"] | None = _option(
+        None, LOSS, "margin function of ga-…, a and s-…: psi, or r1 or r2 of SphereFace-R; default: psi"
+    )
+    feature_penalty: float = _option(0.0, LOSS, "weight of the pull of feature norms to a target, with scale norm")
+    feature_norm: float | None = _option(None, LOSS, "target of the feature penalty; default: by class count")
+    annealing: bool | None = _option(
+        None, LOSS, "gradual introduction of a margin; default: if the margin gradient is full"
+    )
+    lambda_floor: float = _option(5.0, LOSS, "final λ of the annealing: the margin has the weight 1/(1 + λ)")
+    lambda_floor_at: float = _option(1 / 6, LOSS, "fraction of the run after which λ has its final value")
+    label_smoothing: float = _option(0.0, LOSS, "label smoothing, from 0 to 1")
 
-    log_every: int = _option(50, OUTPUT, "iterations between rows of training numbers")
+    iterations: int = _option(1000, TRAINING, "number of optimizer steps (64000 in the paper)")
+    batch_size: int = _option(128, TRAINING, "images per step, over all processes")
+    accumulate: int = _option(1, TRAINING, "number of micro-batches per step and process, for less memory")
+    optimizer: Literal["adam", "sgd"] = _option("adam", TRAINING, "Adam, or SGD with momentum")
+    learning_rate: float = _option(1e-3, TRAINING, "initial learning rate")
+    momentum: float = _option(0.9, TRAINING, "momentum of SGD")
+    milestones: list[int] | None = _option(  # noqa: RUF009
+        None, TRAINING, "iterations at which the learning rate is divided by 10; default: 34/64 and 54/64 of the run"
+    )
+    weight_decay: float = _option(5e-4, TRAINING, "weight decay of plain layers; sphere layers have none")
+    decay_all: bool = _option(False, TRAINING, "weight decay of all parameters, including sphere layers and k")
+    orthogonality: float = _option(1e-4, TRAINING, "weight of the orthogonality penalty ‖WᵀW − I‖² of sphere layers")
+    orthogonality_form: Literal["raw", "normalized"] = _option(
+        "raw", TRAINING, "orthogonality of the kernels (raw) or of their directions (normalized)"
+    )
+    energy: float = _option(0.0, TRAINING, "weight of the hyperspherical energy of sphere layers")
+    keep_norms: bool = _option(False, TRAINING, "sphere weights kept at their initial norm")
+    keep_norms_mode: Literal["renormalize", "project"] = _option(
+        "renormalize", TRAINING, "kept norms: steps renormalized, or projected onto the sphere and relative to the norm"
+    )
+    init_from: str | None = _option(
+        None, TRAINING, "run or saved model whose weights are the initial weights, as far as they fit"
+    )
+    on_nan: Literal["stop", "skip"] = _option("stop", TRAINING, "response to a loss or gradient that is not finite")
+    seed: int = _option(0, TRAINING, "seed of weights, order of images and augmentation")
+
+    device: str | None = _option(None, MACHINE, "cpu, cuda, cuda:1, …; default: cuda if available, else cpu")
+    precision: Literal["float32", "bfloat16", "float16"] = _option(
+        "float32", MACHINE, "precision of the forward pass; half precision uses autocast"
+    )
+    channels_last: bool = _option(True, MACHINE, "channels-last memory format of images and kernels")
+    compile: bool = _option(False, MACHINE, "compilation of the network with torch.compile")
+    sync_batch_norm: bool = _option(True, MACHINE, "BatchNorm statistics over all GPUs of a run")
+    threads: int | None = _option(None, MACHINE, "number of CPU threads per process; default: that of torch")
+    workers: int = _option(2, MACHINE, "number of processes that read a folder's images")
+    timeout: float = _option(120.0, MACHINE, "seconds after which an unresponsive process of the run counts as lost")
+
+    log_every: int = _option(50, OUTPUT, "iterations between rows of training metrics")
     eval_every: int = _option(250, OUTPUT, "iterations between evaluations")
-    eval_batch_size: int = _option(256, OUTPUT, "pictures a batch of an evaluation")
+    eval_batch_size: int = _option(256, OUTPUT, "images per batch of an evaluation")
     checkpoint_every: int = _option(250, OUTPUT, "iterations between checkpoints")
-    observe: bool = _option(True, OUTPUT, "log weight norms and the variance of each layer at evaluations")
-    tensorboard: bool = _option(False, OUTPUT, "write TensorBoard files into the run's folder too")
+    probes: bool = _option(True, OUTPUT, "weight norms and output variances per layer, logged at each evaluation")
+    tensorboard: bool = _option(False, OUTPUT, "TensorBoard files in the run's folder")
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a number beyond its limit."""
+        if self.operator == "none":
+            object.__setattr__(self, "operator", None)
+        for name, hint in _hints().items():
+            value = getattr(self, name)
+            if isinstance(value, tuple):  # as JSON and YAML return it
+                object.__setattr__(self, name, list(value))
+            if get_origin(hint) is Literal and isinstance(value, str) and value not in get_args(hint):
+                raise ValueError(f"{name} must be one of {', '.join(get_args(hint))}, got {value[:80]!r}.")
+            if not _is_of(value, hint):
+                raise TypeError(f"{name} must be {_type_name(hint)}, got {repr(value)[:80]}.")
         for name, largest in LIMITS.items():
             value = getattr(self, name)
-            for number in value if isinstance(value, (list, tuple)) else [value]:
+            for number in value if isinstance(value, list) else [value]:
                 if isinstance(number, (int, float)) and not number <= largest:
                     raise ValueError(f"{name} must be at most {largest:,}, got {str(number)[:40]}.")
-        if isinstance(self.timeout, (int, float)) and not self.timeout > 0:
+        for name in AT_LEAST_ONE:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {str(value)[:40]}.")
+        for name in AT_LEAST_ZERO:
+            value = getattr(self, name)
+            if not 0 <= value < float("inf"):
+                raise ValueError(f"{name} must be a finite number of at least 0, got {str(value)[:40]}.")
+        if not self.timeout > 0:
             raise ValueError(f"timeout must be greater than 0, got {self.timeout}.")
 
+    @cached_property
+    def resolved_milestones(self) -> tuple[int, ...]:
+        """Iterations at which the learning rate is divided by 10, with the default for this length of the run."""
+        if self.milestones is not None:
+            return tuple(self.milestones)
+        return tuple(round(fraction * self.iterations) for fraction in PAPER_MILESTONES)
+
+    def learning_rate_at(self, step: int) -> float:
+        """Return the learning rate of a step, counted from 0. It is a function of the step, without state to save."""
+        return self.learning_rate * LEARNING_RATE_DECAY ** sum(step >= at for at in self.resolved_milestones)
+
     def as_dict(self) -> dict[str, Any]:
-        """The configuration as JSON and YAML take it."""
+        """Return the configuration as a dictionary of JSON values."""
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> TrainConfig:
-        """The configuration of a dictionary; TypeError for a key that is none of its options."""
-        known = {made.name for made in fields(cls)}
-        unknown = [name for name in values if name not in known]
-        if unknown:
-            raise TypeError(f"{unknown[0]!r} is no option of a training run.")
-        hints = get_type_hints(cls)
-        for name, value in values.items():
-            if not _is_of(value, hints[name]):
-                raise TypeError(f"{name} must be {_words(hints[name])}, got {repr(value)[:80]}.")
+    def from_dict(cls, values: Mapping[str, Any]) -> TrainConfig:
+        """Return the configuration of a dictionary, which may have earlier names of options.
+
+        Raises:
+            TypeError: If a key is not an option, or a value has the wrong type.
+            ValueError: If a value is out of range.
+        """
+        values = {RENAMED.get(name, name): value for name, value in values.items()}
+        options = {option.name for option in fields(cls)}
+        for name in values:
+            if name not in options:
+                raise TypeError(f"{name!r} is not an option of a training run.")
         return cls(**values)
 
 
+@cache
+def _hints() -> dict[str, Any]:
+    return get_type_hints(TrainConfig)
+
+
 def _is_of(value: Any, hint: Any) -> bool:
-    """Whether a value is of a type as the options have them: plain types, lists of them, choices, and unions."""
+    """Return whether a value has the type of an option: a plain type, a list, a choice, or a union of them."""
     if get_origin(hint) is Literal:
         return value in get_args(hint)
     if get_origin(hint) is list:
@@ -158,5 +253,5 @@ def _is_of(value: Any, hint: Any) -> bool:
     return isinstance(value, (int, float) if hint is float else hint)
 
 
-def _words(hint: Any) -> str:
+def _type_name(hint: Any) -> str:
     return str(hint.__name__ if isinstance(hint, type) and not get_args(hint) else hint).replace("typing.", "")

@@ -1,4 +1,4 @@
-"""The processes of a run under torchrun: who am I, what did the others count, what do we do now."""
+"""The processes of a run under torchrun: rank, device, sums and agreement between them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -22,42 +22,57 @@ from spherenet.errors import LostProcessError, RunError, SphereNetError
 __all__ = ["TIMEOUT", "Processes"]
 
 TIMEOUT = 120.0
-"""Seconds after which a process that does not answer counts as lost."""
-PREPARING = timedelta(hours=6)
-"""How long the others wait while one process downloads and reads the data."""
+"""Default number of seconds after which an unresponsive process counts as lost."""
+PREPARATION_TIMEOUT = timedelta(hours=6)
+"""Time that processes wait while one of them downloads and reads the data."""
 
 T = TypeVar("T")
 
-# The group that was left last. A thread of gloo needs Python's lock to free its last tensors, and a group is freed
-# when its thread has ended: torch gives up the lock for that only where the last to hold the group is Python, not DDP.
-_left: list[Any] = []
-atexit.register(_left.clear)
+# The last process group that was destroyed. Gloo's thread needs Python's lock to free its last tensors, and a group is
+# freed when its thread has ended. torch releases the lock for that only if Python, not DDP, holds the last reference.
+_last_group: list[Any] = []
+atexit.register(_last_group.clear)
 
 
 @dataclass(frozen=True)
 class Processes:
-    """One process alone, or one of `world` under torchrun; `device` is the one this process computes on."""
+    """A single process, or one of several under torchrun.
+
+    Attributes:
+        rank: Index of this process.
+        world: Number of processes.
+        device: Device that this process computes on.
+        is_main: Whether this is process 0, which writes the run directory.
+    """
 
     rank: int
     world: int
     device: torch.device
+    is_main: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_main", self.rank == 0)
 
     @classmethod
     @contextmanager
     def joined(cls, device: str | None = None, timeout: float = TIMEOUT) -> Iterator[Processes]:
-        """Join the processes that torchrun started, or be alone; leave them when the block ends.
+        """Join the processes that torchrun started, if any, and leave them at the end of the block.
 
-        device: "cpu", "cuda", "cuda:1", …; None takes CUDA where it is there. Under torchrun each process takes
-        the GPU of its local rank; NCCL speaks between GPUs, gloo between CPUs.
-        timeout: seconds that the processes wait for each other, to join and at every exchange.
-        Raises ValueError for a device that is not there, RunError if not all processes join, and RunError from the
-        block if another process is lost or does not answer.
+        Args:
+            device: "cpu", "cuda", "cuda:1" and so on; None for CUDA if it is available. Under torchrun each process
+                uses the GPU of its local rank. GPUs communicate by NCCL, CPUs by gloo.
+            timeout: Seconds that the processes wait for each other, to join and at every exchange.
+
+        Raises:
+            ValueError: If the device is not available.
+            RunError: If not all processes join.
+            LostProcessError: In the block, if another process ends or does not respond.
         """
         world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
         chosen = _device(device, int(os.environ.get("LOCAL_RANK", "0")) if world > 1 else None)
         if chosen.type == "cuda":
             torch.cuda.set_device(chosen)
-        # torchrun with a single process also sets the variables; then there is nobody to talk to.
+        # torchrun with one process sets the variables too, but then there are no others to join.
         if world == 1:
             yield cls(0, 1, chosen)
             return
@@ -66,44 +81,33 @@ class Processes:
         try:
             yield cls(rank, world, chosen)
         except RuntimeError as error:
-            if not _is_about_others(error):
+            if not _is_communication_error(error):
                 raise
             detail = str(error).splitlines()[0][:200].rstrip(".")
             raise LostProcessError(
-                f"another process of the run was lost or did not answer within {timeout:g} s ({detail}); "
-                "the last checkpoint is intact."
+                f"another process of the run ended or did not respond within {timeout:g} s ({detail}); "
+                "the last checkpoint is valid."
             ) from None
         finally:
             dist.destroy_process_group()
-            _left[:] = [group]
+            _last_group[:] = [group]
 
-    @property
-    def is_main(self) -> bool:
-        """Whether this process writes the run directory."""
-        return self.rank == 0
-
-    def share(self, indices: Tensor) -> Tensor:
-        """The part of a batch that this process takes; parts differ by at most one."""
-        return indices.tensor_split(self.world)[self.rank]
-
-    def total_on_device(self, counts: Tensor) -> Tensor:
-        """Add up a tensor over the processes, in place, without waiting for the device."""
+    def total(self, values: Tensor) -> Tensor:
+        """Sum a tensor over the processes, in place, and return it. This does not wait for the device."""
         if self.world > 1:
-            dist.all_reduce(counts)
-        return counts
-
-    def total(self, counts: Tensor) -> Tensor:
-        """Add up a tensor over the processes; returns it on the CPU."""
-        return self.total_on_device(counts).cpu()
+            dist.all_reduce(values)
+        return values
 
     def from_main(self, function: Callable[[], T], *, patient: bool = False) -> T:
-        """Call a function in the main process and return its result in all; its error is raised in all.
+        """Call a function in the main process. Return its result, or raise its error, in all processes.
 
-        patient: the function may take hours, such as a download.
+        Args:
+            function: Function to call.
+            patient: Whether the function may take hours, e.g. for a download.
         """
         if self.world == 1:
             return function()
-        group = dist.new_group(timeout=PREPARING, backend="gloo") if patient else None
+        group = dist.new_group(timeout=PREPARATION_TIMEOUT, backend="gloo") if patient else None
         result: list[Any] = [None, None]
         if self.is_main:
             try:
@@ -119,7 +123,7 @@ class Processes:
         return value
 
     def in_all(self, function: Callable[[], T]) -> T:
-        """Call a function in every process and return its own result in each; an error in one is raised in all."""
+        """Call a function in every process and return its result. An error in one process is raised in all."""
         if self.world == 1:
             return function()
         value: T | None = None
@@ -130,45 +134,45 @@ class Processes:
             failure = error
         failures: list[Any] = [None] * self.world
         dist.all_gather_object(failures, failure)
-        first = failure or next((found for found in failures if found is not None), None)
+        first = failure or next((error for error in failures if error is not None), None)
         if first is not None:
             raise first
         return value  # type: ignore[return-value]
 
     def require_same(self, values: Mapping[str, Any]) -> None:
-        """Raise RunError in all processes, naming the first value that is not the same in all of them.
+        """Raise RunError in all processes if a value is not the same in all of them; the message names the first.
 
-        Values that differ unnoticed would train several models as if they were one, or let the processes wait for
-        exchanges that the others never make.
+        Undetected differences would train several models as if they were one, or make processes wait for exchanges
+        that others never start.
         """
         if self.world == 1:
             return
-        every: list[Any] = [None] * self.world
-        dist.all_gather_object(every, {name: repr(value) for name, value in values.items()})
-        for name, first in every[0].items():
-            for rank, other in enumerate(every):
+        all_values: list[Any] = [None] * self.world
+        dist.all_gather_object(all_values, {name: repr(value) for name, value in values.items()})
+        for name, first in all_values[0].items():
+            for rank, other in enumerate(all_values):
                 if other.get(name) != first:
                     shown = f"{first[:80]} in process 0 and {other.get(name, 'nothing')[:80]} in process {rank}"
                     raise RunError(f"{name} must be the same in all processes, got {shown}.")
 
-    def share_buffers(self, model: nn.Module) -> None:
-        """Give every process the buffers (running means, counters) of the main one, which are those that are saved."""
+    def broadcast_buffers(self, model: nn.Module) -> None:
+        """Copy the buffers (running means, counters) of the main process, which are saved, to all processes."""
         if self.world > 1:
             for buffer in model.buffers():
                 dist.broadcast(buffer, src=0)
 
     def wrap(self, model: nn.Module, *, sync_batch_norm: bool) -> nn.Module:
-        """The model in torch's DDP where there are several processes; SyncBatchNorm needs a GPU."""
+        """Return the model wrapped in torch's DDP if there are several processes. SyncBatchNorm requires GPUs."""
         if self.world == 1:
             return model
-        if sync_batch_norm and self.device.type == "cuda":
-            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
         on_gpu = self.device.type == "cuda"
+        if sync_batch_norm and on_gpu:
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
         return nn.parallel.DistributedDataParallel(model, device_ids=[self.device] if on_gpu else None)
 
 
 def _join(backend: str, world: int, timeout: float) -> None:
-    """Meet the other processes, in a thread: torch waits for them without hearing signals."""
+    """Join the other processes in a thread, because torch does not handle signals while it waits for them."""
     outcome: list[BaseException | None] = []
 
     def join() -> None:
@@ -180,10 +184,10 @@ def _join(backend: str, world: int, timeout: float) -> None:
 
     thread = threading.Thread(target=join, daemon=True)
     thread.start()
-    ends = time.monotonic() + timeout
-    while thread.is_alive() and time.monotonic() < ends:  # torch itself waits longer than it is told to
-        thread.join(0.05)  # in between, Python calls the handlers of signals
-    error = outcome[0] if outcome else TimeoutError("the time is up")
+    deadline = time.monotonic() + timeout
+    while thread.is_alive() and time.monotonic() < deadline:  # torch can wait longer than its timeout
+        thread.join(0.05)  # Python runs signal handlers between these calls
+    error = outcome[0] if outcome else TimeoutError("timed out")
     if isinstance(error, (RuntimeError, TimeoutError, OSError)):
         detail = (str(error).splitlines() or [type(error).__name__])[0][:200].rstrip(".")
         raise RunError(f"all {world} processes must join within {timeout:g} s, but did not ({detail}).") from None
@@ -191,12 +195,12 @@ def _join(backend: str, world: int, timeout: float) -> None:
         raise error
 
 
-_ABOUT_OTHERS = re.compile(r"gloo|nccl|connection (closed|reset|refused)|timed out|broken pipe", re.IGNORECASE)
+_COMMUNICATION = re.compile(r"gloo|nccl|connection (closed|reset|refused)|timed out|broken pipe", re.IGNORECASE)
 
 
-def _is_about_others(error: RuntimeError) -> bool:
-    """Whether an error is of an exchange between processes; torch has no type of its own for those of gloo."""
-    return isinstance(error, dist.DistError) or bool(_ABOUT_OTHERS.search(str(error)))
+def _is_communication_error(error: RuntimeError) -> bool:
+    """Return whether an exchange between processes failed. torch has no exception type for errors of gloo."""
+    return isinstance(error, dist.DistError) or bool(_COMMUNICATION.search(str(error)))
 
 
 def _device(name: str | None, local_rank: int | None) -> torch.device:
@@ -204,7 +208,7 @@ def _device(name: str | None, local_rank: int | None) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device("cuda", local_rank) if name == "cuda" and local_rank is not None else torch.device(name)
-        torch.zeros(1, device=device).item()  # the device meta has tensors, but no numbers
+        torch.zeros(1, device=device).item()  # fails on the meta device, whose tensors have no values
     except (RuntimeError, AssertionError, ValueError) as error:
         raise ValueError(f"device {name!r} is not available here ({str(error).splitlines()[0]}).") from None
     return device

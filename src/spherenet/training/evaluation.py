@@ -1,80 +1,102 @@
-"""Which pictures are in which batch: a function of seed and step alone, so that any run can go on anywhere.
+"""The order of images in training and evaluation, and the evaluation of a model on a split.
 
-How good a model is on a split: exact counts over all processes.
+The order is a function of seed and step, so that a run can be resumed at any step without saved state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from spherenet.data import Split
-from spherenet.training.deferred import widest_dtype
+from spherenet.data import Batch, Split
+from spherenet.training.config import TrainConfig
+from spherenet.training.deferred import sum_dtype
 from spherenet.training.distributed import Processes
 
-__all__ = ["Evaluation", "autocast", "evaluate", "evaluation_order", "training_order"]
+__all__ = ["Evaluation", "epoch_seed", "evaluate", "evaluation_order", "first_batch", "training_order"]
 
 
 def training_order(
-    num_examples: int, batch_size: int, seed: int, first_step: int, share: Callable[[Tensor], Tensor], accumulate: int
+    num_examples: int, config: TrainConfig, processes: Processes, first_step: int = 0
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yield (epoch, indices) of every piece of every batch from `first_step` on, without end.
+    """Return an endless iterator of (epoch, indices), one pair per micro-batch of this process.
 
-    An epoch is a new permutation of all pictures; what is left over when it does not divide into batches is left
-    out of that epoch. share: the part of a batch that this process takes. Raises ValueError where a batch is
-    larger than the set, or too small for every process and piece to get a picture.
+    Each epoch is a new permutation of all images. Images that do not fill a last batch are left out of the epoch.
+
+    Args:
+        num_examples: Number of training images.
+        config: Batch size, seed and number of micro-batches (`accumulate`).
+        processes: Number of processes, among which a batch is divided, and the rank of this one.
+        first_step: Step to start from.
+
+    Raises:
+        ValueError: If a batch is larger than the data set, or too small for all processes and micro-batches.
     """
-    batches = num_examples // batch_size
-    if batches == 0:
-        raise ValueError(f"batch_size must be at most the {num_examples} training pictures, got {batch_size}.")
-    if min(len(piece) for piece in share(torch.arange(batch_size)).tensor_split(accumulate)) == 0:
-        raise ValueError(f"batch_size {batch_size} is too small for {accumulate} pieces in every process.")
-    return _pieces(num_examples, batch_size, seed, first_step, share, accumulate)
+    batch_size = config.batch_size
+    if batch_size > num_examples:
+        raise ValueError(f"batch_size must be at most the {num_examples} training images, got {batch_size}.")
+    smallest = batch_size // processes.world // config.accumulate
+    if smallest == 0:
+        raise ValueError(
+            f"batch_size must be at least {processes.world * config.accumulate} ({processes.world} processes × "
+            f"{config.accumulate} micro-batches), got {batch_size}."
+        )
+    return _micro_batches(num_examples, config, processes, first_step)
 
 
-def _pieces(
-    num_examples: int, batch_size: int, seed: int, first_step: int, share: Callable[[Tensor], Tensor], accumulate: int
+def _micro_batches(
+    num_examples: int, config: TrainConfig, processes: Processes, first_step: int
 ) -> Iterator[tuple[int, Tensor]]:
-    epoch, batch = divmod(first_step, num_examples // batch_size)
+    """Yield what `training_order` returns."""
+    batches = num_examples // config.batch_size
+    epoch, batch = divmod(first_step, batches)
     while True:
-        order = torch.randperm(num_examples, generator=torch.Generator().manual_seed(epoch_seed(seed, epoch)))
-        for indices in torch.split(order, batch_size)[batch : num_examples // batch_size]:
-            for piece in share(indices).tensor_split(accumulate):
-                yield epoch, piece
+        seed = epoch_seed(config.seed, epoch)
+        order = torch.randperm(num_examples, generator=torch.Generator().manual_seed(seed))
+        for indices in torch.split(order, config.batch_size)[batch:batches]:
+            own = indices.tensor_split(processes.world)[processes.rank]
+            for micro_batch in own.tensor_split(config.accumulate):
+                yield epoch, micro_batch
         epoch, batch = epoch + 1, 0
 
 
 def epoch_seed(seed: int, epoch: int) -> int:
-    """A seed of its own for each epoch of each run; runs with neighbouring seeds share none."""
+    """Return a seed for an epoch (or step) of a run. Runs with neighboring seeds have no seed in common."""
     return (seed * 0x9E3779B97F4A7C15 + epoch * 0xBF58476D1CE4E5B9) % 2**63
 
 
-def evaluation_order(
-    num_examples: int, batch_size: int, share: Callable[[Tensor], Tensor]
-) -> Iterator[tuple[int, Tensor]]:
-    """Yield (0, indices) of this process's part of a set, each picture once."""
-    for indices in torch.split(share(torch.arange(num_examples)), batch_size):
+def evaluation_order(num_examples: int, batch_size: int, processes: Processes) -> Iterator[tuple[int, Tensor]]:
+    """Yield (0, indices) of the batches that this process evaluates. Over all processes each image occurs once."""
+    own = torch.arange(num_examples).tensor_split(processes.world)[processes.rank]
+    for indices in torch.split(own, batch_size):
         if len(indices):
             yield 0, indices
 
 
+def first_batch(split: Split, batch_size: int, device: torch.device) -> Batch:
+    """Return the first images of a split, without augmentation."""
+    order = [(0, torch.arange(min(len(split), batch_size)))]
+    return next(iter(split.batches(order, device=device, augmentation=None)))
+
+
 @dataclass(frozen=True)
 class Evaluation:
-    """Loss and accuracy (a fraction) over `count` pictures; confusion[i, j] counts class i taken for class j."""
+    """Result of an evaluation.
+
+    Attributes:
+        loss: Mean loss.
+        accuracy: Fraction of correct predictions.
+        count: Number of images.
+        confusion: Number of images of class i that are predicted as class j, [classes, classes].
+    """
 
     loss: float
     accuracy: float
     count: int
     confusion: Tensor
-
-
-def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
-    """The context a forward pass runs in."""
-    return torch.autocast(device.type, getattr(torch, precision), enabled=precision != "float32")
 
 
 @torch.no_grad()
@@ -88,20 +110,31 @@ def evaluate(
     precision: str = "float32",
     workers: int = 0,
 ) -> Evaluation:
-    """Evaluate a model in eval mode on a whole split, each picture once; the model's mode is left as it was."""
+    """Evaluate a model in eval mode on a split. The counts are exact over all processes.
+
+    Args:
+        model: Module (images, labels) → (loss, scores). Its training mode is restored.
+        split: Images and labels.
+        num_classes: Number of classes.
+        processes: Processes that divide the split among them.
+        batch_size: Images per batch.
+        precision: "float32", or "bfloat16" or "float16" for autocast.
+        workers: Number of processes that read images from files.
+    """
+    device = processes.device
     was_training = model.training
     model.eval()
-    wide = widest_dtype(processes.device)
-    loss_sum = torch.zeros((), dtype=wide, device=processes.device)
-    confusion = torch.zeros(num_classes, num_classes, dtype=torch.int64, device=processes.device)
-    order = evaluation_order(len(split), batch_size, processes.share)
-    for batch in split.batches(order, device=processes.device, augmentation=None, workers=workers):
-        with autocast(processes.device, precision):
+    loss_sum = torch.zeros((), dtype=sum_dtype(device), device=device)
+    confusion = torch.zeros(num_classes, num_classes, dtype=torch.int64, device=device)
+    autocast = torch.autocast(device.type, getattr(torch, precision), enabled=precision != "float32")
+    order = evaluation_order(len(split), batch_size, processes)
+    for batch in split.batches(order, device=device, augmentation=None, workers=workers):
+        with autocast:
             loss, scores = model(batch.images, batch.labels)
-        loss_sum += loss.to(wide) * len(batch.labels)
+        loss_sum += loss.to(loss_sum.dtype) * len(batch.labels)
         pairs = batch.labels * num_classes + scores.argmax(1)
         confusion += torch.bincount(pairs, minlength=num_classes**2).reshape(num_classes, num_classes)
     model.train(was_training)
-    loss_sum, confusion = processes.total(loss_sum), processes.total(confusion)
+    total_loss, confusion = processes.total(loss_sum).item(), processes.total(confusion).cpu()
     count = int(confusion.sum())
-    return Evaluation(loss_sum.item() / count, confusion.trace().item() / count, count, confusion)
+    return Evaluation(total_loss / count, confusion.trace().item() / count, count, confusion)

@@ -1,4 +1,4 @@
-"""A whole training run from its configuration: new, resumed, or under torchrun."""
+"""`train`: a complete training run from its configuration, new or resumed, in one process or under torchrun."""
 
 from __future__ import annotations
 
@@ -20,18 +20,13 @@ from spherenet.data import Dataset
 from spherenet.errors import RunError
 from spherenet.kernels.dispatch import implementation_name
 from spherenet.runs import RunDirectory
-from spherenet.training import Outcome, Processes, Reporter, StopSignals, Trainer
-from spherenet.training.build import (
-    augmentation_of,
-    build_data,
-    build_model,
-    build_penalty,
-    build_settings,
-    iteration_setter,
-)
+from spherenet.training.build import build_augmentation, build_data, build_model
 from spherenet.training.config import FREE, TrainConfig
-from spherenet.training.probes import Observation
+from spherenet.training.distributed import Processes
 from spherenet.training.saved_runs import config_of, data_record, require_same_data, start_from
+from spherenet.training.signals import Reporter, StopSignals
+from spherenet.training.state import Outcome
+from spherenet.training.trainer import Trainer
 
 __all__ = ["new_output", "train"]
 
@@ -47,63 +42,56 @@ def train(
     reporter: Reporter | None = None,
     download_progress: DownloadProgress | None = None,
 ) -> Outcome:
-    """Train as configured and write the run to `output`; with resume, go on with the run that is there.
+    """Train as configured and write the run to a folder, or resume the run in that folder.
 
-    A run goes on only with the configuration and the number of processes it was begun with, unless changes are
-    allowed; what does not change its result (`FREE`) may differ.
+    Nothing is written before configuration and data have been checked.
 
-    Raises RunError where the folder is in use, taken or not writable, DataError, CheckpointError and TrainingError
-    as their names say, and ValueError or TypeError for a wrong configuration. Nothing is written before
-    configuration and data are known to be good.
+    Args:
+        config: Options of the run.
+        output: Folder of the run.
+        resume: Whether to resume the run in `output`. Options that change the result (all but `FREE`), data and number
+            of processes must be those that the run was started with.
+        allow_changes: Whether to resume even if they differ.
+        reporter: Receiver of progress in the main process.
+        download_progress: Function (bytes done, bytes in total) that is called during a download.
+
+    Raises:
+        RunError: If the folder is in use, not empty or not writable, or if the run cannot be resumed.
+        DataError: If the data cannot be found or read.
+        CheckpointError: If no checkpoint is valid, or it does not fit the model.
+        TrainingError: If a loss, gradient or weight is not finite, or another process is lost.
+        TypeError, ValueError: If an option is wrong.
     """
+    build_augmentation(config)  # raises ValueError before data are downloaded
     if config.threads is not None:
-        if config.threads < 1:
-            raise ValueError(f"threads must be at least 1, got {config.threads}.")
         torch.set_num_threads(config.threads)
-    settings = build_settings(config)
-    augmentation = augmentation_of(config)
     with StopSignals() as stop, Processes.joined(config.device, config.timeout) as processes:
-        processes.require_same({**_that_matter(config), "resume": resume, "allow_changes": allow_changes})
+        processes.require_same({**_result_options(config), "resume": resume, "allow_changes": allow_changes})
         dataset = _load_data(config, processes, download_progress)
-        listener = reporter if reporter is not None and processes.is_main else Reporter()
+        main_reporter = reporter if reporter is not None and processes.is_main else Reporter()
         run = RunDirectory.open(output) if resume else RunDirectory(Path(output))
 
         def prepare() -> Trainer:
             model = build_model(config, dataset)
-            set_iteration = iteration_setter(config, model)
             if config.init_from is not None and not run.checkpoints.paths():
                 for message in start_from(model, config.init_from):
-                    listener.warned(message)
+                    main_reporter.warned(message)
             if resume and not allow_changes:
-                _require_same(run, config, processes)
-                require_same_data(run.config, dataset, "restore them, or say --allow-changes")
-            return Trainer(
-                model,
-                dataset.train,
-                dataset.test,
-                len(dataset.classes),
-                settings,
-                processes,
-                run,
-                augmentation=augmentation,
-                penalty=build_penalty(config, model),
-                keep_weight_norms=config.keep_norms,
-                before_step=set_iteration,
-                observe=Observation(listener.warned) if config.observe else None,
-                reporter=reporter,
-            )
+                _require_same_run(run, config, processes)
+                require_same_data(run.config, dataset, "restore them, or add --allow-changes")
+            return Trainer(model, dataset, config, processes, run, reporter=main_reporter)
 
         trainer = processes.in_all(prepare)
-        processes.require_same(_state_of(trainer, dataset))
+        processes.require_same(_initial_state(trainer, dataset))
         description = describe(config, dataset, trainer.model, processes)
-        with _held(run, None if resume else description, processes):
+        with _locked(run, None if resume else description, processes):
             if resume:
                 for message in processes.in_all(trainer.resume):
-                    listener.warned(message)
-                processes.require_same(_state_of(trainer, dataset))
+                    main_reporter.warned(message)
+                processes.require_same(_initial_state(trainer, dataset))
                 if processes.is_main:
                     run.cut_back(trainer.step)
-                    # A run that is resumed as it was started keeps its description, the first command included.
+                    # Without changes the run keeps its description, which contains the first command.
                     if allow_changes:
                         run.write_config(description)
             outcome = trainer.train(stop)
@@ -112,13 +100,13 @@ def train(
         return outcome
 
 
-def _that_matter(config: TrainConfig) -> dict[str, Any]:
-    """The options that decide what a run computes, all but those that may differ between machines."""
+def _result_options(config: TrainConfig) -> dict[str, Any]:
+    """Return the options that change the result of a run."""
     return {name: value for name, value in config.as_dict().items() if name not in FREE}
 
 
-def _state_of(trainer: Trainer, dataset: Dataset) -> dict[str, Any]:
-    """What must be the same in all processes before the first step, besides the options."""
+def _initial_state(trainer: Trainer, dataset: Dataset) -> dict[str, Any]:
+    """Return what must be the same in all processes before the first step, besides the options."""
     record = data_record(dataset)
     weights = hashlib.sha256()
     for name, tensor in trainer.model.state_dict().items():
@@ -135,7 +123,7 @@ def _state_of(trainer: Trainer, dataset: Dataset) -> dict[str, Any]:
 
 
 def _load_data(config: TrainConfig, processes: Processes, progress: DownloadProgress | None) -> Dataset:
-    """One process downloads; the others find what it brought."""
+    """Load the data in all processes, after the main process has downloaded them."""
     if processes.world > 1:
         processes.from_main(lambda: build_data(config, progress) and None, patient=True)
         progress = None
@@ -143,49 +131,49 @@ def _load_data(config: TrainConfig, processes: Processes, progress: DownloadProg
 
 
 @contextmanager
-def _held(run: RunDirectory, new: dict[str, Any] | None, processes: Processes) -> Iterator[None]:
-    """Hold the run directory in the main process; an error there is an error in all.
+def _locked(run: RunDirectory, description: dict[str, Any] | None, processes: Processes) -> Iterator[None]:
+    """Hold the lock of the run directory in the main process, and create a new run if a description is given.
 
-    new: the description of a new run, whose folder is made with it.
+    An error is raised in all processes.
     """
-    with ExitStack() as held:
+    with ExitStack() as stack:
 
-        def begin() -> None:
-            if new is not None:
+        def lock() -> None:
+            if description is not None:
                 RunDirectory.create(run.path)
-            held.enter_context(run.locked())
+            stack.enter_context(run.locked())
             try:
-                if new is not None:
-                    RunDirectory.create(run.path)  # once more: somebody may have been faster
-                    run.write_config(new)
+                if description is not None:
+                    RunDirectory.create(run.path)  # again, because another process may have created a run meanwhile
+                    run.write_config(description)
                 run.clean()
             except OSError as error:
                 raise RunError(f"{run.path} is not writable ({error.strerror}).") from None
 
-        processes.from_main(begin)
+        processes.from_main(lock)
         yield
 
 
-def _require_same(run: RunDirectory, config: TrainConfig, processes: Processes) -> None:
-    """Refuse to go on with another configuration or another number of processes."""
-    description = run.config
+def _require_same_run(run: RunDirectory, config: TrainConfig, processes: Processes) -> None:
+    """Raise RunError if the run was started with other options or another number of processes."""
     before = config_of(run).as_dict()
-    changed = [name for name, value in config.as_dict().items() if name not in FREE and before[name] != value]
+    changed = [name for name, value in _result_options(config).items() if before[name] != value]
     if changed:
         name = changed[0]
         raise RunError(
-            f"{run.path} was begun with {name} = {before[name]!r}, not {getattr(config, name)!r}: "
-            f"leave it, or say --allow-changes to go on with {', '.join(changed)} changed."
+            f"{run.path} was started with {name} = {before[name]!r}, got {getattr(config, name)!r}: "
+            f"omit the option, or add --allow-changes to resume with {', '.join(changed)} changed."
         )
-    if description.get("processes") != processes.world:
+    world = run.config.get("processes")
+    if world != processes.world:
         raise RunError(
-            f"{run.path} was begun with {description.get('processes')} processes, not {processes.world}: "
-            "start as many, or say --allow-changes; the result then differs by rounding."
+            f"{run.path} was started with {world} processes, got {processes.world}: start as many, or add "
+            "--allow-changes, with which the result differs by rounding."
         )
 
 
 def describe(config: TrainConfig, dataset: Dataset, model: nn.Module, processes: Processes) -> dict[str, Any]:
-    """What config.json holds: all that is needed to run it again and to use its weights."""
+    """Return the content of config.json: everything needed to repeat the run and to use its weights."""
     return {
         "format": 1,
         "train": config.as_dict(),
@@ -193,7 +181,7 @@ def describe(config: TrainConfig, dataset: Dataset, model: nn.Module, processes:
         "classes": list(dataset.classes),
         "preprocessing": dataset.preprocessing.as_dict(),
         "data": data_record(dataset),
-        "pictures": {"train": len(dataset.train), "test": len(dataset.test)},
+        "images": {"train": len(dataset.train), "test": len(dataset.test)},
         "processes": processes.world,
         "started": datetime.now(timezone.utc).date().isoformat(),
         "command": ["spherenet", *sys.argv[1:]],
@@ -209,23 +197,24 @@ def describe(config: TrainConfig, dataset: Dataset, model: nn.Module, processes:
 
 
 def _processor(device: torch.device) -> str:
-    """The name of the GPU or CPU that computes, as far as the system tells it."""
+    """Return the name of the GPU or CPU, as far as the system provides it."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     try:
-        found = re.search(r"^model name\s*: *(.+)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        match = re.search(r"^model name\s*: *(.+)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:  # not on Linux
-        found = None
-    return found[1] if found else platform.processor() or platform.machine()
+        match = None
+    return match[1] if match else platform.processor() or platform.machine()
 
 
 def _summary(outcome: Outcome, config: TrainConfig, dataset: Dataset, model: nn.Module) -> dict[str, Any]:
+    """Return the content of summary.json."""
     return {
         "iterations": outcome.step,
         "accuracy": outcome.accuracy,
         "best_accuracy": outcome.best_accuracy,
         "best_step": outcome.best_step,
-        "test_pictures": len(dataset.test),
+        "test_images": len(dataset.test),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "seconds": round(outcome.seconds, 3),
         "peak_megabytes": round(_peak_megabytes()),
@@ -234,29 +223,24 @@ def _summary(outcome: Outcome, config: TrainConfig, dataset: Dataset, model: nn.
 
 
 def _peak_megabytes() -> float:
-    """The most memory that this process, or its part of a GPU, has held."""
+    """Return the peak memory of this process, on its GPU if it uses one."""
     if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
         return torch.cuda.max_memory_allocated() / 2**20
     try:
         import resource
     except ImportError:  # not on Windows
         return 0.0
-    unit = 2**20 if sys.platform == "darwin" else 2**10  # bytes there, kilobytes elsewhere
+    unit = 2**20 if sys.platform == "darwin" else 2**10  # bytes on macOS, kilobytes elsewhere
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
 def new_output(config: TrainConfig, parent: str | Path = "runs") -> Path:
-    """A free folder named after what is trained: runs/mnist5k-cnn-3-sigmoid, then …-2, …-3."""
+    """Return a folder that does not exist, e.g. runs/mnist5k-cnn-3-cosine, or runs/mnist5k-cnn-3-cosine-2 after it."""
     name = f"{config.data}-{config.model}-{config.operator or 'none'}"
     if config.loss != "softmax":
         name += f"-{config.loss}"
     parent = Path(parent)
-    taken = {1}
-    if parent.is_dir():
-        pattern = re.compile(re.escape(name) + r"(?:-(\d+))?")
-        found = [match for entry in parent.iterdir() if (match := pattern.fullmatch(entry.name))]
-        if not found:
-            return parent / name
-        taken |= {int(match[1] or 1) for match in found}
-        return parent / f"{name}-{max(taken) + 1}"
-    return parent / name
+    pattern = re.compile(re.escape(name) + r"(?:-(\d+))?")
+    matches = [pattern.fullmatch(entry.name) for entry in parent.iterdir()] if parent.is_dir() else []
+    numbers = [int(match[1] or 1) for match in matches if match]
+    return parent / (f"{name}-{max(1, *numbers) + 1}" if numbers else name)

@@ -1,7 +1,4 @@
-"""Signals that ask a run to leave: it finishes its step, saves, and goes; a second Ctrl-C does not wait.
-
-What a training loop tells whoever watches it; every method does nothing unless overridden.
-"""
+"""Signals that stop a run after the current step, and `Reporter`, the interface for progress of a run."""
 
 from __future__ import annotations
 
@@ -15,15 +12,15 @@ from typing import Any
 
 __all__ = ["Reporter", "StopRequested", "StopSignals"]
 
-# SIGUSR1: what cluster schedulers send a while before they kill. SIGHUP: what a closed terminal sends. Not every system
-# has them.
+# Cluster schedulers send SIGUSR1 some time before they kill a job, a closed terminal sends SIGHUP. Not every system has
+# these signals.
 _NAMES = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1")
 
 
 class StopRequested(BaseException):
-    """A signal asked the run to leave while there was nothing to finish first.
+    """A signal requested a stop while there was no step to finish.
 
-    No Exception, as KeyboardInterrupt is none: no handler of errors may swallow it.
+    Like KeyboardInterrupt it is not an Exception, so that error handlers do not catch it.
     """
 
     def __init__(self, number: int) -> None:
@@ -32,36 +29,36 @@ class StopRequested(BaseException):
 
 
 class StopSignals:
-    """A context in which SIGTERM, SIGINT, SIGHUP and SIGUSR1 ask to leave.
+    """Context manager in which SIGTERM, SIGINT, SIGHUP and SIGUSR1 request a stop.
 
-    They raise StopRequested at once, so that a download or a wait for other processes ends; inside `deferred` they only
-    set `received`, so that a step is finished and saved first. A second Ctrl-C then leaves at once with code 130. Other
-    signals may come twice: torchrun passes on to its processes what the terminal has sent them already. A signal that
-    is ignored stays so, as nohup wants it for SIGHUP. Outside the main thread, which alone hears signals, it does
-    nothing.
+    By default a signal raises StopRequested at once, which ends a download or a wait for other processes. Inside
+    `deferred` it only sets `received`, so that the current step can be finished and saved. A second Ctrl-C then exits
+    at once with code 130. Other signals may arrive twice, because torchrun forwards signals that its processes have
+    already received from the terminal. Ignored signals stay ignored (nohup ignores SIGHUP). Outside the main thread,
+    which alone receives signals, the context manager does nothing.
     """
 
     def __init__(self) -> None:
         self.received: int | None = None
         self._deferred = False
-        self._before: dict[int, Any] = {}
+        self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignals:
         for name in _NAMES if threading.current_thread() is threading.main_thread() else ():
             number = getattr(signal, name, None)
             if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
-                self._before[number] = signal.signal(number, self._handle)
+                self._previous[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._previous.items():
             signal.signal(number, handler)
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Only set `received` while the block runs: whoever runs it looks at it when it can leave."""
+        """Only set `received` while the block runs. The block checks it when it can stop."""
         before, self._deferred = self._deferred, True
         try:
             yield
@@ -69,7 +66,7 @@ class StopSignals:
             self._deferred = before
 
     def check(self) -> None:
-        """Raise StopRequested if a signal came: for a place in a deferred block from which one can leave."""
+        """Raise StopRequested if a signal was received, for points in a deferred block at which it can stop."""
         if self.received is not None:
             raise StopRequested(self.received)
 
@@ -82,23 +79,23 @@ class StopSignals:
 
 
 class Reporter:
-    """The listener of a run: a progress bar, lines in a log, TensorBoard."""
+    """Base class of progress bars, log lines and TensorBoard writers. Its methods do nothing."""
 
     def started(self, step: int, iterations: int) -> None:
-        """Training begins, or goes on, after `step` of `iterations`."""
+        """Report that training starts, or is resumed, after `step` of `iterations`."""
 
     def stepped(self, step: int, loss: float, accuracy: float) -> None:
-        """A step was made; loss and accuracy are those of its batch on a CPU.
+        """Report a step with the loss and accuracy of its batch.
 
-        On other devices they are the means of the steps before the last log point, NaN before the first, because
-        asking for more would make every step wait for the device.
+        On devices other than the CPU they are means up to the last log point (NaN before the first), because current
+        values would make every step wait for the device.
         """
 
     def logged(self, row: Mapping[str, Any]) -> None:
-        """A row was added to metrics.jsonl."""
+        """Report a row that was added to metrics.jsonl."""
 
     def warned(self, message: str) -> None:
-        """Something should be known, but the run goes on."""
+        """Report a warning."""
 
     def finished(self) -> None:
-        """Training has ended, well or not."""
+        """Report the end of training, with or without an error."""

@@ -1,9 +1,10 @@
-"""What a run must remember, as tensors and JSON: model, optimiser, loss scaler, counters."""
+"""The state of a run as tensors and JSON: model, optimizer and counters, and their validation when they are loaded."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -13,19 +14,93 @@ from torch.optim import Optimizer
 from spherenet.errors import CheckpointError
 from spherenet.losses import obsolete_state
 
-__all__ = ["load_model_tensors", "load_optimizer_tensors", "optimizer_tensors", "require_fitting"]
+__all__ = [
+    "Outcome",
+    "Progress",
+    "buffer_copies",
+    "load_model_tensors",
+    "load_optimizer_tensors",
+    "optimizer_tensors",
+    "require_fitting",
+    "require_number",
+    "restore_buffers",
+]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Result of `Trainer.train`.
+
+    Attributes:
+        step: Number of steps done.
+        signal: Signal that stopped the run, None if it is complete.
+        accuracy: Test accuracy of the last evaluation, None if there was none.
+        best_accuracy: Best test accuracy.
+        best_step: Step of the best test accuracy.
+        seconds: Duration of training, including earlier sessions.
+    """
+
+    step: int
+    signal: int | None
+    accuracy: float | None
+    best_accuracy: float | None
+    best_step: int | None
+    seconds: float
+
+
+@dataclass
+class Progress:
+    """Counters of a run. All of them are saved in checkpoints; −1 means that there was no evaluation yet.
+
+    `loss_sum`, `correct` and `count` are sums since the last row of training metrics.
+    """
+
+    seconds: float = 0.0
+    best_accuracy: float = -1.0
+    best_step: int = -1
+    accuracy: float = -1.0
+    skipped: int = 0
+    skipped_in_a_row: int = 0
+    loss_sum: float = 0.0
+    correct: float = 0.0
+    count: float = 0.0
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Progress:
+        """Return the counters of a checkpoint's state. Raises CheckpointError if one is not a number."""
+        counters = state.get("progress", {})
+        if isinstance(counters, Mapping):
+            counters = {"skipped_in_a_row": 0, **counters}  # missing in checkpoints of earlier versions
+        progress = cls(**{name: require_number(counters, name) for name in asdict(cls())})  # type: ignore[arg-type]
+        progress.best_step = int(progress.best_step)
+        return progress
+
+    def outcome(self, step: int, signal: int | None) -> Outcome:
+        """Return the outcome of a run that has made `step` steps and was stopped by `signal`, if any."""
+        if self.best_step < 0:
+            return Outcome(step, signal, None, None, None, self.seconds)
+        return Outcome(step, signal, self.accuracy, self.best_accuracy, self.best_step, self.seconds)
+
+
+def require_number(state: Mapping[str, Any], key: str) -> float:
+    """Return a finite number of a checkpoint's state. Raises CheckpointError if it is something else."""
+    value = state.get(key) if isinstance(state, Mapping) else None
+    # The comparison also rejects integers that no float can hold.
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= sys.float_info.max:
+        raise CheckpointError(f"{key} in the checkpoint's state must be a number, got {str(value)[:100]!r}.")
+    return value
 
 
 def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
-    """Load a state dict strictly; CheckpointError says what does not fit."""
+    """Load a state dict strictly. Raises CheckpointError if it does not fit the model."""
     require_fitting(model, tensors, source)
     model.load_state_dict(dict(tensors))
 
 
 def require_fitting(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
-    """Raise CheckpointError, naming what is missing, unexpected or of another shape or type, unless a state dict fits.
+    """Raise CheckpointError if a state dict has missing or unexpected tensors, or other shapes or types.
 
-    Floating point numbers may be of another precision; whole and complex numbers are no weights.
+    Floating point tensors may have another precision.
     """
     own, obsolete = model.state_dict(), obsolete_state(model)
     common = [name for name in own if name in tensors]
@@ -33,18 +108,26 @@ def require_fitting(model: nn.Module, tensors: Mapping[str, Tensor], source: str
         ("lacks", [name for name in own if name not in tensors]),
         ("has unexpected", [name for name in tensors if name not in own and name not in obsolete]),
         ("has other shapes of", [name for name in common if own[name].shape != tensors[name].shape]),
-        ("has other types of", [name for name in common if not _is_like(own[name], tensors[name])]),
+        ("has other types of", [name for name in common if not _same_type(own[name], tensors[name])]),
     ):
         if names:
-            raise CheckpointError(f"{source} does not fit the model: it {problem} {_some(names)}.")
+            shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            raise CheckpointError(f"{source} does not fit the model: it {problem} {shown}.")
 
 
-def _is_like(own: Tensor, given: Tensor) -> bool:
-    return own.dtype == given.dtype or (own.is_floating_point() and given.is_floating_point())
+def _same_type(own: Tensor, other: Tensor) -> bool:
+    return own.dtype == other.dtype or (own.is_floating_point() and other.is_floating_point())
+
+
+_OPTIMIZER_STATE: dict[type[Optimizer], tuple[str, ...]] = {
+    torch.optim.Adam: ("step", "exp_avg", "exp_avg_sq"),
+    torch.optim.SGD: ("momentum_buffer",),
+}
+"""State of each optimizer per updated parameter."""
 
 
 def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """The optimiser's state as "quantity/parameter" → tensor; its settings come from the config."""
+    """Return the optimizer's state as "quantity/parameter" → tensor. Its options come from the configuration."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     return {
         f"{quantity}/{names[parameter]}": value
@@ -54,70 +137,52 @@ def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tenso
     }
 
 
-_QUANTITIES: dict[type[Optimizer], tuple[str, ...]] = {
-    torch.optim.Adam: ("step", "exp_avg", "exp_avg_sq"),
-    torch.optim.SGD: ("momentum_buffer",),
-}
-"""What each optimiser remembers of a parameter it has updated."""
-
-
 def load_optimizer_tensors(
     optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Tensor], source: str
 ) -> list[str]:
-    """Put back what `optimizer_tensors` returned; CheckpointError where it is not of these parameters.
+    """Load what `optimizer_tensors` returned. Raises CheckpointError if it does not fit the parameters.
 
-    What another kind of optimiser remembered is left, and a sentence says so: the new one begins anew.
+    The state of another type of optimizer is ignored.
+
+    Returns:
+        A warning if the state was ignored, else an empty list.
     """
-    expected = _QUANTITIES[type(optimizer)]
+    expected = _OPTIMIZER_STATE[type(optimizer)]
     if tensors and not any(key.partition("/")[0] in expected for key in tensors):
-        return [f"the state in {source} is of another optimiser: this one begins anew."]
+        return [f"{source} has the state of another optimizer: this one starts without state."]
     parameters = dict(model.named_parameters())
     updated = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     for key, value in tensors.items():
         quantity, _, name = key.partition("/")
         parameter = parameters.get(name)
         if parameter is None or parameter not in updated:
-            raise CheckpointError(f"{source} does not fit the model: the optimiser has no parameter {name!r}.")
+            raise CheckpointError(f"{source} does not fit the model: the optimizer has no parameter {name!r}.")
         missing = [other for other in expected if f"{other}/{name}" not in tensors]
         if quantity not in expected or missing:
-            what = f"lacks {missing[0]}" if missing else f"has {quantity!r}"
-            raise CheckpointError(f"{source} does not fit the optimiser: it {what} of {name}.")
+            problem = f"lacks {missing[0]}" if missing else f"has {quantity!r}"
+            raise CheckpointError(f"{source} does not fit the optimizer: it {problem} of {name}.")
         if quantity == "step":
             fits = value.dim() == 0 and value.is_floating_point()
         else:
             fits = value.shape == parameter.shape and value.dtype == parameter.dtype
         if not fits:
-            found = f"{value.dtype} of shape {tuple(value.shape)}"
-            raise CheckpointError(f"{source} does not fit the optimiser: {key} is {found}.")
+            shown = f"{value.dtype} of shape {tuple(value.shape)}"
+            raise CheckpointError(f"{source} does not fit the optimizer: {key} is {shown}.")
         on_device = value.dim() > 0 or any(group.get("fused") for group in optimizer.param_groups)
-        # As torch keeps it: laid out in memory like the parameter, so that a fused step takes it.
+        # In the memory format of the parameter, which a fused step requires.
         restored = torch.empty_like(value if quantity == "step" else parameter)
         restored = restored.to(parameter.device) if on_device else restored
         optimizer.state[parameter][quantity] = restored.copy_(value)
     return []
 
 
-def buffers_of(model: nn.Module) -> list[Tensor]:
-    """Copies of all buffers, to be put back when a step did not count."""
+def buffer_copies(model: nn.Module) -> list[Tensor]:
+    """Return copies of all buffers, for `restore_buffers`."""
     return [buffer.clone() for buffer in model.buffers()]
 
 
 @torch.no_grad()
-def put_back_buffers(model: nn.Module, copies: Iterable[Tensor], where: Tensor | None = None) -> None:
-    """Undo what a forward pass did to the buffers (running means, counters), or only if the scalar `where` is true."""
+def restore_buffers(model: nn.Module, copies: Iterable[Tensor], condition: Tensor | None = None) -> None:
+    """Undo the changes of a forward pass to buffers (running means, counters), if the scalar `condition` is true."""
     for buffer, copy in zip(model.buffers(), copies, strict=True):
-        buffer.copy_(copy if where is None else torch.where(where, copy, buffer))
-
-
-def number(state: Mapping[str, Any], key: str) -> float:
-    """A finite number of a checkpoint's state; CheckpointError where it is none."""
-    value = state.get(key) if isinstance(state, Mapping) else None
-    # A whole number that no float holds is nobody's.
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= sys.float_info.max:
-        raise CheckpointError(f"the checkpoint's state has {str(value)[:100]!r} for {key}, not a number.")
-    return value
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+        buffer.copy_(copy if condition is None else torch.where(condition, copy, buffer))

@@ -1,4 +1,4 @@
-"""The loop: batches in, steps of the optimiser, evaluations, checkpoints, until the iterations are done."""
+"""The training loop: batches, optimizer steps, evaluations and checkpoints until all iterations are done."""
 
 from __future__ import annotations
 
@@ -6,186 +6,173 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from spherenet.data import Augmentation, Batch, Split
+from spherenet.data import Batch, Dataset
 from spherenet.errors import CheckpointError, TrainingError
 from spherenet.kernels.dispatch import implementation_name
-from spherenet.optim import keep_norms, param_groups
+from spherenet.optim import keep_norms
 from spherenet.runs import Checkpoint, RunDirectory
-from spherenet.training.deferred import DeferredSums, widest_dtype
+from spherenet.training.build import build_augmentation, build_optimizer, build_penalty, lambda_setter
+from spherenet.training.config import TrainConfig
+from spherenet.training.deferred import DeferredSums, sum_dtype
 from spherenet.training.distributed import Processes
-from spherenet.training.evaluation import Evaluation, autocast, epoch_seed, evaluate, training_order
-from spherenet.training.settings import Settings
+from spherenet.training.evaluation import Evaluation, epoch_seed, evaluate, first_batch, training_order
+from spherenet.training.probes import Probes
 from spherenet.training.signals import Reporter, StopRequested, StopSignals
 from spherenet.training.state import (
-    buffers_of,
+    Outcome,
+    Progress,
+    buffer_copies,
     load_model_tensors,
     load_optimizer_tensors,
-    number,
     optimizer_tensors,
-    put_back_buffers,
+    require_number,
+    restore_buffers,
 )
 
-__all__ = ["Outcome", "Trainer"]
+__all__ = ["Trainer"]
 
-MOST_SKIPPED_IN_A_ROW = 25
-"""Steps left out one after the other, after which no further one will be different; a loss scale settles in ten."""
-
-Observer = Callable[[nn.Module, Batch], Mapping[str, Any]]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended: at which step, by which signal (None: it came to its end), how good it was."""
-
-    step: int
-    signal: int | None
-    accuracy: float | None
-    best_accuracy: float | None
-    best_step: int | None
-    seconds: float
-
-
-@dataclass
-class _Progress:
-    """What a run remembers besides tensors; all of it is in the checkpoint."""
-
-    seconds: float = 0.0
-    best_accuracy: float = -1.0
-    best_step: int = -1
-    accuracy: float = -1.0
-    skipped: int = 0
-    skipped_in_a_row: int = 0
-    # Sums since the last row of training metrics.
-    loss_sum: float = 0.0
-    correct: float = 0.0
-    count: float = 0.0
+MAX_SKIPPED_IN_A_ROW = 25
+"""Consecutive skipped steps after which a run is stopped. A float16 loss scale needs about ten to settle."""
 
 
 class Trainer:
-    """Trains a model that answers `model(images, labels)` with (loss, scores).
+    """Train a model as configured and write the run directory.
 
-    penalty: what is added to each step's loss, for instance the orthogonality of the sphere layers.
-    On a GPU no step waits for the device: sums are fetched when they are logged, saved or evaluated, and a loss
-    that is not finite is reported then, with the step at which it arose and the weights as they were before it.
-    before_step: told the number of each step before its forward pass, for schedules inside the model.
-    observe: makes a row of numbers of the model and one batch of the test split at each evaluation.
-    The run directory is written by the main process alone.
+    On a GPU no step waits for the device: sums are fetched when they are logged, saved or evaluated. A loss that is not
+    finite is then reported with its step, and the weights are those before it.
+
+    Args:
+        model: Module (images, labels) → (loss, scores), e.g. a `Classifier`.
+        dataset: Training and test images.
+        config: Options of the run. Data, network and loss options are not used: model and data set are given.
+        processes: Processes of the run. Only the main one writes to `run`.
+        run: Run directory.
+        penalty: Function of the model whose value is added to the loss of each step; None for the regularizers of
+            `config`.
+        reporter: Receiver of progress in the main process.
+
+    Raises:
+        ValueError: If the batch size does not fit the data set or the processes.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        train: Split,
-        test: Split,
-        num_classes: int,
-        settings: Settings,
+        dataset: Dataset,
+        config: TrainConfig,
         processes: Processes,
         run: RunDirectory,
         *,
-        augmentation: Augmentation,
         penalty: Callable[[nn.Module], Tensor] | None = None,
-        keep_weight_norms: bool = False,
-        before_step: Callable[[int], None] | None = None,
-        observe: Observer | None = None,
         reporter: Reporter | None = None,
     ) -> None:
-        self.settings = settings
-        self.processes = processes
-        self.run_directory = run
-        self.train_split, self.test_split, self.num_classes = train, test, num_classes
-        self.augmentation = augmentation
-        self.penalty, self.before_step, self.observe = penalty, before_step, observe
-        self.reporter = (reporter or Reporter()) if processes.is_main else Reporter()
-        model = model.to(processes.device)
-        if settings.channels_last:
+        self.dataset, self.config, self.processes, self.run_directory = dataset, config, processes, run
+        self.reporter = reporter if reporter is not None and processes.is_main else Reporter()
+        self.augmentation = build_augmentation(config)
+        self.penalty = penalty or build_penalty(config, model)
+        self.set_lambda = lambda_setter(config, model)
+        self.probes = Probes(self.reporter.warned) if config.probes else None
+        device = processes.device
+        model = model.to(device)
+        if config.channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.optimizer = _optimizer(model, settings)
-        self.kept_norms = keep_norms(self.optimizer, model) if keep_weight_norms else None
-        wrapped = processes.wrap(model, sync_batch_norm=settings.sync_batch_norm)
-        # SyncBatchNorm may have replaced modules: what is saved and evaluated is what is trained.
-        self.model: nn.Module = wrapped.get_submodule("module") if processes.world > 1 else wrapped
-        self.ddp = wrapped
-        self.forward = torch.compile(wrapped) if settings.compile else wrapped
-        self.scaler = torch.amp.GradScaler(processes.device.type, enabled=settings.precision == "float16")
-        self.progress = _Progress()
-        # The CPU has every number at hand; other devices are asked at log points only.
-        self.deferred = None if processes.device.type == "cpu" else self._deferred_sums()
-        self._shown = (math.nan, math.nan)
+        self.optimizer = build_optimizer(config, model)
+        self.kept_norms = keep_norms(self.optimizer, model, config.keep_norms_mode) if config.keep_norms else None
+        self.ddp = processes.wrap(model, sync_batch_norm=config.sync_batch_norm)
+        # SyncBatchNorm may have replaced modules: the model that is saved and evaluated is the one that is trained.
+        self.model: nn.Module = self.ddp.get_submodule("module") if processes.world > 1 else self.ddp
+        self.forward = torch.compile(self.ddp) if config.compile else self.ddp
+        self.autocast = torch.autocast(
+            device.type, getattr(torch, config.precision), enabled=config.precision != "float32"
+        )
+        self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "float16")
+        self.sum_dtype = sum_dtype(device)
+        self.deferred: DeferredSums | None = None  # the CPU does not need it: values are available at once
+        if device.type != "cpu":
+            self.deferred = DeferredSums(device, config.batch_size, sticky=config.on_nan == "stop")
+        self.progress = Progress()
+        self._last_means = (math.nan, math.nan)
         self.step = 0
-        self._order()  # a batch that cannot be is refused before anything is written
+        training_order(len(dataset.train), config, processes)  # raises ValueError before anything is written
 
     def resume(self) -> list[str]:
-        """Go on from the newest whole checkpoint; return a sentence for each damaged one that was passed over.
+        """Load the newest valid checkpoint, if there is one.
 
-        A run that was killed before its first checkpoint begins again. Raises CheckpointError where all are
-        damaged, or where the newest is not of this model.
+        Returns:
+            Warnings about corrupt checkpoints that were skipped and about changes that affect the result.
+
+        Raises:
+            CheckpointError: If all checkpoints are corrupt, or if the newest valid one does not fit the model.
         """
-        checkpoint, complaints = self.run_directory.newest_checkpoint()
+        checkpoint, warnings = self.run_directory.newest_checkpoint()
         if checkpoint is None:
-            if complaints:
-                raise CheckpointError(f"{self.run_directory.path} has no valid checkpoint: {complaints[0]}")
-            return ["there is no checkpoint yet: the run begins again."]
+            if warnings:
+                raise CheckpointError(f"{self.run_directory.path} has no valid checkpoint: {warnings[0]}")
+            return ["there is no checkpoint yet: the run starts from the beginning."]
         source = f"the checkpoint of step {checkpoint.step}"
         load_model_tensors(self.model, checkpoint.tensors.get("model", {}), source)
-        remembered = checkpoint.tensors.get("optimizer", {})
-        complaints += load_optimizer_tensors(self.optimizer, self.model, remembered, source)
+        optimizer_state = checkpoint.tensors.get("optimizer", {})
+        warnings += load_optimizer_tensors(self.optimizer, self.model, optimizer_state, source)
         if self.kept_norms is not None:
             self.kept_norms.load_state_dict(checkpoint.tensors.get("kept_norms", {}))
-        if self.scaler.is_enabled() and "scaler" in checkpoint.state:  # it is not where the precision was changed
-            scaling = {name: number(checkpoint.state["scaler"], name) for name in self.scaler.state_dict()}
-            self.scaler.load_state_dict(scaling)
-        counters = checkpoint.state.get("progress", {})
-        if isinstance(counters, Mapping):
-            counters = {"skipped_in_a_row": 0, **counters}  # earlier versions had none
-        self.progress = _Progress(**{name: number(counters, name) for name in asdict(self.progress)})  # type: ignore[arg-type]
-        self.progress.best_step = int(self.progress.best_step)
+        if self.scaler.is_enabled() and "scaler" in checkpoint.state:  # absent if the precision was changed
+            scaling = checkpoint.state["scaler"]
+            self.scaler.load_state_dict({name: require_number(scaling, name) for name in self.scaler.state_dict()})
+        self.progress = Progress.from_state(checkpoint.state)
         self.step = checkpoint.step
         if self.progress.best_step not in self.run_directory.checkpoints.steps("best", up_to=self.step):
-            # A later one took its place and is made again, or not: with other options the run is another one from here.
+            # The best checkpoint was replaced after this step. With changed options the run may never reach it again.
             self.progress.best_accuracy, self.progress.best_step = -1.0, -1
         before, now = checkpoint.state.get("implementation"), implementation_name(self.processes.device.type)
         if isinstance(before, str) and before != now:
-            complaints.append(
-                f"{source} was computed by the implementation {before[:40]!r}, now {now!r} computes: "
-                "results differ by rounding from those of a run that was never interrupted."
+            warnings.append(
+                f"{source} was computed by the implementation {before[:40]!r}, now {now!r} is used: "
+                "results differ by rounding from those of an uninterrupted run."
             )
-        return complaints
+        return warnings
 
     def train(self, stop: StopSignals) -> Outcome:
-        """Train from where the run is to its end, or to the step at which a signal asks it to leave.
+        """Train from the current step to the last one, or until a stop is requested.
 
-        Raises TrainingError at a loss or gradient that is not finite, unless the settings say to skip such steps.
+        Args:
+            stop: Signals that request a stop. The current step is finished and saved first.
+
+        Raises:
+            TrainingError: If a loss or gradient is not finite, unless `config.on_nan` is "skip", if too many steps in
+                a row are skipped, or if weights are not finite.
         """
-        settings = self.settings
-        pieces = self.train_split.batches(
-            self._order(),
+        config, progress = self.config, self.progress
+        micro_batches = self.dataset.train.batches(
+            training_order(len(self.dataset.train), config, self.processes, self.step),
             device=self.processes.device,
             augmentation=self.augmentation,
-            seed=settings.seed,
-            workers=settings.workers,
+            seed=config.seed,
+            workers=config.workers,
             while_waiting=stop.check,
         )
         self.model.train()
-        self.reporter.started(self.step, settings.iterations)
-        began = time.monotonic() - self.progress.seconds
+        self.reporter.started(self.step, config.iterations)
+        start = time.monotonic() - progress.seconds
         stopped = False
         try:
             with stop.deferred():
-                while self.step < settings.iterations and not stopped:
-                    stopped = self._step(pieces, stop)
-                    if self.deferred is not None and (stopped or self._something_is_due()):
+                while self.step < config.iterations and not stopped:
+                    stopped = self._step(micro_batches, stop)
+                    every = (config.log_every, config.eval_every, config.checkpoint_every)
+                    due = self.step == config.iterations or any(self.step % interval == 0 for interval in every)
+                    if self.deferred is not None and (stopped or due):
                         stopped = self._fetch_deferred() or stopped
-                    self.progress.seconds = time.monotonic() - began
-                    self._after_step(last=self.step == settings.iterations, stopped=stopped)
+                    progress.seconds = time.monotonic() - start
+                    self._after_step(last=self.step == config.iterations, stopped=stopped)
         except StopRequested:
-            # No batch came. Before the first piece of a step nothing has changed since the last one: it can be saved.
-            if settings.accumulate > 1 or self.processes.world > 1:
+            # No batch arrived. If this was the first micro-batch of the step, nothing has changed since the last step.
+            if config.accumulate > 1 or self.processes.world > 1:
                 raise
             if self.deferred is not None:
                 self._fetch_deferred()
@@ -194,185 +181,163 @@ class Trainer:
             stopped = True
         finally:
             self.reporter.finished()
-            close = getattr(pieces, "close", None)  # ends the workers of a loader
-            if close is not None:
-                close()
-        progress = self.progress
-        evaluated = progress.best_step >= 0
-        return Outcome(
-            self.step,
-            (stop.received or 15) if stopped and self.step < settings.iterations else None,
-            progress.accuracy if evaluated else None,
-            progress.best_accuracy if evaluated else None,
-            progress.best_step if evaluated else None,
-            progress.seconds,
-        )
+            micro_batches.close()  # ends the workers of a loader
+        signal = (stop.received or 15) if stopped and self.step < config.iterations else None
+        return progress.outcome(self.step, signal)
 
-    def _deferred_sums(self) -> DeferredSums:
-        settings = self.settings
-        return DeferredSums(self.processes.device, settings.batch_size, sticky=settings.on_nan == "stop")
-
-    def _something_is_due(self) -> bool:
-        """Whether a row of metrics, an evaluation or a checkpoint follows this step."""
-        settings = self.settings
-        every = (settings.log_every, settings.eval_every, settings.checkpoint_every)
-        return self.step == settings.iterations or any(self.step % interval == 0 for interval in every)
-
-    def _order(self) -> Iterator[tuple[int, Tensor]]:
-        settings = self.settings
-        return training_order(
-            len(self.train_split),
-            settings.batch_size,
-            settings.seed,
-            self.step,
-            self.processes.share,
-            settings.accumulate,
-        )
-
-    def _step(self, pieces: Iterator[Batch], stop: StopSignals) -> bool:
-        """Make one step of the optimiser; return whether the processes agree to leave after it."""
-        settings, processes = self.settings, self.processes
-        # What a network draws (dropout) depends on seed, step and process: nothing to save, nothing to restore.
-        torch.manual_seed(epoch_seed(settings.seed, self.step * processes.world + processes.rank))
-        learning_rate = settings.learning_rate_at(self.step)
+    def _step(self, micro_batches: Iterator[Batch], stop: StopSignals) -> bool:
+        """Make one optimizer step and return whether the processes agree to stop after it."""
+        config, processes = self.config, self.processes
+        # Random numbers of the network (dropout) depend on seed, step and process only, so there is no state to save.
+        torch.manual_seed(epoch_seed(config.seed, self.step * processes.world + processes.rank))
+        learning_rate = config.learning_rate_at(self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
-        buffers = buffers_of(self.model) if settings.on_nan == "skip" else None
-        wide = widest_dtype(processes.device)
-        # loss, correct, not finite, to leave, left out by the scaler
-        sums = torch.zeros(5, dtype=wide, device=processes.device)
-        seen: list[Tensor] = []
-        for piece in range(settings.accumulate):
-            last = piece == settings.accumulate - 1
-            batch = next(pieces)
-            seen.append(batch.indices)
+        if self.set_lambda is not None:
+            self.set_lambda(self.step)
+        buffers = buffer_copies(self.model) if config.on_nan == "skip" else None
+        # Loss, correct predictions, faults, stop requests, steps that the scaler skips.
+        sums = torch.zeros(5, dtype=self.sum_dtype, device=processes.device)
+        batch_indices: list[Tensor] = []
+        for number in range(config.accumulate):
+            last = number == config.accumulate - 1
+            batch = next(micro_batches)
+            batch_indices.append(batch.indices)
             with nullcontext() if last or processes.world == 1 else self.ddp.no_sync():  # type: ignore[operator]
                 loss, correct = self._forward_backward(batch, add_penalty=last)
-            sums[0] += loss.to(wide) * len(batch.labels)
+            sums[0] += loss.to(self.sum_dtype) * len(batch.labels)
             sums[1] += correct
         self.scaler.unscale_(self.optimizer)
         gradients = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
-        # Infinite float16 gradients are ordinary: the scaler leaves that step out and scales less.
-        finite = sums[0].isfinite() & (norm.isfinite() | self.scaler.is_enabled())
-        sums[2] = ~finite
-        sums[3] = stop.received is not None
+        # Infinite float16 gradients are expected: the scaler skips the step and reduces its scale.
+        sums[2] = ~(sums[0].isfinite() & (norm.isfinite() | self.scaler.is_enabled()))
+        stop_requested = stop.received is not None
+        sums[3] = stop_requested
         sums[4] = ~norm.isfinite()
+        indices = torch.cat(batch_indices)
+        sums = processes.total(sums)
         if self.deferred is not None:
-            # Several processes agree when the sums are fetched.
-            leaving_alone = processes.world == 1 and stop.received is not None
-            self._conclude_on_device(self.deferred, sums, norm, torch.cat(seen), buffers)
-            return leaving_alone
-        loss_sum, correct_sum, faults, leaving, overflows = processes.total(sums).tolist()
-        if faults and settings.on_nan == "stop":
-            self._refuse_to_go_on(loss_sum / settings.batch_size, norm.item(), learning_rate, torch.cat(seen))
-        self._count_skips(skipped=bool(faults or overflows))
+            self._finish_on_device(self.deferred, sums, norm, indices, buffers)
+            # Several processes agree to stop when the sums are fetched.
+            return processes.world == 1 and stop_requested
+        loss_sum, correct_sum, faults, stop_requests, overflows = sums.tolist()
+        if faults and config.on_nan == "stop":
+            self._raise_fault(loss_sum, norm.item(), learning_rate, indices)
+        if faults or overflows:
+            self._count_skips(1, self.progress.skipped_in_a_row + 1)
+        else:
+            self.progress.skipped_in_a_row = 0
         if faults:
-            self.scaler.update()  # it has seen the gradients; the next step's are new to it
-            self.optimizer.zero_grad()
             assert buffers is not None
-            put_back_buffers(self.model, buffers)
+            restore_buffers(self.model, buffers)
         else:
             self.scaler.step(self.optimizer)
-            self.scaler.update()
-            self.optimizer.zero_grad()
             self.progress.loss_sum += loss_sum
             self.progress.correct += correct_sum
-            self.progress.count += settings.batch_size
+            self.progress.count += config.batch_size
+        self.scaler.update()  # also after a fault, because the scaler has recorded its gradients
+        self.optimizer.zero_grad()
         self.step += 1
-        self.reporter.stepped(self.step, loss_sum / settings.batch_size, correct_sum / settings.batch_size)
-        return bool(leaving)
-
-    def _conclude_on_device(
-        self, deferred: DeferredSums, sums: Tensor, norm: Tensor, indices: Tensor, buffers: list[Tensor] | None
-    ) -> None:
-        """Let the optimizer make its step unless the device finds a fault, without waiting for the device."""
-        left_out = deferred.add(self.step, self.processes.total_on_device(sums), norm, indices)
-        optimizer: Any = self.optimizer
-        if self.scaler.is_enabled():  # it leaves out steps with infinite gradients by itself
-            self.scaler.step(optimizer)
-            self.scaler.update()
-        else:
-            optimizer.found_inf = left_out.float()
-            optimizer.step()
-            del optimizer.found_inf
-        optimizer.zero_grad()
-        if buffers is not None:
-            put_back_buffers(self.model, buffers, where=left_out)
-        self.step += 1
-        self.reporter.stepped(self.step, *self._shown)
-
-    def _fetch_deferred(self) -> bool:
-        """Take over what the device has summed up; return whether the processes agree to leave.
-
-        Raises TrainingError at a fault, unless the settings say to skip such steps.
-        """
-        assert self.deferred is not None
-        fetched, settings = self.deferred.fetch(), self.settings
-        if fetched.fault is not None and settings.on_nan == "stop":
-            fault = fetched.fault
-            self.step = fault.step
-            rate = settings.learning_rate_at(fault.step)
-            self._refuse_to_go_on(fault.loss_sum / settings.batch_size, fault.norm, rate, fault.indices)
-        progress = self.progress
-        progress.loss_sum += fetched.loss_sum
-        progress.correct += fetched.correct
-        progress.count += fetched.images
-        if fetched.images:
-            self._shown = (fetched.loss_sum / fetched.images, fetched.correct / fetched.images)
-        progress.skipped += fetched.skipped
-        progress.skipped_in_a_row = fetched.skipped_in_a_row
-        self._refuse_endless_skips()
-        return fetched.leaving
-
-    def _count_skips(self, *, skipped: bool) -> None:
-        """Count a step that is left out, by `on_nan` or by the scaler; TrainingError when there is no end to them."""
-        progress = self.progress
-        progress.skipped += skipped
-        progress.skipped_in_a_row = progress.skipped_in_a_row + 1 if skipped else 0
-        self._refuse_endless_skips()
-
-    def _refuse_endless_skips(self) -> None:
-        progress = self.progress
-        none_left = progress.skipped == self.settings.iterations
-        if progress.skipped_in_a_row >= MOST_SKIPPED_IN_A_ROW or none_left:
-            raise TrainingError(
-                f"the loss or its gradient is not finite at step {self.step}, as in the "
-                f"{int(progress.skipped_in_a_row) - 1} steps before it; the last checkpoint is intact, "
-                "a lower learning rate or another precision may help."
-            )
-
-    def _require_finite_weights(self) -> None:
-        """Raise TrainingError in all processes if a weight or buffer is not finite: such a model is never saved."""
-        tensors = {name: tensor for name, tensor in self.model.state_dict().items() if tensor.is_floating_point()}
-        bad = [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]
-        if self.processes.total(torch.tensor(float(bool(bad)), device=self.processes.device)).item():
-            which = f" ({bad[0]} is the first)" if bad else ""
-            raise TrainingError(
-                f"weights are not finite after step {self.step}{which}; the last checkpoint is intact, "
-                "a lower learning rate may help."
-            )
+        self.reporter.stepped(self.step, loss_sum / config.batch_size, correct_sum / config.batch_size)
+        return bool(stop_requests)
 
     def _forward_backward(self, batch: Batch, *, add_penalty: bool) -> tuple[Tensor, Tensor]:
-        """Add the gradient of a piece of the batch; return its mean loss and how many it got right."""
-        if self.before_step is not None:
-            self.before_step(self.step)
-        with autocast(self.processes.device, self.settings.precision):
+        """Add the gradient of a micro-batch; return its mean loss and its number of correct predictions."""
+        with self.autocast:
             loss, scores = self.forward(batch.images, batch.labels)
-        # DDP takes the mean over processes: each piece counts by its pictures, whatever the sizes of the parts.
-        total = loss * (len(batch.labels) * self.processes.world / self.settings.batch_size)
+        # DDP averages over processes: each micro-batch is weighted by its images, whatever the sizes of the others.
+        total = loss * (len(batch.labels) * self.processes.world / self.config.batch_size)
         if add_penalty and self.penalty is not None:
             total = total + self.penalty(self.model)
         self.scaler.scale(total).backward()
         return loss.detach(), (scores.detach().argmax(1) == batch.labels).sum()
 
+    def _finish_on_device(
+        self, deferred: DeferredSums, sums: Tensor, norm: Tensor, indices: Tensor, buffers: list[Tensor] | None
+    ) -> None:
+        """Make the optimizer step, unless there is a fault, without waiting for the device."""
+        skip = deferred.add(self.step, sums, norm, indices)
+        optimizer: Any = self.optimizer
+        if self.scaler.is_enabled():  # it skips steps with infinite gradients by itself
+            self.scaler.step(optimizer)
+            self.scaler.update()
+        else:
+            optimizer.found_inf = skip.float()
+            optimizer.step()
+            del optimizer.found_inf
+        optimizer.zero_grad()
+        if buffers is not None:
+            restore_buffers(self.model, buffers, condition=skip)
+        self.step += 1
+        self.reporter.stepped(self.step, *self._last_means)
+
+    def _fetch_deferred(self) -> bool:
+        """Add the sums of the device to the counters; return whether the processes agree to stop.
+
+        Raises TrainingError for a fault, unless `config.on_nan` is "skip".
+        """
+        assert self.deferred is not None
+        fetched, progress = self.deferred.fetch(), self.progress
+        if fetched.fault is not None and self.config.on_nan == "stop":
+            self.step, loss_sum, norm, indices = fetched.fault
+            self._raise_fault(loss_sum, norm, self.config.learning_rate_at(self.step), indices)
+        progress.loss_sum += fetched.loss_sum
+        progress.correct += fetched.correct
+        progress.count += fetched.images
+        if fetched.images:
+            self._last_means = (fetched.loss_sum / fetched.images, fetched.correct / fetched.images)
+        self._count_skips(fetched.skipped, fetched.skipped_in_a_row)
+        return fetched.stop_requested
+
+    def _count_skips(self, skipped: int, in_a_row: int) -> None:
+        """Count steps skipped by `on_nan` or by the scaler. Raises TrainingError for too many of them."""
+        progress = self.progress
+        progress.skipped += skipped
+        progress.skipped_in_a_row = in_a_row
+        if in_a_row >= MAX_SKIPPED_IN_A_ROW or progress.skipped == self.config.iterations:
+            raise TrainingError(
+                f"the loss or its gradient is not finite at step {self.step}, as in the {int(in_a_row) - 1} steps "
+                "before it; the last checkpoint is valid; try a lower learning rate or another precision."
+            )
+
+    def _raise_fault(self, loss_sum: float, norm: float, learning_rate: float, indices: Tensor) -> None:
+        """Log a loss or gradient that is not finite, and raise TrainingError."""
+        loss = loss_sum / self.config.batch_size
+        self._log("fault", loss=loss, gradient_norm=norm, learning_rate=learning_rate, indices=indices.tolist())
+        quantity = "gradient" if math.isfinite(loss) else "loss"
+        shown = ", ".join(map(str, indices[:8].tolist())) + (", …" if len(indices) > 8 else "")
+        raise TrainingError(
+            f"the {quantity} is not finite at step {self.step} (loss {loss:g}, learning rate {learning_rate:g}, "
+            f"training images {shown}); the last checkpoint is valid; --on-nan skip skips such steps."
+        )
+
+    def _require_finite_weights(self) -> None:
+        """Raise TrainingError in all processes if a weight or buffer is not finite. Such a model is never saved."""
+        tensors = {name: tensor for name, tensor in self.model.state_dict().items() if tensor.is_floating_point()}
+        bad = [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]
+        if self.processes.total(torch.tensor(float(bool(bad)), device=self.processes.device)).item():
+            which = f" (first: {bad[0]})" if bad else ""
+            raise TrainingError(
+                f"weights are not finite after step {self.step}{which}; the last checkpoint is valid; "
+                "try a lower learning rate."
+            )
+
     def _after_step(self, *, last: bool, stopped: bool) -> None:
-        """Log, evaluate and save where it is time to."""
-        settings = self.settings
-        evaluates = self.step % settings.eval_every == 0 or last
-        saves = self.step % settings.checkpoint_every == 0 or last or stopped
-        if self.step % settings.log_every == 0 or last:
-            self._log_training()
+        """Log, evaluate and save if it is due."""
+        config, progress = self.config, self.progress
+        evaluates = self.step % config.eval_every == 0 or last
+        saves = self.step % config.checkpoint_every == 0 or last or stopped
+        if self.step % config.log_every == 0 or last:
+            if progress.count:
+                self._log(
+                    "train",
+                    loss=progress.loss_sum / progress.count,
+                    accuracy=progress.correct / progress.count,
+                    learning_rate=config.learning_rate_at(self.step - 1),
+                    skipped=progress.skipped,
+                )
+            progress.loss_sum = progress.correct = progress.count = 0.0
         if evaluates or saves:
             self._require_finite_weights()
         if evaluates:
@@ -380,50 +345,42 @@ class Trainer:
         if saves:
             self._save()
 
-    def _log_training(self) -> None:
-        progress = self.progress
-        if progress.count:
-            self._log(
-                "train",
-                loss=progress.loss_sum / progress.count,
-                accuracy=progress.correct / progress.count,
-                learning_rate=self.settings.learning_rate_at(self.step - 1),
-                skipped=progress.skipped,
-            )
-        progress.loss_sum = progress.correct = progress.count = 0.0
+    def _log(self, split: str, **values: Any) -> None:
+        """Add a row to the metrics, in the main process."""
+        if self.processes.is_main:
+            row = {"step": self.step, "split": split, **values, "seconds": round(self.progress.seconds, 3)}
+            self.run_directory.append(row)
+            self.reporter.logged(row)
+
+    def evaluate(self) -> Evaluation:
+        """Evaluate the model on the test images, in all processes with the buffers that are saved."""
+        self.processes.broadcast_buffers(self.model)
+        return evaluate(
+            self.model,
+            self.dataset.test,
+            len(self.dataset.classes),
+            self.processes,
+            batch_size=self.config.eval_batch_size,
+            precision=self.config.precision,
+            workers=self.config.workers,
+        )
 
     def _evaluate(self) -> None:
-        evaluation = self.evaluate()
+        """Evaluate, log, and save the best checkpoint."""
+        evaluation, progress, is_main = self.evaluate(), self.progress, self.processes.is_main
         self._log("test", loss=evaluation.loss, accuracy=evaluation.accuracy, count=evaluation.count)
-        progress = self.progress
         progress.accuracy = evaluation.accuracy
-        if self.observe is not None and self.processes.is_main:
-            self._log("observed", **self.observe(self.model, self._first_test_batch()))
+        if self.probes is not None and is_main:
+            batch = first_batch(self.dataset.test, self.config.eval_batch_size, self.processes.device)
+            self._log("probes", **self.probes(self.model, batch))
         if evaluation.accuracy > progress.best_accuracy:
             progress.best_accuracy, progress.best_step = evaluation.accuracy, self.step
-            if self.processes.is_main:
+            if is_main:
                 best = Checkpoint(self.step, {"model": self.model.state_dict()}, {"accuracy": evaluation.accuracy})
                 self.run_directory.save(best, best=True)
 
-    def evaluate(self) -> Evaluation:
-        """Evaluate the model as it is on the test split, in all processes with the buffers that are saved."""
-        settings = self.settings
-        self.processes.share_buffers(self.model)
-        return evaluate(
-            self.model,
-            self.test_split,
-            self.num_classes,
-            self.processes,
-            batch_size=settings.eval_batch_size,
-            precision=settings.precision,
-            workers=settings.workers,
-        )
-
-    def _first_test_batch(self) -> Batch:
-        order = iter([(0, torch.arange(min(len(self.test_split), self.settings.eval_batch_size)))])
-        return next(iter(self.test_split.batches(order, device=self.processes.device, augmentation=None)))
-
     def _save(self) -> None:
+        """Save a checkpoint, in the main process."""
         if not self.processes.is_main:
             return
         tensors: dict[str, Mapping[str, Tensor]] = {
@@ -440,28 +397,3 @@ class Trainer:
         if self.scaler.is_enabled():
             state["scaler"] = self.scaler.state_dict()
         self.run_directory.save(Checkpoint(self.step, tensors, state))
-
-    def _log(self, split: str, **numbers: Any) -> None:
-        if self.processes.is_main:
-            row = {"step": self.step, "split": split, **numbers, "seconds": round(self.progress.seconds, 3)}
-            self.run_directory.append(row)
-            self.reporter.logged(row)
-
-    def _refuse_to_go_on(self, loss: float, norm: float, learning_rate: float, indices: Tensor) -> None:
-        self._log("fault", loss=loss, gradient_norm=norm, learning_rate=learning_rate, indices=indices.tolist())
-        what = "gradient" if math.isfinite(loss) else "loss"
-        shown = ", ".join(map(str, indices[:8].tolist())) + (", …" if len(indices) > 8 else "")
-        raise TrainingError(
-            f"the {what} is not finite at step {self.step} (loss {loss:g}, learning rate {learning_rate:g}, training "
-            f"pictures {shown}); the last checkpoint is intact, --on-nan skip leaves such steps out."
-        )
-
-
-def _optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
-    groups: list[dict[str, Any]] = param_groups(model, settings.weight_decay)
-    if settings.decay_all:
-        for group in groups:
-            group["weight_decay"] = settings.weight_decay
-    if settings.optimizer == "adam":
-        return torch.optim.Adam(groups, lr=settings.learning_rate, fused=True)
-    return torch.optim.SGD(groups, lr=settings.learning_rate, momentum=settings.momentum, fused=True)

@@ -1,7 +1,6 @@
-"""The five Triton functions against the reference, the oracle and float64, run by Triton's interpreter on CPU tensors.
+"""The five Triton functions against the reference, the oracle and float64, in Triton's interpreter on CPU tensors.
 
-`tests/kernels/test_triton.py` runs this file in a process of its own, because Triton decides on import whether it
-interprets.
+`tests/kernels/test_triton.py` runs this file in a new process, because Triton decides on import whether it interprets.
 """
 
 import math
@@ -13,17 +12,17 @@ from driver import triton_sphere_conv
 from torch.nn import functional as F
 
 import spherenet as sn
-from cases import GEOMETRIES, OPERATORS, Geometry, oracle_conv, oracle_linear
-from spherenet import angles
+from cases import GEOMETRIES, OPERATORS, Geometry, geometry_of, oracle_conv, oracle_linear
+from spherenet.angles import make_angle
 from spherenet.kernels import triton as kernels
-from spherenet.kernels.interface import Affine, Angle
 from spherenet.kernels.triton import launch, patches
 from spherenet.ops import geometry as conv
 from spherenet.ops.norms import direction
+from spherenet.ops.sphere_conv import Operation
 
 SOME_OPERATORS = [operator for operator in OPERATORS if str(operator) in ("linear", "sigmoid-0.3", "learnable-0.5")]
 every_operator = pytest.mark.parametrize("operator", OPERATORS, ids=str)
-LINEAR_GEOMETRY = conv.Geometry((), (), (), 1)
+LINEAR_GEOMETRY = conv.Geometry()
 
 
 @pytest.fixture(autouse=True)
@@ -34,25 +33,18 @@ def few_programs(monkeypatch):
 
 
 def by_triton(layer, x, **options):
-    """The layer's output by the Triton functions."""
-    name = {"learnable": "sigmoid"}.get(layer.operator, layer.operator)
-    affine = (layer.bias, layer.beta, layer.gamma)
-    if layer.weight.dim() == 2:
-        return triton_sphere_conv(x, layer.weight, LINEAR_GEOMETRY, name, layer.k, affine, **options)
-    padding = layer.padding
-    if layer.padding_mode != "zeros":
-        x = F.pad(x, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
-        padding = (0,) * len(layer.kernel_size)
-    x, padding = conv.same_as_numbers(x, layer.kernel_size, padding, layer.dilation)
-    geometry = conv.Geometry(layer.stride, padding, layer.dilation, layer.groups)
-    return triton_sphere_conv(x, layer.weight, geometry, name, layer.k, affine, **options)
+    """Return the layer's output by the Triton functions."""
+    affine, geometry = (layer.bias, layer.beta, layer.gamma), LINEAR_GEOMETRY
+    if layer.weight.dim() > 2:
+        x, geometry = conv.resolve_padding(x, geometry_of(layer))
+    return triton_sphere_conv(x, layer.weight, geometry, layer.angle, layer.k, affine, **options)
 
 
 def assert_like_reference(layer, x, rtol, **options):
     """Output and gradients equal those of the plain formula; errors are relative to a gradient's largest entry."""
     x = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
     inputs = [x, *layer.parameters()]
-    with sn.functional.backend("reference"):
+    with sn.backend("reference"):
         expected = layer(x)
     weighting = torch.randn_like(expected)
     expected_gradients = torch.autograd.grad(expected, inputs, weighting)
@@ -72,13 +64,13 @@ def test_every_geometry_in_float64(geometry, operator):
 
 
 @every_operator
-@pytest.mark.parametrize("keep_cosine", [False, True])
+@pytest.mark.parametrize("save_cosine", [False, True])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=["planes", "rows"])
-def test_float32_in_both_memory_formats(operator, memory_format, keep_cosine):
+def test_float32_in_both_memory_formats(operator, memory_format, save_cosine):
     geometry = Geometry(2, (5, 6), channels=4, filters=6, arguments={"padding": 1, "groups": 2})
     layer = geometry.layer(**operator.arguments, dtype=torch.float32).to(memory_format=memory_format)
     x = geometry.images(dtype=torch.float32).to(memory_format=memory_format)
-    got = assert_like_reference(layer, x, 5e-6, keep_cosine=keep_cosine)
+    got = assert_like_reference(layer, x, 5e-6, save_cosine=save_cosine)
     assert got.is_contiguous(memory_format=memory_format)
 
 
@@ -125,16 +117,16 @@ def test_half_precision_computes_in_float32():
 
 @every_operator
 def test_gradients_against_finite_differences(operator):
-    geometry = conv.Geometry((2, 1), (1, 0), (1, 1), 1)
+    geometry = conv.Geometry((2, 2), (2, 1), (1, 0), (1, 1), 1)
     x = torch.randn(1, 2, 3, 3, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(2, 2, 2, 2, dtype=torch.float64, requires_grad=True)
     learned = operator.name == "learnable"
     k = torch.full((2,), 0.5, dtype=torch.float64, requires_grad=True) if learned else operator.k
-    name = "sigmoid" if learned else operator.name
+    angle = sn.SigmoidAngle() if learned else make_angle(**operator.arguments)
     inputs = (x, weight, k) if learned else (x, weight)
 
     def function(*values):
-        return triton_sphere_conv(values[0], values[1], geometry, name, values[2] if learned else k)
+        return triton_sphere_conv(values[0], values[1], geometry, angle, values[2] if learned else k)
 
     assert torch.autograd.gradcheck(function, inputs, fast_mode=True)
 
@@ -180,7 +172,7 @@ def test_other_layouts_of_the_inputs():
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 5, 5), (0, 3, 1, 1)])
-def test_no_images(shape):
+def test_empty_batch(shape):
     layer = sn.SphereConv2d(3, 4, 1, operator="learnable", bias=True)
     x = torch.randn(shape, requires_grad=True)
     out = by_triton(layer, x)
@@ -195,15 +187,11 @@ def test_offsets_beyond_31_bits():
     apart = torch.empty(2**31 + 16, dtype=torch.float16).as_strided((2, 1, 3, 3), (2**31, 9, 3, 1))
     apart.copy_(torch.randn(2, 1, 3, 3))
     unit, _ = kernels.unit_weight(layer.weight.detach(), 1e-4, torch.float16)
-    geometry = conv.Geometry((1, 1), (0, 0), (1, 1), 1)
+    operation = Operation(sn.CosineAngle(), conv.Geometry((2, 2), (1, 1), (0, 0), (1, 1), 1), 1e-4)
     results = []
     for x in (apart, apart.clone(memory_format=torch.contiguous_format)):
         product = F.conv2d(apart.contiguous(), unit)
-        results.append(
-            kernels.forward(product, x, (2, 2), geometry, 1e-4, Angle("cosine", None), Affine(None, None, None), False)[
-                :2
-            ]
-        )
+        results.append(kernels.forward(product, x, operation, None, None)[:2])
     assert apart.stride(0) == 2**31
     for got, expected in zip(*results, strict=True):
         torch.testing.assert_close(got, expected, rtol=0, atol=0)
@@ -241,37 +229,25 @@ def test_many_blocks_give_the_same_result_every_time(monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("name", "k"), [("linear", None), *(("sigmoid", k) for k in (0.05, 0.3, 3.0, 1000.0))])
-def test_g_over_its_whole_range(name, k, dtype):
-    """The device formulas of g against those of `ops.angles`, near 0 and ±1 too, for large k as for small."""
+def test_g_over_all_cosines(name, k, dtype):
+    """The device formulas of g equal those of `spherenet.angles`, also near 0 and ±1, for large and small k."""
     c = torch.cat([torch.linspace(-1, 1, 401, dtype=torch.float64), torch.logspace(-8, 0, 90, dtype=torch.float64)])
     c = torch.cat([c, 1 - torch.logspace(-7, 0, 70, dtype=torch.float64)]).to(dtype)
     unit = torch.ones(len(c), 1, dtype=dtype)
     product = c.reshape(-1, 1).clone()
-    nothing = Affine(None, None, None)
-    arguments = (unit, (), LINEAR_GEOMETRY, 1e-30, Angle(name, k), nothing)
-    out, inverse_norm, cosine = kernels.forward(product, *arguments, True)
+    angle = make_angle(name, k)
+    operation = Operation(angle, LINEAR_GEOMETRY, 1e-30, "triton", save_cosine=True)
+    out, inverse_norm, cosine = kernels.forward(product, unit, operation, k, None)
     torch.testing.assert_close(inverse_norm, unit, rtol=1e-6, atol=0)
-    exact = angles.linear(cosine.double()) if k is None else angles.sigmoid(cosine.double(), k)
+    exact = angle(cosine.double())
     rtol, atol = (2e-6, 1e-7) if dtype == torch.float32 else (1e-12, 1e-12)
     torch.testing.assert_close(out.double(), exact, rtol=rtol, atol=atol)
-    slope = angles.linear_derivative(cosine) if k is None else angles.sigmoid_derivative(cosine.double(), k)
-    slope = slope.double()
+    slope = angle.derivative(cosine if k is None else cosine.double()).double()
     peak = slope.abs().max().item()
-    for known, is_cosine in ((cosine, True), (out, False)):
-        got = kernels.backward(
-            torch.ones_like(out),
-            known,
-            is_cosine,
-            unit,
-            unit,
-            (),
-            LINEAR_GEOMETRY,
-            Angle(name, k),
-            nothing,
-            False,
-            False,
-            False,
-        )[0]
+    for saved, is_cosine in ((cosine, True), (out, False)):
+        operation = operation._replace(save_cosine=is_cosine)
+        arguments = (torch.ones_like(out), saved, unit, unit, operation, k, None, False, False, False)
+        got = kernels.backward(*arguments)[0]
         tolerance = (2e-3 if dtype == torch.float32 else 1e-6) if not is_cosine else 1e-5
         inner = cosine.abs() < 0.999
         torch.testing.assert_close(got.double()[inner], slope[inner], rtol=tolerance, atol=tolerance * min(peak, 10))

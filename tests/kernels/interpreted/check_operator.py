@@ -6,8 +6,8 @@ from torch import nn
 
 import spherenet as sn
 from cases import OPERATORS, Geometry
-from spherenet.functional import backend
 from spherenet.kernels import dispatch
+from spherenet.kernels.dispatch import backend
 from spherenet.kernels.triton import launch
 
 SOME = [
@@ -62,7 +62,7 @@ def test_half_precision(operator):
     assert_same(layer, torch.randn(2, 4, 5, 5, dtype=torch.bfloat16), 0.1)
 
 
-def test_an_output_that_is_changed_in_place():
+def test_gradients_after_in_place_change_of_output():
     layer = sn.SphereConv2d(3, 4, 3, operator="sigmoid", dtype=torch.float64)
     assert_same(layer, torch.randn(2, 3, 5, 5, dtype=torch.float64), 1e-9, nn.ReLU(inplace=True))
 
@@ -75,14 +75,14 @@ def test_inference():
             torch.testing.assert_close(layer(x), expected)
 
 
-def test_cuda_tensors_take_triton():
+def test_cuda_tensors_use_triton():
     dispatch._of_device.cache_clear()
     assert dispatch._of_device("cuda") == "triton"
     assert dispatch._of_device("cpu") != "triton"
     assert dispatch.implementation_name("cuda") == "triton"
 
 
-def test_a_triton_that_cannot_be_imported_is_left_out_with_a_warning(monkeypatch):
+def test_failed_import_of_triton_warns(monkeypatch):
     def broken(name):
         raise ImportError("undefined symbol: here\nand there")
 

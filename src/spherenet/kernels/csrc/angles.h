@@ -16,7 +16,7 @@ struct Filter {
     V scale, offset;                                // out = scale·g + offset
 };
 
-// Everything backward asks of one element.
+// What backward needs of one element.
 template <class V>
 struct Local {
     V cosine, slope, value, by_parameter;
@@ -109,7 +109,7 @@ SN_INLINE void for_angle(int32_t type, Run run) {
         run(SigmoidAngle{});
 }
 
-// The constants of all filters: seven arrays, one behind the other.
+// The constants of all filters: seven consecutive arrays.
 template <class T>
 struct Constants {
     const T *arrays;

@@ -11,14 +11,14 @@ enum ElementType : int32_t { FLOAT32 = 0, FLOAT64 = 1, BFLOAT16 = 2, FLOAT16 = 3
 
 enum AngleType : int32_t { COSINE = 0, LINEAR = 1, SIGMOID = 2 };
 
-// What a convolution looks at. Dimensions are (depth, height, width); missing ones have size 1.
+// Geometry of a convolution. Dimensions are (depth, height, width); missing ones have size 1.
 struct Geometry {
     int64_t batch, channels, filters, groups;
     int64_t in[3], out[3], kernel[3], stride[3], padding[3], dilation[3];
     int32_t x_rows, out_rows;  // whether x and the output are rows (1) or planes (0)
 };
 
-// g, and the affine map behind it: out = scale·(g + bias) + shift. Null pointers mean 1, 0 and 0.
+// g, and the affine map after it: out = scale·(g + bias) + shift. Null pointers mean 1, 0 and 0.
 // `parameters` holds k of the sigmoid, one number for all filters or one for each, in the working type.
 struct Angle {
     int32_t type, parameter_count;
@@ -26,11 +26,11 @@ struct Angle {
 };
 
 struct Backward {
-    const void *grad, *known, *inverse_norm;
+    const void *grad, *saved, *inverse_norm;
     void *grad_product;  // may not overlap grad
     void *spread;        // per pixel of x and group; null when the gradient of x is not needed
     void *sums;          // [3, filters]: Σ grad, Σ grad·g, Σ grad·∂g/∂k; null when no parameter needs them
-    int32_t known_is_cosine;
+    int32_t saved_is_cosine;
 };
 
 // One step of a recurrent cell over `rows` rows and `hidden` units; see cells.h for the shapes.

@@ -285,7 +285,7 @@ void backward_pointwise(const Geometry &g, const Passes<E> &passes, const Filter
 #pragma omp for schedule(dynamic, turn(tasks, threads))
         for (int64_t block = 0; block < tasks; ++block) {
             int64_t first = blocks.first(block), at = first * g.filters;
-            passes.backward_rows({static_cast<const E *>(b.grad) + at, b.known, at,
+            passes.backward_rows({static_cast<const E *>(b.grad) + at, b.saved, at,
                                   static_cast<const T *>(b.inverse_norm) + first * g.groups,
                                   static_cast<E *>(b.grad_product) + at,
                                   spread == nullptr ? unused.get() : spread + first * g.groups,
@@ -305,7 +305,7 @@ void backward_band(const Geometry &g, const Passes<E> &passes, const Filters<Wor
     int64_t pixels = volume(g.out), count = g.filters / g.groups;
     if (g.out_rows) {
         int64_t pixel = image * pixels + first, at = pixel * g.filters;
-        passes.backward_rows({grad + at, b.known, at, r + pixel * g.groups, grad_product + at, s, length, g.filters,
+        passes.backward_rows({grad + at, b.saved, at, r + pixel * g.groups, grad_product + at, s, length, g.filters,
                               g.groups, sums},
                              filters);
         return;
@@ -313,7 +313,7 @@ void backward_band(const Geometry &g, const Passes<E> &passes, const Filters<Wor
     memset(s, 0, sizeof(T) * length * g.groups);
     for (int64_t o = 0; o < g.filters; ++o) {
         int64_t at = (image * g.filters + o) * pixels + first, group = o / count;
-        passes.backward_plane({grad + at, b.known, at, r + (image * g.groups + group) * pixels + first,
+        passes.backward_plane({grad + at, b.saved, at, r + (image * g.groups + group) * pixels + first,
                                grad_product + at, s + group * length, length, o, g.filters, sums},
                               filters);
     }
@@ -392,7 +392,7 @@ void backward(const Geometry *geometry, const Angle *angle, const Backward *poin
         using E = typename decltype(tag)::type;
         Filters<Work<E>> filters(*angle, g.filters);
         auto run = pointwise ? backward_pointwise<E> : backward_windows<E>;
-        run(g, passes_for<E>(*angle, pointers->known_is_cosine, size > 0), filters, *pointers, partial.get(),
+        run(g, passes_for<E>(*angle, pointers->saved_is_cosine, size > 0), filters, *pointers, partial.get(),
             tasks, used);
     });
     for (int64_t i = 0; i < size; ++i) {
@@ -412,8 +412,8 @@ void correct(const Geometry *geometry, void *grad_x, const void *x, const void *
     const Geometry &g = *geometry;
     int64_t pixels = volume(g.in), channels = g.channels / g.groups;
     int used = team(g.batch * g.channels * pixels, threads);
-    // Rows are independent pixels; of planes, one channel of one image is a piece of work.
-    int64_t pieces = g.x_rows ? g.batch * pixels : g.batch * g.channels;
+    // Tasks are the pixels of rows, which are independent, or the planes of one channel and image.
+    int64_t tasks = g.x_rows ? g.batch * pixels : g.batch * g.channels;
     for_type(type, [&](auto tag) {
         using E = typename decltype(tag)::type;
         const E *from = static_cast<const E *>(x);
@@ -421,7 +421,7 @@ void correct(const Geometry *geometry, void *grad_x, const void *x, const void *
         const Work<E> *m = static_cast<const Work<E> *>(spread);
         if (g.x_rows) {
 #pragma omp parallel for num_threads(used) schedule(static) if (used > 1)
-            for (int64_t pixel = 0; pixel < pieces; ++pixel) {
+            for (int64_t pixel = 0; pixel < tasks; ++pixel) {
                 for (int64_t group = 0; group < g.groups; ++group) {
                     int64_t at = pixel * g.channels + group * channels;
                     correct_row<E>(to + at, from + at, channels, m[pixel * g.groups + group]);
@@ -429,7 +429,7 @@ void correct(const Geometry *geometry, void *grad_x, const void *x, const void *
             }
         } else {
 #pragma omp parallel for num_threads(used) schedule(static) if (used > 1)
-            for (int64_t plane = 0; plane < pieces; ++plane) {
+            for (int64_t plane = 0; plane < tasks; ++plane) {
                 int64_t map = plane / g.channels * g.groups + plane % g.channels / channels;
                 correct_plane<E>(to + plane * pixels, from + plane * pixels, pixels, m + map * pixels);
             }
@@ -478,8 +478,7 @@ void cell_backward(const Cell *cell, const void *gates, const void *from_state, 
 
 // --- whether a weight has changed -------------------------------------------------------------------------------
 
-// A fingerprint of memory: sums and sums of sums in eight lanes. Any single change alters it; it is no defense against
-// somebody who wants two tensors to agree.
+// A checksum of memory: sums and sums of sums in eight lanes. Any single change alters it; it is not cryptographic.
 uint64_t checksum(const void *data, int64_t bytes) {
     typedef uint64_t Lanes __attribute__((vector_size(64)));
     const char *from = static_cast<const char *>(data);

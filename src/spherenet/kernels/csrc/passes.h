@@ -123,27 +123,27 @@ void forward_plane(const ForwardPlane<E> &a, const Filters<Work<E>> &filters) {
     });
 }
 
-// What backward knows of the forward pass: out, which is g without an affine map, or the cosine.
+// What forward saves for backward: out, which is g without an affine map, or the cosine.
 template <class A, bool IS_COSINE, class E>
-struct Knowledge {
+struct Saved {
     using T = Work<E>;
     using Stored = typename std::conditional<IS_COSINE, T, E>::type;
-    // Behind an affine map only the cosine can be known: with the output there is no scale, and no sum but that of k.
+    // After an affine map only the cosine can be saved: with the output there is no scale, and no sum but that of k.
     static constexpr bool AFFINE = IS_COSINE;
     SN_INLINE Vec<T> scaled(Vec<T> grad, const Filter<Vec<T>> &f) { return AFFINE ? grad * f.scale : grad; }
-    SN_INLINE Local<Vec<T>> at(const Stored *known, int count, const Filter<Vec<T>> &f) {
+    SN_INLINE Local<Vec<T>> at(const Stored *saved, int count, const Filter<Vec<T>> &f) {
         if constexpr (IS_COSINE)
-            return A::template from_cosine<T>(load<T>(known, count), f);
+            return A::template from_cosine<T>(load<T>(saved, count), f);
         else
-            return A::template from_value<T>(load<E>(known, count), f);
+            return A::template from_value<T>(load<E>(saved, count), f);
     }
 };
 
 template <class E>
 struct BackwardRows {
     const E *grad;
-    const void *known;
-    int64_t known_at;  // offset of the first row in `known`
+    const void *saved;
+    int64_t saved_at;  // offset of the first row in `saved`
     const Work<E> *r;  // [rows, groups]
     E *grad_product;
     Work<E> *s;  // [rows, groups]
@@ -154,8 +154,8 @@ struct BackwardRows {
 template <class E>
 struct BackwardPlane {
     const E *grad;
-    const void *known;
-    int64_t known_at;
+    const void *saved;
+    int64_t saved_at;
     const Work<E> *r;  // [length]
     E *grad_product;
     Work<E> *s;  // [length], added to
@@ -173,7 +173,7 @@ void backward_rows(const BackwardRows<E> &a, const Filters<Work<E>> &filters) {
     E *__restrict grad_product = a.grad_product;
     const T *__restrict r = a.r;
     T *__restrict s = a.s;
-    const auto *__restrict known = static_cast<const typename K::Stored *>(a.known) + a.known_at;
+    const auto *__restrict saved = static_cast<const typename K::Stored *>(a.saved) + a.saved_at;
     const Constants<T> constants = filters.constants();
     Buffer<T> buffer(WITH_SUMS ? 3 * all : 0);
     T *sums = buffer.get();
@@ -187,7 +187,7 @@ void backward_rows(const BackwardRows<E> &a, const Filters<Work<E>> &filters) {
         for_each_vector<T>(n, [&](int64_t i, int count) SN_FORCE_INLINE {
             int64_t o = group + i;
             Filter<Vec<T>> f = some(constants, o, count);
-            Local<Vec<T>> local = K::at(known + at + i, count, f);
+            Local<Vec<T>> local = K::at(saved + at + i, count, f);
             Vec<T> incoming = load<E>(grad + at + i, count);
             Vec<T> u = K::scaled(incoming, f) * local.slope;
             store<E>(grad_product + at + i, u * inverse, count);
@@ -229,11 +229,11 @@ void backward_plane(const BackwardPlane<E> &a, const Filters<Work<E>> &filters) 
     E *grad_product = a.grad_product;
     const T *r = a.r;
     T *s = a.s;
-    const auto *known = static_cast<const typename K::Stored *>(a.known) + a.known_at;
+    const auto *saved = static_cast<const typename K::Stored *>(a.saved) + a.saved_at;
     Vec<T> by_grad{}, by_value{}, by_parameter{};
     for_each_vector<T>(a.length, [&](int64_t i, int count) SN_FORCE_INLINE {
         Vec<T> inverse = load<T>(r + i, count), incoming = load<E>(grad + i, count);
-        Local<Vec<T>> local = K::at(known + i, count, f);
+        Local<Vec<T>> local = K::at(saved + i, count, f);
         Vec<T> u = K::scaled(incoming, f) * local.slope * inverse;
         store<E>(grad_product + i, u, count);
         store<T>(s + i, load<T>(s + i, count) + u * local.cosine * inverse, count);
@@ -270,19 +270,19 @@ Passes<E> passes_with(bool affine, bool with_sums) {
 }
 
 template <class E>
-Passes<E> passes_for(const Angle &angle, bool known_is_cosine, bool with_sums) {
+Passes<E> passes_for(const Angle &angle, bool saved_is_cosine, bool with_sums) {
     Passes<E> chosen{};
     bool affine = angle.bias != nullptr || angle.scale != nullptr || angle.shift != nullptr;
     for_angle(angle.type, [&](auto g) {
         using A = decltype(g);
-        // An output in half precision does not tell the angle well enough: there only the cosine is known by its value.
+        // An output in half precision does not determine the angle well enough: only that of the cosine is used.
         if constexpr (sizeof(E) >= 4 || std::is_same<A, CosineAngle>::value) {
-            if (!known_is_cosine) {
-                chosen = passes_with<A, Knowledge<A, false, E>, E>(affine, with_sums);
+            if (!saved_is_cosine) {
+                chosen = passes_with<A, Saved<A, false, E>, E>(affine, with_sums);
                 return;
             }
         }
-        chosen = passes_with<A, Knowledge<A, true, E>, E>(affine, with_sums);
+        chosen = passes_with<A, Saved<A, true, E>, E>(affine, with_sums);
     });
     return chosen;
 }

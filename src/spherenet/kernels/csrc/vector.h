@@ -178,7 +178,7 @@ struct Storage<Float16> {
 template <class E>
 using Work = typename Storage<E>::Work;
 
-// The last n < WIDTH elements of a row: what is not there reads as 0.
+// The last n < WIDTH elements of a row: elements beyond the end are read as 0.
 template <class E>
 SN_INLINE Vec<Work<E>> load_tail(const E *p, int n) {
     E buffer[WIDTH<Work<E>>];
@@ -259,7 +259,7 @@ class Buffer {
 };
 
 // Calls body(offset, count) for every full vector of a row of n elements, then for the rest with count < WIDTH.
-// `count` is a compile-time constant in the first case, so that loads and stores there are whole.
+// `count` is a compile-time constant in the first case, so that loads and stores take full vectors.
 template <class T, class Body>
 SN_INLINE void for_each_vector(int64_t n, Body body) {
     constexpr int width = WIDTH<T>;

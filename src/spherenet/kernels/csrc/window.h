@@ -1,7 +1,7 @@
 // Sums over the window of a convolution, and their transpose, on maps with few channels.
 //
 // A box is separable: sums run along one axis after the other. A map is [depth, height, width, groups] with the groups
-// last; for planes each group is a map of its own.
+// last; for planes each group is a separate map.
 #pragma once
 
 #include "api.h"

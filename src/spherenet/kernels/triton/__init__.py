@@ -8,18 +8,17 @@ weights, and the three convolutions. A gradient of k, or of the affine map, adds
 | angles | g, its slope and its inverse as device code |
 | weights, patches, gradients | the kernels and the functions that launch them |
 | launch | geometry, strides, block sizes |
-| plain, guard | what happens when a kernel cannot be compiled or launched |
+| fallback | plain operations for kernels that cannot be compiled or launched |
 """
 
-from spherenet.kernels.triton import fallback as plain
-from spherenet.kernels.triton import gradients, patches, weights
+from spherenet.kernels.triton import fallback, gradients, patches, weights
 from spherenet.kernels.triton.fallback import guarded
 from spherenet.kernels.triton.gradients import Spread
 
 __all__ = ["Spread", "backward", "correct", "forward", "unit_weight", "unit_weight_backward"]
 
-unit_weight = guarded(weights.unit_weight, plain.unit_weight)
-unit_weight_backward = guarded(weights.unit_weight_backward, plain.unit_weight_backward)
-forward = guarded(patches.forward, plain.forward)
-backward = guarded(gradients.backward, plain.backward)
-correct = guarded(gradients.correct, plain.correct)
+unit_weight = guarded(weights.unit_weight, fallback.unit_weight)
+unit_weight_backward = guarded(weights.unit_weight_backward, fallback.unit_weight_backward)
+forward = guarded(patches.forward, fallback.forward)
+backward = guarded(gradients.backward, fallback.backward)
+correct = guarded(gradients.correct, fallback.correct)

@@ -1,10 +1,10 @@
-"""Formulas of g for the Triton kernels: the device code of `ops.angles`, under the same names.
+"""Formulas of g for the Triton kernels: the device code of `spherenet.angles`.
 
 Each g has its value, its derivative dg/dc and its inverse, as functions of c = cos θ (docs/concepts.md, Eq. 1). They
-use only what Triton offers on every backend and in its interpreter: exp, log, sqrt, and sin and cos for float64.
+use only functions that Triton has on every backend and in its interpreter: exp, log, sqrt, and sin and cos for float64.
 In float32, asin and sin are polynomials, and tanh and its inverse switch to a series near 0, so that g keeps its
-digits for large k. NaN passes through every function. Constants stand right of an operator: the interpreter does not
-unwrap them on the left.
+digits for large k. NaN propagates through every function. Constants are right operands, because the interpreter does
+not unwrap them on the left.
 """
 
 import math
@@ -28,7 +28,7 @@ SERIES_BELOW = tl.constexpr(0.25)
 T0, T1, T2, T3 = (tl.constexpr(c) for c in (-1 / 3, 2 / 15, -17 / 315, 62 / 2835))
 U0, U1, U2, U3, U4 = (tl.constexpr(c) for c in (1 / 3, 1 / 5, 1 / 7, 1 / 9, 1 / 11))
 
-# 4·sqrt(ε), the floor of sin θ in `ops.angles.sine`, and 1 − ε, where atanh ends.
+# 4·sqrt(ε), the floor of sin θ in `elementary.sine`, and 1 − ε, where atanh ends.
 FLOOR_32, FLOOR_64 = tl.constexpr(4 * 2.0**-11.5), tl.constexpr(4 * 2.0**-26)
 BELOW_ONE_32, BELOW_ONE_64 = tl.constexpr(1 - 2.0**-23), tl.constexpr(1 - 2.0**-52)
 
@@ -145,33 +145,33 @@ def inverse(output, half_inverse, tau, ANGLE: tl.constexpr):
 
 
 @triton.jit
-def derivatives(known, half_inverse, tau, from_tau, ANGLE: tl.constexpr, KNOWN_IS_COSINE: tl.constexpr):
+def derivatives(saved, half_inverse, tau, from_tau, ANGLE: tl.constexpr, SAVED_IS_COSINE: tl.constexpr):
     """Return c, dg/dc and, for the sigmoid, ∂g/∂k, from the cosine or from g itself.
 
     With v = asin|c|/(2k) and T = tanh v:  ∂g/∂k = sign(c)·(T·from_τ − v(1 − T²)/k)/τ.
     """
     by_k = 0.0
     if ANGLE == "cosine":
-        cosine = known
+        cosine = saved
         slope = 1.0
     else:
-        if KNOWN_IS_COSINE:
-            cosine = known
-            sin_theta = sine(known)
+        if SAVED_IS_COSINE:
+            cosine = saved
+            sin_theta = sine(saved)
         else:
-            cosine, sin_theta = inverse(known, half_inverse, tau, ANGLE)
+            cosine, sin_theta = inverse(saved, half_inverse, tau, ANGLE)
         if ANGLE == "linear":
             slope = 1 / sin_theta * LINEAR
         else:
-            if KNOWN_IS_COSINE:
-                v = asin(tl.abs(known)) * half_inverse
+            if SAVED_IS_COSINE:
+                v = asin(tl.abs(saved)) * half_inverse
                 t = tanh(v)
             else:
-                limit: tl.constexpr = BELOW_ONE_64 if known.dtype == tl.float64 else BELOW_ONE_32
-                t = tl.abs(known) * tau
+                limit: tl.constexpr = BELOW_ONE_64 if saved.dtype == tl.float64 else BELOW_ONE_32
+                t = tl.abs(saved) * tau
                 t = tl.where(t > limit, limit, t)
                 v = atanh(t)
             flat = 1 - t * t
             slope = flat * half_inverse / (tau * sin_theta)
-            by_k = with_sign((t * from_tau - v * flat * (2 * half_inverse)) / tau, known)
+            by_k = with_sign((t * from_tau - v * flat * (2 * half_inverse)) / tau, saved)
     return cosine, slope, by_k

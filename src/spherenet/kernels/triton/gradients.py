@@ -1,13 +1,12 @@
-"""Backward: the gradient of the convolution's output, the sums per filter, and the correction of the input's gradient.
+"""Backward: gradient of the convolution's output, sums per filter, and correction of the input's gradient.
 
     D = grad·β·g'(c)·r,   s = r²·Σ grad·β·g'(c)·c over the filters of a group,   grad_x ← grad_x − x·m
 
-with m the sum of s over the windows that contain a pixel. m is summed where it is used, in the launch that corrects
-grad_x, so that `backward` hands over s and the geometry instead of a map of m. Sums per filter are written per block of
-pixels and added afterwards in a fixed order, so that results do not change from run to run.
+with m the sum of s over the windows that contain a pixel. m is computed by the launch that corrects grad_x, so that
+`backward` returns s and the geometry instead of a map of m. Sums per filter are written per block of pixels and added
+afterwards in a fixed order, so that results do not change from run to run.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,7 +14,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from spherenet.kernels.interface import Affine, Angle
 from spherenet.kernels.triton.angles import derivatives, steepness, value
 from spherenet.kernels.triton.launch import (
     block_of_channels,
@@ -24,15 +22,16 @@ from spherenet.kernels.triton.launch import (
     image_strides,
     in_three,
     index_dtype,
+    k_arguments,
     launch,
     pixel_axis,
-    sigmoid_constants,
     window_of,
     with_map_strides,
     work_dtype,
 )
 from spherenet.kernels.triton.patches import contiguous_or_none, position
 from spherenet.ops.geometry import Geometry
+from spherenet.ops.sphere_conv import Affine, Operation
 
 __all__ = ["Spread", "backward", "correct"]
 
@@ -41,15 +40,14 @@ class Spread(NamedTuple):
     """s [N, groups, *out] and the geometry over which `correct` sums it."""
 
     s: Tensor
-    kernel_size: tuple[int, ...]
     geometry: Geometry
 
 
 @triton.jit
 def backward_kernel(
-    grad, known, inverse_norm, grad_product, s, sums, k, beta,
-    pixels, filters, groups, area, grad_strides, known_strides, norm_strides,
-    ANGLE: tl.constexpr, KNOWN_IS_COSINE: tl.constexpr, NEEDS_K: tl.constexpr, NEEDS_AFFINE: tl.constexpr,
+    grad, saved, inverse_norm, grad_product, s, sums, k, beta,
+    pixels, filters, groups, area, grad_strides, saved_strides, norm_strides,
+    ANGLE: tl.constexpr, SAVED_IS_COSINE: tl.constexpr, NEEDS_K: tl.constexpr, NEEDS_AFFINE: tl.constexpr,
     K: tl.constexpr, K_STRIDE: tl.constexpr, AXIS: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_O: tl.constexpr, INDEX: tl.constexpr, WORK: tl.constexpr,
 ):  # fmt: skip
@@ -64,16 +62,16 @@ def backward_kernel(
     r = tl.load(inverse_norm + at_norm, mask=is_pixel, other=0.0)
     wide_r = tl.expand_dims(r, 1 - AXIS)
     at_grad = tl.expand_dims(n * grad_strides[0] + p * grad_strides[2], 1 - AXIS)
-    at_known = tl.expand_dims(n * known_strides[0] + p * known_strides[2], 1 - AXIS)
+    at_saved = tl.expand_dims(n * saved_strides[0] + p * saved_strides[2], 1 - AXIS)
     total = tl.zeros([BLOCK_P], dtype=WORK)
     for first in range(0, filters, BLOCK_O):
         o = first + tl.arange(0, BLOCK_O).to(INDEX)
         is_filter = o < filters
         o = group * filters + o
         mask = tl.expand_dims(is_pixel, 1 - AXIS) & tl.expand_dims(is_filter, AXIS)
-        at = at_known + tl.expand_dims(o * known_strides[1], AXIS)
+        at = at_saved + tl.expand_dims(o * saved_strides[1], AXIS)
         g = tl.load(grad + at_grad + tl.expand_dims(o * grad_strides[1], AXIS), mask=mask, other=0.0).to(WORK)
-        y = tl.load(known + at, mask=mask, other=0.0).to(WORK)
+        y = tl.load(saved + at, mask=mask, other=0.0).to(WORK)
         half_inverse = 0.0
         tau = 0.0
         from_tau = 0.0
@@ -85,10 +83,10 @@ def backward_kernel(
             half_inverse = tl.expand_dims(half_inverse, AXIS)
             tau = tl.expand_dims(tau, AXIS)
             from_tau = tl.expand_dims(from_tau, AXIS)
-        c, slope, by_k = derivatives(y, half_inverse, tau, from_tau, ANGLE, KNOWN_IS_COSINE)
+        c, slope, by_k = derivatives(y, half_inverse, tau, from_tau, ANGLE, SAVED_IS_COSINE)
         to = sums + (block * 3) * (groups * filters) + o
         if NEEDS_AFFINE:
-            output = value(c, half_inverse, tau, ANGLE) if KNOWN_IS_COSINE else y
+            output = value(c, half_inverse, tau, ANGLE) if SAVED_IS_COSINE else y
             tl.store(to, tl.sum(g, AXIS), mask=is_filter)
             tl.store(to + groups * filters, tl.sum(g * output, AXIS), mask=is_filter)
         if NEEDS_K:
@@ -115,18 +113,18 @@ def correct_kernel(
     n, d, h, w = position(pixel, in_size)
     m = tl.zeros([BLOCK_P], dtype=WORK)
     for tap in range(WINDOW[0][0] * WINDOW[0][1] * WINDOW[0][2]):
-        # The window at output position i sees this pixel through the tap if i·stride = pixel + padding − tap·dilation.
+        # The window at output position i contains this pixel at the tap if i·stride = pixel + padding − tap·dilation.
         i = d + WINDOW[2][0] - (tap // (WINDOW[0][1] * WINDOW[0][2])) * WINDOW[3][0]
         j = h + WINDOW[2][1] - (tap // WINDOW[0][2] % WINDOW[0][1]) * WINDOW[3][1]
         k = w + WINDOW[2][2] - (tap % WINDOW[0][2]) * WINDOW[3][2]
-        seen = is_pixel & (i >= 0) & (j >= 0) & (k >= 0)
-        seen = seen & (i % WINDOW[1][0] == 0) & (j % WINDOW[1][1] == 0) & (k % WINDOW[1][2] == 0)
+        inside = is_pixel & (i >= 0) & (j >= 0) & (k >= 0)
+        inside = inside & (i % WINDOW[1][0] == 0) & (j % WINDOW[1][1] == 0) & (k % WINDOW[1][2] == 0)
         i = i // WINDOW[1][0]
         j = j // WINDOW[1][1]
         k = k // WINDOW[1][2]
-        seen = seen & (i < out_size[0]) & (j < out_size[1]) & (k < out_size[2])
+        inside = inside & (i < out_size[0]) & (j < out_size[1]) & (k < out_size[2])
         at = n * s_strides[0] + group * s_strides[1] + ((i * out_size[1] + j) * out_size[2] + k) * s_strides[2]
-        m += tl.load(s + at, mask=seen, other=0.0)
+        m += tl.load(s + at, mask=inside, other=0.0)
     m = tl.expand_dims(m, 1 - AXIS)
     at_x = tl.expand_dims(n * x_strides[0] + d * x_strides[2] + h * x_strides[3] + w * x_strides[4], 1 - AXIS)
     at_grad = n * grad_strides[0] + d * grad_strides[2] + h * grad_strides[3] + w * grad_strides[4]
@@ -143,14 +141,12 @@ def correct_kernel(
 
 def backward(
     grad: Tensor,
-    known: Tensor,
-    known_is_cosine: bool,
+    saved: Tensor,
     inverse_norm: Tensor,
     x: Tensor,
-    kernel_size: Sequence[int],
-    geometry: Geometry,
-    angle: Angle,
-    affine: Affine,
+    operation: Operation,
+    k: Tensor | float | None,
+    affine: Affine | None,
     needs_x: bool,
     needs_k: bool,
     needs_affine: bool,
@@ -159,46 +155,47 @@ def backward(
 
     Args:
         grad: Gradient of out [N, O, *out].
-        known: The kept cosines if `known_is_cosine`, otherwise out itself without an affine map.
+        saved: The cosines if operation.save_cosine, otherwise out itself without an affine map.
         inverse_norm: 1/‖patch‖ [N, groups, *out] as `forward` returned it.
         x: Input of the layer; unused here, since `correct` receives it.
-        kernel_size: Size of the window.
-        geometry: Stride, padding, dilation and groups.
-        angle: g.
+        operation: What the layer computes.
+        k: Parameter of g.
         affine: The affine map after g.
         needs_x: Whether `correct` follows.
-        needs_k: Whether the third row of the sums is wanted.
-        needs_affine: Whether the first two rows of the sums are wanted.
+        needs_k: Whether the third row of the sums is needed.
+        needs_affine: Whether the first two rows of the sums are needed.
 
     Returns:
         D in the dtype of grad; `Spread`, or None unless `needs_x`; sums [3, O] of grad, grad·g and grad·∂g/∂k, with
-        rows that were not asked for undefined, or None.
+        rows that are not needed undefined, or None.
     """
+    angle, geometry, _, _, save_cosine = operation
     groups = geometry.groups
-    known, inverse_norm = dense(known.detach()), dense(inverse_norm)
+    saved, inverse_norm = dense(saved.detach()), dense(inverse_norm)
     inverse_norm, norm_strides = with_map_strides(inverse_norm)
     grad, grad_strides = with_map_strides(grad)
-    known, known_strides = with_map_strides(known)
-    grad_product = torch.empty_like(known, dtype=grad.dtype)
+    saved, saved_strides = with_map_strides(saved)
+    grad_product = torch.empty_like(saved, dtype=grad.dtype)
     s = torch.empty_like(inverse_norm) if needs_x else None
-    spread = None if s is None else Spread(s, tuple(kernel_size), geometry)
-    pixels, filters = inverse_norm.numel() // groups, known.shape[1] // groups
-    wants_sums = needs_k or needs_affine
+    spread = None if s is None else Spread(s, geometry)
+    pixels, filters = inverse_norm.numel() // groups, saved.shape[1] // groups
+    needs_sums = needs_k or needs_affine
     if pixels == 0:
-        return grad_product, spread, inverse_norm.new_zeros(3, known.shape[1]) if wants_sums else None
+        return grad_product, spread, inverse_norm.new_zeros(3, saved.shape[1]) if needs_sums else None
     block = block_of_pixels(pixels, groups, filters)
     blocks = triton.cdiv(pixels, block)
-    sums = inverse_norm.new_empty(blocks, 3, known.shape[1]) if wants_sums else inverse_norm
-    k, constants = sigmoid_constants(angle, inverse_norm.dtype)
+    sums = inverse_norm.new_empty(blocks, 3, saved.shape[1]) if needs_sums else inverse_norm
+    beta = None if affine is None else affine.beta
+    k, constants = k_arguments(k, inverse_norm.dtype)
     launch(
         backward_kernel, (blocks, groups), grad,
-        grad, known, inverse_norm, grad_product, s, sums, k, contiguous_or_none(affine.beta),
-        pixels, filters, groups, pixels // known.shape[0], grad_strides, known_strides, norm_strides,
-        ANGLE=angle.name, KNOWN_IS_COSINE=known_is_cosine, NEEDS_K=needs_k, NEEDS_AFFINE=needs_affine, **constants,
-        AXIS=pixel_axis(known), BLOCK_P=block, BLOCK_O=block_of_channels(filters, block),
-        INDEX=index_dtype(grad, known, sums), WORK=work_dtype(inverse_norm.dtype),
+        grad, saved, inverse_norm, grad_product, s, sums, k, contiguous_or_none(beta),
+        pixels, filters, groups, pixels // saved.shape[0], grad_strides, saved_strides, norm_strides,
+        ANGLE=angle.kernel_id, SAVED_IS_COSINE=save_cosine, NEEDS_K=needs_k, NEEDS_AFFINE=needs_affine, **constants,
+        AXIS=pixel_axis(saved), BLOCK_P=block, BLOCK_O=block_of_channels(filters, block),
+        INDEX=index_dtype(grad, saved, sums), WORK=work_dtype(inverse_norm.dtype),
     )  # fmt: skip
-    return grad_product, spread, sums.sum(0) if wants_sums else None
+    return grad_product, spread, sums.sum(0) if needs_sums else None
 
 
 def correct(grad_x: Tensor, x: Tensor, spread: Spread, groups: int) -> Tensor:
@@ -214,7 +211,7 @@ def correct(grad_x: Tensor, x: Tensor, spread: Spread, groups: int) -> Tensor:
         correct_kernel, (triton.cdiv(pixels, block), groups), grad_x,
         grad_x, x, s, pixels, channels, in_three(x.shape[2:], 1), in_three(s.shape[2:], 1),
         image_strides(grad_x), image_strides(x), s_strides,
-        WINDOW=window_of(spread.kernel_size, spread.geometry), AXIS=pixel_axis(grad_x),
+        WINDOW=window_of(spread.geometry), AXIS=pixel_axis(grad_x),
         BLOCK_P=block, BLOCK_C=block_of_channels(channels, block),
         INDEX=index_dtype(grad_x, x, s), WORK=work_dtype(s.dtype),
     )  # fmt: skip

@@ -1,8 +1,8 @@
-"""What the host decides before a launch: views of tensors, block sizes, index width, the device.
+"""Preparation of a launch on the host: views of tensors, block sizes, index width, the device.
 
-Every kernel sees one geometry of three spatial dimensions; missing ones have size 1. Strides are passed as they are, so
-channels-last, contiguous, expanded and sliced tensors need no copy. Offsets take 64 bits only when a tensor reaches
-beyond 2³¹ elements, because divisions of 64-bit integers are slow on a GPU.
+Every kernel receives a geometry of three spatial dimensions; missing ones have size 1. Strides are passed unchanged, so
+that channels-last, contiguous, expanded and sliced tensors need no copy. Offsets take 64 bits only if a tensor exceeds
+2³¹ elements, because divisions of 64-bit integers are slow on a GPU.
 """
 
 import math
@@ -14,7 +14,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from spherenet.kernels.interface import Angle
 from spherenet.ops.geometry import Geometry
 from spherenet.ops.norms import working_dtype
 
@@ -22,7 +21,7 @@ TILE = 1024
 """Elements of a block: 8 per thread with four warps, so that no kernel spills registers."""
 
 WIDEST_CHANNELS = 32
-"""Channels of a block when pixels abound: 128 bytes in float32, and as many pixels, for either memory format."""
+"""Channels of a block if there are many pixels: 128 bytes in float32, and as many pixels, for both memory formats."""
 
 FEWEST_PROGRAMS = 256
 """Blocks become smaller until a launch has this many programs, about two per multiprocessor of a large GPU."""
@@ -31,7 +30,7 @@ TRITON_DTYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
 
 
 class Window(NamedTuple):
-    """A geometry in three dimensions, known when a kernel is compiled."""
+    """A geometry in three dimensions, a constant when a kernel is compiled."""
 
     kernel: tuple[int, int, int]
     stride: tuple[int, int, int]
@@ -40,22 +39,22 @@ class Window(NamedTuple):
 
     @property
     def taps(self) -> int:
-        """How many pixels a window has."""
+        """Number of pixels of a window."""
         return math.prod(self.kernel)
 
 
 def in_three(values: Sequence[int], fill: int) -> tuple[int, int, int]:
-    """Put missing spatial dimensions in front."""
+    """Return three sizes, with missing spatial dimensions in front."""
     a, b, c = (fill,) * (3 - len(values)) + tuple(values)
     return a, b, c
 
 
-def window_of(kernel_size: Sequence[int], geometry: Geometry) -> Window:
+def window_of(geometry: Geometry) -> Window:
     """Return the geometry of a convolution, or of a fully connected layer, in three dimensions."""
     return Window(
-        in_three(kernel_size, 1),
+        in_three(geometry.kernel_size, 1),
         in_three(geometry.stride, 1),
-        in_three(geometry.padding, 0),
+        in_three(geometry.padding, 0),  # type: ignore[arg-type]
         in_three(geometry.dilation, 1),
     )
 
@@ -116,7 +115,7 @@ def work_dtype(dtype: torch.dtype) -> Any:
 
 
 def block_of_pixels(pixels: int, groups: int, channels: int) -> int:
-    """Return how many pixels a program takes when a group has up to this many channels."""
+    """Return the number of pixels per program if a group has up to this many channels."""
     block = min(256, max(1, TILE // min(WIDEST_CHANNELS, triton.next_power_of_2(max(channels, 1)))))
     while block > 4 and triton.cdiv(pixels, block) * groups < FEWEST_PROGRAMS:
         block //= 2
@@ -124,17 +123,17 @@ def block_of_pixels(pixels: int, groups: int, channels: int) -> int:
 
 
 def block_of_channels(channels: int, block_of_pixels: int) -> int:
-    """Return how many channels a program takes at once."""
+    """Return the number of channels that a program processes at once."""
     return max(1, min(triton.next_power_of_2(channels), TILE // block_of_pixels))
 
 
-def sigmoid_constants(angle: Angle, dtype: torch.dtype) -> tuple[Tensor | None, dict[str, Any]]:
-    """Return a tensor k, or None, and what kernels take as constants: K and the stride of the tensor."""
-    if isinstance(angle.k, Tensor):
-        k = angle.k.detach().to(working_dtype(dtype))
+def k_arguments(k: Tensor | float | None, dtype: torch.dtype) -> tuple[Tensor | None, dict[str, Any]]:
+    """Return a tensor k, or None, and the constants of a kernel: K and the stride of the tensor."""
+    if isinstance(k, Tensor):
+        k = k.detach().to(working_dtype(dtype))
         k = k.reshape(-1) if k.dim() != 1 else k
         return k, {"K": None, "K_STRIDE": 0 if k.numel() == 1 else k.stride(0)}
-    return None, {"K": angle.k, "K_STRIDE": 0}
+    return None, {"K": k, "K_STRIDE": 0}
 
 
 def launch(kernel: Any, grid: tuple[int, ...], example: Tensor, *arguments: Any, **constants: Any) -> None:

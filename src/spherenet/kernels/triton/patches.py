@@ -1,18 +1,17 @@
 """Forward: patch norms and out = β·(g(P·r) + b) + γ in one launch, with P the convolution's output and r = 1/‖patch‖.
 
-A program takes a block of output pixels of one group: it sums the squares of their patches, then walks over the
-group's filters. The windows of neighboring pixels overlap, so that most of what it reads comes from the caches. Only
-for large windows over many channels are the squares summed over channels first, by a launch of its own.
+A program processes a block of output pixels of one group: it sums the squares of their patches, then loops over the
+group's filters. The windows of neighboring pixels overlap, so that most reads hit the caches. Only for large windows
+over many channels are the squares summed over channels first, by a separate launch.
 """
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from spherenet.kernels.interface import Affine, Angle
 from spherenet.kernels.triton.angles import clamp_to_one, steepness, value
 from spherenet.kernels.triton.launch import (
     block_of_channels,
@@ -21,15 +20,16 @@ from spherenet.kernels.triton.launch import (
     image_strides,
     in_three,
     index_dtype,
+    k_arguments,
     launch,
     map_strides,
     pixel_axis,
-    sigmoid_constants,
     window_of,
     work_dtype,
 )
 from spherenet.ops.geometry import Geometry
 from spherenet.ops.norms import SHRINK, working_dtype
+from spherenet.ops.sphere_conv import Affine, Operation
 
 __all__ = ["forward"]
 
@@ -37,7 +37,7 @@ MOST_DIRECT_TAPS = 27
 """Windows up to this size (3×3×3) are summed directly from x."""
 
 MOST_DIRECT_ENTRIES = 256
-"""Larger windows too if, over all channels of a group, they have no more entries than this."""
+"""Larger windows are too, if they have at most this many entries over all channels of a group."""
 
 SHRINK_BY = tl.constexpr(SHRINK)
 
@@ -110,7 +110,7 @@ def forward_kernel(
     EPS: tl.constexpr, ANGLE: tl.constexpr, K: tl.constexpr, K_STRIDE: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_O: tl.constexpr, INDEX: tl.constexpr, WORK: tl.constexpr,
 ):  # fmt: skip
-    """Replace the products of a block of pixels by outputs; write r and, if wanted, the cosines."""
+    """Replace the products of a block of pixels by outputs; write r and, if requested, the cosines."""
     pixel = tl.program_id(0).to(INDEX) * BLOCK_P + tl.arange(0, BLOCK_P)
     group = tl.program_id(1).to(INDEX)
     is_pixel = pixel < pixels
@@ -160,11 +160,10 @@ def _channel_squares(x: Tensor, groups: int) -> Tensor:
     squares = torch.empty((x.shape[0], groups, *x.shape[2:]), dtype=working_dtype(x.dtype), device=x.device)
     pixels, channels = squares.numel() // groups, x.shape[1] // groups
     block = block_of_pixels(pixels, groups, channels)
-    none = Geometry((), (), (), 1)
     launch(
         squares_kernel, (triton.cdiv(pixels, block), groups), x,
         x, squares, pixels, channels, groups, in_three(x.shape[2:], 1), image_strides(x),
-        WINDOW=window_of((), none), AXIS=pixel_axis(x), BLOCK_P=block, BLOCK_C=block_of_channels(channels, block),
+        WINDOW=window_of(Geometry()), AXIS=pixel_axis(x), BLOCK_P=block, BLOCK_C=block_of_channels(channels, block),
         INDEX=index_dtype(x, squares), WORK=work_dtype(x.dtype),
     )  # fmt: skip
     return squares
@@ -178,36 +177,30 @@ def _map_per_group(product: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
     return torch.empty((batch, groups, *size), dtype=dtype, device=product.device)
 
 
-def contiguous_or_none(value: Tensor | None) -> Tensor | None:
+def contiguous_or_none(value: Any) -> Tensor | None:
     """Return a vector whose elements are adjacent."""
     return None if value is None else value.detach().contiguous()
 
 
 def forward(
-    product: Tensor,
-    x: Tensor,
-    kernel_size: Sequence[int],
-    geometry: Geometry,
-    eps: float,
-    angle: Angle,
-    affine: Affine,
-    keep_cosine: bool,
+    product: Tensor, x: Tensor, operation: Operation, k: Tensor | float | None, affine: Affine | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Turn the convolution's output into out = β·(g + b) + γ, in place.
+    """Convert the output of the convolution to out = β·(g + b) + γ, in place.
 
     Returns:
         out [N, O, *out], 1/‖patch‖ [N, groups, *out] in the working dtype (0 if the squares overflowed), and the
-        clamped cosines in the working dtype, or None unless `keep_cosine`.
+        clamped cosines in the working dtype, or None unless operation.save_cosine.
     """
+    angle, geometry, eps, _, save_cosine = operation
     work = working_dtype(product.dtype)
     groups = geometry.groups
     product = dense(product)
     inverse_norm = _map_per_group(product, groups, work)
-    cosines = torch.empty_like(product, dtype=work) if keep_cosine else None
+    cosines = torch.empty_like(product, dtype=work) if save_cosine else None
     pixels = inverse_norm.numel() // groups
     if pixels == 0:
         return product, inverse_norm, cosines
-    window = window_of(kernel_size, geometry)
+    window = window_of(geometry)
     channels, filters = x.shape[1] // groups, product.shape[1] // groups
     squared = window.taps > MOST_DIRECT_TAPS and window.taps * channels > MOST_DIRECT_ENTRIES
     if squared:
@@ -215,14 +208,14 @@ def forward(
     block = block_of_pixels(pixels, groups, max(channels, filters))
     out_strides, norm_strides = map_strides(product), map_strides(inverse_norm)
     assert out_strides is not None  # both tensors are dense
-    k, constants = sigmoid_constants(angle, product.dtype)
+    k, constants = k_arguments(k, product.dtype)
     launch(
         forward_kernel, (triton.cdiv(pixels, block), groups), product,
-        product, cosines, inverse_norm, x, k, *map(contiguous_or_none, affine),
+        product, cosines, inverse_norm, x, k, *map(contiguous_or_none, affine or Affine()),
         pixels, channels, filters, in_three(x.shape[2:], 1), in_three(product.shape[2:], 1),
         image_strides(x), out_strides, norm_strides,
         WINDOW=window, SQUARED=squared, X_AXIS=pixel_axis(x), OUT_AXIS=pixel_axis(product),
-        EPS=eps, ANGLE=angle.name, **constants,
+        EPS=eps, ANGLE=angle.kernel_id, **constants,
         BLOCK_P=block, BLOCK_C=block_of_channels(channels, block), BLOCK_O=block_of_channels(filters, block),
         INDEX=index_dtype(x, product), WORK=work_dtype(product.dtype),
     )  # fmt: skip

@@ -1,0 +1,161 @@
+"""Base class of angle functions g(θ), with a general implementation of everything that the library asks of g."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from spherenet.elementary import angle_from_cosine
+
+__all__ = ["AngleFunction", "Device", "K", "inside_range"]
+
+Device = torch.device | str | None
+K = Tensor | float | None
+
+
+def inside_range(theta: Tensor) -> Tensor:
+    """Return angles clamped to [0, π] with derivative 1, because a user's g may be undefined outside."""
+    return theta + (theta.clamp(0, math.pi) - theta).detach()
+
+
+class AngleFunction(nn.Module):
+    """A function g of the angle θ, evaluated on c = cos θ (Eq. 1).
+
+    A subclass defines `forward(cosine)`, which maps a floating point tensor of any shape with the filters last to a
+    tensor of the same shape. It should decrease in θ; nothing else is required. Use `angle_from_cosine` instead of
+    `acos` to compute θ: its gradient is finite at θ = 0 and θ = π.
+
+    The other methods have general implementations. If a subclass of a built-in class redefines `forward` or `value`,
+    it also gets the general implementation of each method that it does not redefine.
+    """
+
+    name: str = "custom"
+    """Name of the operator."""
+
+    k: K = None
+    """Parameter of g, one number or a tensor [filters] or []; None if g has none."""
+
+    takes_k: ClassVar[bool] = False
+    """Whether the constructor accepts k."""
+
+    is_learned: ClassVar[bool] = False
+    """Whether k is a trained parameter."""
+
+    kernel_id: ClassVar[str | None] = None
+    """Name under which the fused kernels know g; None if they do not."""
+
+    has_formula: ClassVar[bool] = False
+    """Whether `value(cosine, k)` is available."""
+
+    is_identity: ClassVar[bool] = False
+    """Whether g(θ) is cos θ itself."""
+
+    @property
+    def is_same_for_all_filters(self) -> bool:
+        """Whether g is the same for every filter or class, so that it may be applied to one of them alone."""
+        return False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "forward" in vars(cls) or "value" in vars(cls):
+            cls.has_formula = "value" in vars(cls)
+            for name in _SPECIALIZED:
+                if name not in vars(cls):
+                    setattr(cls, name, vars(AngleFunction)[name])
+
+    @classmethod
+    def create(cls, k: float | None, num_filters: int | None, device: Device, dtype: torch.dtype | None) -> Any:
+        """Return an object for the arguments of a layer; classes without k ignore all of them."""
+        return cls()
+
+    def forward(self, cosine: Tensor) -> Tensor:
+        """Return g for each cosine, filters last."""
+        return self.value(cosine, self.k)
+
+    def value(self, cosine: Tensor, k: K) -> Tensor:
+        """Return g for an explicit parameter k that broadcasts against the cosines."""
+        raise NotImplementedError(f"{type(self).__name__} must define forward(cosine).")
+
+    def derivative(self, cosine: Tensor) -> Tensor:
+        """Return dg/dc; multiply by −sin θ for dg/dθ."""
+        derivative: Tensor = torch.func.jvp(self.forward, (cosine,), (torch.ones_like(cosine),))[1]
+        return derivative
+
+    def inverse(self, value: Tensor, k: K) -> Tensor:
+        """Return the cosine at which g has a value."""
+        raise NotImplementedError(f"{type(self).__name__} does not define an inverse.")
+
+    def at(self, theta: Tensor) -> Tensor:
+        """Return g(θ) for angles in [0, π], up to rounding.
+
+        Built-in classes compute it from θ, not from cos θ: the way back from cos θ to θ would lose half of the digits
+        near 0 and π, and with them the slope of a g that has one there.
+        """
+        return self(inside_range(theta).cos())  # type: ignore[no-any-return]
+
+    def for_inference(self, cosine: Tensor) -> Tensor:
+        """Return g of clamped cosines by operations that TorchScript can hold, if there are any."""
+        return self(cosine)  # type: ignore[no-any-return]
+
+    # --- the margin function (Eq. 6) ---
+
+    def extended(self, phi: Tensor) -> Tensor:
+        """Return g extended to all φ ≥ 0: g(φ − jπ) − j·(g(0) − g(π)) with j = ⌊φ/π⌋.
+
+        It consists of copies of g, each lower by g(0) − g(π), and is continuous and decreasing for every decreasing g.
+        Because the copies meet, a j that rounding makes too large or too small by 1 causes only rounding error.
+        """
+        turns = (phi.detach() / math.pi).floor()
+        return self.at(phi - turns * math.pi) - turns * self.drop(phi)
+
+    def drop(self, like: Tensor) -> Tensor | float:
+        """Return g(0) − g(π), one value per class if g differs between classes."""
+        one = like.new_ones(like.shape[-1:])
+        drop: Tensor = self(one) - self(-one)
+        return drop
+
+    def psi(self, cosine: Tensor, m: float) -> Tensor:
+        """Return ψ_m(θ) = g extended to mθ, for any real m ≥ 1 (Eq. 6).
+
+        m = 1 is g itself. With the cosine it is ψ of A-Softmax.
+
+        Shape:
+            cosine [*, C], or [*] for one class per row if g is the same for all classes → the same shape.
+        """
+        return self(cosine) if m == 1 else self.extended(angle_from_cosine(cosine) * m)
+
+    def psi_derivative(self, theta: Tensor, m: float) -> Tensor:
+        """Return dψ_m/dθ; where two copies of g meet, the derivative of the right one (of g at 0)."""
+        point = theta.detach().clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(self.extended(m * point).sum(), point)
+        return gradient
+
+    # --- factors: g(c) = outer·shape(c, inner), for kernels that work in place and for frozen layers ---
+
+    @staticmethod
+    def factors(k: K) -> tuple[Any, Any] | None:
+        """Return (inner, outer) for a parameter k; inner is None if the shape has no parameter.
+
+        None if g has no such form.
+        """
+        return None
+
+    @staticmethod
+    def shape(cosine: Tensor, inner: Any, out: Tensor | None = None) -> Tensor:
+        """Return g/outer of clamped cosines, written to `out` if given."""
+        raise NotImplementedError
+
+    @staticmethod
+    def multiply_by_slope_(grad: Tensor, cosine: Tensor, shape: Tensor, inner: Any) -> None:
+        """Multiply grad in place by d(g/outer)/dc; `shape` holds g/outer and is overwritten."""
+        raise NotImplementedError
+
+
+_SPECIALIZED = (
+    *("kernel_id", "is_identity", "is_same_for_all_filters", "derivative", "inverse", "at", "for_inference"),
+    *("drop", "psi", "factors", "shape", "multiply_by_slope_"),
+)
+"""Members of a built-in class that are wrong for a subclass with another g."""

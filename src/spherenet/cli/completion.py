@@ -1,0 +1,102 @@
+"""The verb `completion`: a script that completes verbs, options and choices in a shell."""
+
+from __future__ import annotations
+
+import argparse
+from argparse import Namespace
+from typing import Any, Literal, get_args, get_origin
+
+from spherenet.cli.options import OptionType, Parser
+
+__all__ = ["completion_parser", "run_completion"]
+
+
+def completion_parser() -> Parser:
+    """Return the parser of `spherenet completion`."""
+    parser = Parser(
+        "completion",
+        "Print a script that completes verbs, options and their choices in a shell.",
+        examples="""\
+  spherenet completion bash > ~/.local/share/bash-completion/completions/spherenet
+  spherenet completion zsh >> ~/.zshrc
+  spherenet completion fish > ~/.config/fish/completions/spherenet.fish""",
+    )
+    shells = OptionType(Literal["bash", "zsh", "fish"])
+    parser.add_argument("shell", type=shells, metavar="SHELL", help="bash, zsh or fish")
+    return parser
+
+
+def run_completion(arguments: Namespace) -> None:
+    """Print the script of a shell."""
+    if arguments.shell == "fish":
+        print(_fish_script())
+        return
+    if arguments.shell == "zsh":
+        print("autoload -U +X compinit && compinit\nautoload -U +X bashcompinit && bashcompinit")
+    print(_bash_script())
+
+
+def _bash_script() -> str:
+    from spherenet.cli.main import VERBS, verb_parser
+
+    words, choices = [], []
+    for verb in VERBS:
+        options = _options(verb_parser(verb))
+        words.append(f'    {verb}) words="{" ".join([*options, "--help", "--debug"])}" ;;')
+        choices += [
+            f'    "{verb} {option}") words="{" ".join(values)}" ;;' for option, (_, values) in options.items() if values
+        ]
+    lines = [
+        "_spherenet() {",
+        '  local words current="${COMP_WORDS[COMP_CWORD]}" verb="${COMP_WORDS[1]}"',
+        '  case "$verb" in',
+        *words,
+        "  esac",
+        '  case "$verb ${COMP_WORDS[COMP_CWORD-1]}" in',
+        *choices,
+        "  esac",
+        f'  if [ "$COMP_CWORD" -eq 1 ]; then words="{" ".join(VERBS)} --help --version"; fi',
+        '  COMPREPLY=($(compgen -W "$words" -- "$current"))',
+        "}",
+        "complete -o default -F _spherenet spherenet",
+    ]
+    return "\n".join(lines)
+
+
+def _fish_script() -> str:
+    from spherenet.cli.main import VERBS, verb_parser
+
+    lines = []
+    for verb, (_, summary) in VERBS.items():
+        lines.append(f"complete -c spherenet -n __fish_use_subcommand -f -a {verb} -d {_quoted(summary)}")
+        for option, (text, values) in _options(verb_parser(verb)).items():
+            line = f"complete -c spherenet -n '__fish_seen_subcommand_from {verb}'"
+            line += f" -l {option[2:]}" if option.startswith("--") else f" -f -a {option}"
+            line += f" -x -a {_quoted(' '.join(values))}" if values else ""
+            lines.append(f"{line} -d {_quoted(text)}")
+    return "\n".join(lines)
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def _options(parser: argparse.ArgumentParser) -> dict[str, tuple[str, list[str]]]:
+    """Return the options and demonstrations of a parser with their help text and choices."""
+    completions: dict[str, tuple[str, list[str]]] = {}
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, subparser in action.choices.items():
+                completions[name] = ((subparser.description or "").split("\n")[0], [])
+                completions |= _options(subparser)
+        elif action.help != argparse.SUPPRESS and action.dest != "help":
+            text = (action.help or "").replace("%%", "%")
+            names = [name for name in action.option_strings if name.startswith("--")]
+            completions |= {name: (text, _choices(action.type)) for name in names}
+    return completions
+
+
+def _choices(converter: Any) -> list[str]:
+    types = converter.types if isinstance(converter, OptionType) else ()
+    return [str(value) for expected in types if get_origin(expected) is Literal for value in get_args(expected)]

@@ -1,0 +1,206 @@
+"""The verbs that run many trainings: `reproduce` (the paper's experiments) and `tune` (cross-validation)."""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from spherenet.cli.options import ConfigParser, Parser, add_option, config_from
+from spherenet.cli.output import print_json, print_message
+from spherenet.training.config import RENAMED, TrainConfig
+
+if TYPE_CHECKING:
+    from spherenet.experiments.tuning import Score
+
+__all__ = ["reproduce_parser", "run_reproduce", "run_tune", "tune_parser"]
+
+
+def reproduce_parser() -> Parser:
+    """Return the parser of `spherenet reproduce`."""
+    parser = Parser(
+        "reproduce",
+        "Run an experiment of the paper: a grid of trainings, called cells, and a table of the results\n"
+        "next to the published numbers. Call the command again until all cells are done: finished cells\n"
+        "are skipped, interrupted ones are resumed, and a failing cell does not stop the others.\n\n"
+        "presets: paper (settings of the paper), cpu (smaller, for two cores), smoke (seconds, a test)",
+        examples="""\
+  spherenet reproduce --list
+  spherenet reproduce table1 --list
+  spherenet reproduce fig-convergence-plain --preset cpu --seeds 3 --jobs 2
+  spherenet reproduce table1 --preset paper --only sigmoid-0.3 --processes 4
+  spherenet report results/cpu/table1 -o table1.html""",
+    )
+    parser.add_argument("id", nargs="?", metavar="ID", help="table or figure to reproduce, such as table1")
+    parser.add_argument("--list", action="store_true", help="list the experiments, or with ID the cells of one")
+    presets = Literal["paper", "cpu", "smoke"]
+    add_option(parser, "--preset", type=presets, default="cpu", help="size of the experiment")
+    add_option(parser, "--seeds", type=int, default=1, at_least=1, help="runs per cell")
+    add_option(parser, "--only", type=list[str], metavar="CELL", help="cells, rows or columns of the table to run")
+    add_option(parser, "--output", default="results", metavar="DIR", help="folder for the runs")
+    add_option(parser, "--data-dir", metavar="DIR", help="folder of the data sets; by default SPHERENET_DATA")
+    add_option(parser, "--jobs", type=int, default=1, at_least=1, help="runs at the same time")
+    add_option(parser, "--processes", type=int, default=1, at_least=1, help="processes per run, started with torchrun")
+    text = "Ray cluster to run on: its address, auto (the running one) or local (a new one)"
+    add_option(parser, "--ray", metavar="ADDRESS", help=text)
+    add_option(parser, "--gpus", type=int, default=0, at_least=0, help="with --ray: GPUs per process")
+    return parser
+
+
+def run_reproduce(arguments: Namespace) -> int:
+    """Run the cells of an experiment, print its table and return the exit code."""
+    if arguments.list:
+        _list_experiments(arguments.preset) if arguments.id is None else _list_cells(arguments.id, arguments.preset)
+        return 0
+    if arguments.id is None:
+        raise ValueError("ID must be the name of an experiment: spherenet reproduce --list shows them.")
+    from rich.console import Console
+
+    from spherenet.cli.grid_progress import run_watched
+    from spherenet.experiments import find_experiment
+    from spherenet.experiments.jobs import create_jobs, select_cells, write_experiment
+    from spherenet.experiments.runner import LocalLauncher, RayLauncher, visible_gpus
+    from spherenet.report.grids import read_grid
+    from spherenet.report.tables import paper_table
+
+    experiment = find_experiment(arguments.id)
+    cells = select_cells(experiment.cells(arguments.preset), arguments.only or [])
+    if not cells:
+        raise ValueError(f"--preset {arguments.preset} has no cells for {arguments.id}: its data are not available.")
+    folder = Path(arguments.output) / arguments.preset / arguments.id
+    write_experiment(experiment, arguments.preset, folder)
+    changes: dict[str, Any] = {} if arguments.data_dir is None else {"data_dir": arguments.data_dir}
+    jobs = create_jobs(cells, folder, range(arguments.seeds), **changes)
+    launch: LocalLauncher | RayLauncher
+    if arguments.ray is not None:
+        launch = RayLauncher(arguments.ray, arguments.processes, gpus=arguments.gpus)
+    else:
+        threads = max(1, (os.cpu_count() or 1) // (arguments.jobs * arguments.processes))
+        launch = LocalLauncher(threads, arguments.processes, visible_gpus(), arguments.jobs)
+    results = run_watched(experiment.id, jobs, launch, arguments.jobs)
+    Console().print(paper_table(read_grid(folder)), soft_wrap=False)
+    failed = [result for result in results if result.failure is not None]
+    if launch.stopped:
+        print_message(f"spherenet reproduce: stopped; the same command resumes {len(failed)} runs.")
+        return 130
+    for result in failed:
+        print_message(f"spherenet reproduce: {result.job.name} failed: {result.failure}")
+    return 1 if failed else 0
+
+
+def _list_experiments(preset: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from spherenet.experiments import EXPERIMENTS
+
+    table = Table(title=f"experiments, preset {preset}")
+    table.add_column("id", no_wrap=True)
+    table.add_column("title")
+    table.add_column("cells", justify="right")
+    for id, experiment in EXPERIMENTS.items():
+        table.add_row(id, experiment.title, str(len(experiment.cells(preset))))
+    Console().print(table)
+
+
+def _list_cells(id: str, preset: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from spherenet.experiments import find_experiment
+
+    experiment = find_experiment(id)
+    print(experiment.description)
+    table = Table(title=f"cells, preset {preset}")
+    table.add_column("cell", no_wrap=True)
+    table.add_column("iterations", justify="right")
+    table.add_column("accuracy % in the paper", justify="right")
+    for cell in experiment.cells(preset):
+        table.add_row(cell.name, f"{cell.config.iterations:,}", "–" if cell.paper is None else f"{cell.paper:.2f}")
+    Console().print(table)
+
+
+def tune_parser() -> ConfigParser:
+    """Return the parser of `spherenet tune`."""
+    parser = ConfigParser(
+        "tune",
+        "Choose operator, k, loss and s by cross-validation on the training images: each setting is\n"
+        "trained on all folds but one and evaluated on that one. Test images are not used. Finished\n"
+        "folds are skipped when the command is called again. All options of train are accepted.",
+        TrainConfig,
+        examples="""\
+  spherenet tune --try-operators sigmoid linear cosine --try-k 0.1 0.3 0.7 --best best.yaml
+  spherenet tune --data cifar10 --model cnn-9 --try-losses s-cosine --try-s 10 30 70 --number-of-folds 5
+  spherenet train --config best.yaml""",
+        renamed_fields=RENAMED,
+    )
+    grid = parser.add_argument_group("settings to try")
+    operators = ["sigmoid", "linear", "cosine"]
+    add_option(
+        grid, "--try-operators", type=list[str], default=operators, help="operators; none for plain convolutions"
+    )
+    add_option(grid, "--try-k", type=list[float], help="values of k of the sigmoid and learnable operators")
+    add_option(grid, "--try-losses", type=list[str], default=["softmax"], help="losses")
+    add_option(grid, "--try-s", type=list[float], help="values of the scale s of s-…, cosface and arcface losses")
+    add_option(grid, "--number-of-folds", type=int, default=3, at_least=2, help="folds of the cross-validation")
+    run = parser.add_argument_group("run")
+    add_option(run, "--output", default="runs/tune", metavar="DIR", help="folder for the runs")
+    add_option(run, "--best", type=str | None, metavar="FILE", help="YAML file to write the best setting to")
+    add_option(run, "--jobs", type=int, default=1, at_least=1, help="runs at the same time")
+    run.add_argument("--json", action="store_true", help="print the scores as JSON")
+    return parser
+
+
+def run_tune(arguments: Any) -> int:
+    """Train all folds of all settings, print the scores, write the best setting and return the exit code."""
+    from spherenet.angles import OPERATORS
+    from spherenet.cli.grid_progress import run_watched
+    from spherenet.experiments.runner import LocalLauncher, visible_gpus
+    from spherenet.experiments.tuning import best_score, create_settings, create_tuning_jobs, read_score
+    from spherenet.losses import list_losses
+    from spherenet.validation import require_one_of
+
+    for operator in arguments.try_operators:
+        require_one_of("--try-operators", operator, [*OPERATORS, "none"])
+    for loss in arguments.try_losses:
+        require_one_of("--try-losses", loss, list_losses())
+    config = config_from(arguments, TrainConfig)
+    tried_k, tried_s = arguments.try_k or [], arguments.try_s or []
+    settings = create_settings(config, arguments.try_operators, tried_k, arguments.try_losses, tried_s)
+    folder, folds = Path(arguments.output), arguments.number_of_folds
+    launch = LocalLauncher(max(1, (os.cpu_count() or 1) // arguments.jobs), gpus=visible_gpus(), at_once=arguments.jobs)
+    results = run_watched("tune", create_tuning_jobs(settings, folder, folds), launch, arguments.jobs)
+    scores = [read_score(name, setting, folder, folds) for name, setting in settings.items()]
+    best = best_score(scores, folds)
+    _print_scores(scores, best, arguments.json)
+    if best is not None and arguments.best is not None:
+        import yaml  # type: ignore[import-untyped]
+
+        from spherenet.files import write_text
+
+        write_text(Path(arguments.best), yaml.safe_dump(best.config.as_dict(), sort_keys=False))
+    failed = [result for result in results if result.failure is not None]
+    for result in failed:
+        print_message(f"spherenet tune: {result.job.name} failed: {result.failure}")
+    return 130 if launch.stopped else 1 if failed else 0
+
+
+def _print_scores(scores: list[Score], best: Score | None, as_json: bool) -> None:
+    finished = sorted((score for score in scores if score.accuracies), key=lambda score: -score.mean)
+    if as_json:
+        rows = [{"setting": score.name, "accuracies": score.accuracies, "mean": score.mean} for score in finished]
+        print_json({"scores": rows, "best": None if best is None else best.name})
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="accuracy on the held-out fold", caption="the best setting is bold")
+    table.add_column("setting")
+    for column in ("mean", "std", "folds"):
+        table.add_column(column, justify="right")
+    for score in finished:
+        deviation = "–" if score.deviation is None else f"{score.deviation:.2%}"
+        row = (score.name, f"{score.mean:.2%}", deviation, str(len(score.accuracies)))
+        table.add_row(*row, style="bold" if score is best else None)
+    Console().print(table)

@@ -1,0 +1,144 @@
+"""An experiment on disk: one job per cell and seed.
+
+In OUTPUT/PRESET/ID, experiment.json holds the cells with the paper's values and the claims, CELL/seed-0/ is a run
+directory, and CELL/seed-0.log is the output of that run.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from spherenet import __version__
+from spherenet.errors import RunError
+from spherenet.experiments.experiment import Cell, Experiment
+from spherenet.files import write_json
+from spherenet.runs import RunDirectory
+from spherenet.training.config import FREE, TrainConfig
+from spherenet.training.saved_runs import config_of
+from spherenet.validation import require_one_of
+
+__all__ = ["Job", "command_line", "create_jobs", "select_cells", "write_experiment"]
+
+FORMAT = 1
+
+
+def command_line(config: TrainConfig) -> list[str]:
+    """Return the options of `spherenet train` for a configuration: the operator, and all that are not the default."""
+    options: list[str] = []
+    for option in fields(TrainConfig):
+        value = getattr(config, option.name)
+        if value == option.default and option.name != "operator":
+            continue
+        values = value if isinstance(value, (list, tuple)) else [value]
+        options += [f"--{option.name.replace('_', '-')}", *map(_as_argument, values)]
+    return options
+
+
+def _as_argument(value: Any) -> str:
+    if value is None:
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One training run of a grid.
+
+    Attributes:
+        name: Name in progress reports.
+        folder: Run directory.
+        config: Training configuration.
+        after: Run directory of the job that must finish first, because this one starts from its weights.
+    """
+
+    name: str
+    folder: Path
+    config: TrainConfig
+    after: Path | None = None
+
+    @property
+    def log(self) -> Path:
+        """File for the output of the run."""
+        return self.folder.with_suffix(".log")
+
+    def is_done(self) -> bool:
+        """Return whether the run is finished.
+
+        Raises:
+            RunError: The folder holds a run with other settings.
+        """
+        if not (self.folder / "config.json").exists():
+            return False
+        run = RunDirectory.open(self.folder)
+        recorded = config_of(run)
+        for name, value in asdict(self.config).items():
+            if name not in FREE and name != "init_from" and getattr(recorded, name) != value:
+                raise RunError(f"{self.folder} was run with {name} = {getattr(recorded, name)!r}, not {value!r}.")
+        return run.finished
+
+    def in_use(self) -> bool:
+        """Return whether another process is running it."""
+        return RunDirectory(self.folder).in_use
+
+    def arguments(self) -> list[str]:
+        """Return the arguments of `spherenet` that start the run or resume it."""
+        if (self.folder / "config.json").exists():
+            return ["train", "--resume", str(self.folder)]
+        return ["train", *command_line(self.config), "--output", str(self.folder)]
+
+
+def select_cells(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
+    """Return the cells with these names, rows or columns and the cells they start from; all cells if `only` is empty.
+
+    Raises:
+        ValueError: An entry of `only` is not a name, row or column.
+    """
+    if not only:
+        return list(cells)
+    allowed = dict.fromkeys(label for cell in cells for label in (cell.name, cell.row, cell.column))
+    for label in only:
+        require_one_of("--only", label, allowed)
+    names = {cell.name for cell in cells if {cell.name, cell.row, cell.column}.intersection(only)}
+    names |= {cell.starts_from for cell in cells if cell.name in names and cell.starts_from}
+    return [cell for cell in cells if cell.name in names]
+
+
+def create_jobs(cells: Sequence[Cell], folder: Path, seeds: Sequence[int], **changes: Any) -> list[Job]:
+    """Return one job per cell and seed, ordered by seed so that a complete table exists early.
+
+    Args:
+        cells: Cells to run.
+        folder: Folder of the experiment.
+        seeds: Seeds of the runs.
+        changes: Options of `TrainConfig` that replace those of every cell.
+    """
+    jobs = []
+    for seed in seeds:
+        for cell in cells:
+            source = None if cell.starts_from is None else folder / cell.starts_from / f"seed-{seed}"
+            config = replace(cell.config, seed=seed, init_from=None if source is None else str(source), **changes)
+            jobs.append(Job(f"{cell.name} seed {seed}", folder / cell.name / f"seed-{seed}", config, source))
+    return jobs
+
+
+def write_experiment(experiment: Experiment, preset: str, folder: Path) -> None:
+    """Write experiment.json, which reports read besides the runs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    cells = experiment.cells(preset)
+    write_json(
+        folder / "experiment.json",
+        {
+            "format": FORMAT,
+            "id": experiment.id,
+            "title": experiment.title,
+            "shows": experiment.shows,
+            "preset": preset,
+            "cells": [cell.as_dict() for cell in cells],
+            "claims": [asdict(claim) for claim in experiment.claims_about(cells)],
+            "versions": {"spherenet": __version__, "python": platform.python_version()},
+        },
+    )

@@ -1,0 +1,145 @@
+"""Loading of the C++ library: its structures, its functions and their types (csrc/api.h).
+
+setup.py builds the library from `csrc/`, without torch headers. It is optional: without it `available()` is False, and
+the log contains one line with the reason.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import struct
+import sys
+from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_uint64, c_void_p
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+__all__ = ["AngleStruct", "BackwardStruct", "CellStruct", "GeometryStruct", "available", "instruction_set", "load"]
+
+INTERFACE_VERSION = 1
+"""Version of csrc/api.h that this module was written for."""
+
+PATH = Path(__file__).with_name("_native.dll" if sys.platform == "win32" else "_native.so")
+
+_log = logging.getLogger(__name__)
+
+
+class GeometryStruct(ctypes.Structure):
+    """Geometry of a convolution."""
+
+    _fields_ = (
+        [(name, c_int64) for name in ("batch", "channels", "filters", "groups")]
+        + [(name, c_int64 * 3) for name in ("in_", "out", "kernel", "stride", "padding", "dilation")]
+        + [("x_rows", c_int32), ("out_rows", c_int32)]
+    )
+
+
+class AngleStruct(ctypes.Structure):
+    """An angle function and the affine map after it."""
+
+    _fields_ = [("type", c_int32), ("parameter_count", c_int32)] + [
+        (name, c_void_p) for name in ("parameters", "bias", "scale", "shift")
+    ]
+
+
+class BackwardStruct(ctypes.Structure):
+    """Pointers of a backward pass."""
+
+    _fields_ = [(name, c_void_p) for name in ("grad", "saved", "inverse_norm", "grad_product", "spread", "sums")] + [
+        ("saved_is_cosine", c_int32)
+    ]
+
+
+class CellStruct(ctypes.Structure):
+    """Sizes of a recurrent cell."""
+
+    _fields_ = [("rows", c_int64), ("hidden", c_int64), ("gates", c_int32)]
+
+
+def _function(*arguments: Any, result: Any = None) -> Any:
+    return ctypes.CFUNCTYPE(result, *arguments)
+
+
+class _KernelTable(ctypes.Structure):
+    _fields_ = [
+        (
+            "unit_weight",
+            _function(c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_double, c_int32, c_int32, c_int32),
+        ),
+        (
+            "unit_weight_backward",
+            _function(c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int32, c_int32, c_int32),
+        ),
+        ("forward", _function(*[c_void_p] * 6, c_double, c_int32, c_int32)),
+        ("backward", _function(*[c_void_p] * 3, c_int32, c_int32)),
+        ("correct", _function(*[c_void_p] * 4, c_int32, c_int32)),
+        ("cell_forward", _function(*[c_void_p] * 7, c_int32, c_int32)),
+        ("cell_backward", _function(*[c_void_p] * 10, c_int32, c_int32)),
+        ("checksum", _function(c_void_p, c_int64, result=c_uint64)),
+    ]
+
+
+class _Library(NamedTuple):
+    """The functions of the library, because reading a field of a ctypes structure creates a new object each time."""
+
+    unit_weight: Any
+    unit_weight_backward: Any
+    forward: Any
+    backward: Any
+    correct: Any
+    cell_forward: Any
+    cell_backward: Any
+    checksum: Any
+    instruction_set: str
+
+
+@lru_cache(maxsize=1)
+def load() -> Any:
+    """Return the functions of the library, or None if it is not available."""
+    try:
+        return open_library(PATH)
+    except (OSError, AttributeError, ValueError) as error:
+        _log.warning("spherenet runs without native kernels, by the slower plain formula: %s", error)
+        return None
+
+
+def open_library(path: Path) -> _Library:
+    """Load a library file; raise ValueError or OSError if it is corrupt or of another version."""
+    _reject_truncated(path)
+    library = ctypes.CDLL(str(path))
+    version = int(library.spherenet_interface_version())
+    if version != INTERFACE_VERSION:
+        raise ValueError(f"{path.name} has interface version {version}, this package needs {INTERFACE_VERSION}.")
+    library.spherenet_kernels.restype = POINTER(_KernelTable)
+    library.spherenet_instruction_set.restype = c_char_p
+    table = library.spherenet_kernels().contents
+    functions: Any = [getattr(table, field[0]) for field in _KernelTable._fields_]
+    return _Library._make([*functions, library.spherenet_instruction_set().decode()])
+
+
+def _reject_truncated(path: Path) -> None:
+    """Raise ValueError for an ELF file that ends before its section table; loading it would crash the process."""
+    with path.open("rb") as file:
+        header = file.read(64)
+        if header[:4] != b"\x7fELF":
+            return  # another format, or not a library: the loader reports it
+        if len(header) < 64:
+            raise ValueError(f"{path.name} is truncated.")
+        (table,) = struct.unpack_from("<Q", header, 40)
+        entry_size, entries = struct.unpack_from("<HH", header, 58)
+        if table + entry_size * entries > path.stat().st_size:
+            raise ValueError(f"{path.name} is truncated.")
+
+
+def available() -> bool:
+    """Return whether the library can be used in this process."""
+    return load() is not None
+
+
+def instruction_set() -> str:
+    """Return the instruction set in use: "avx512", "avx2" or "baseline"."""
+    library = load()
+    if library is None:
+        raise RuntimeError(f"the native kernels are not available: {PATH.name} is missing or cannot be loaded.")
+    return str(library.instruction_set)

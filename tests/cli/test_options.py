@@ -1,0 +1,203 @@
+"""Options: earlier names, switches, names in error messages, suggestions, `--debug` and shell completion."""
+
+import subprocess
+
+import pytest
+import yaml
+
+from command_line import TINY, one_sentence, spherenet
+from spherenet.cli import main
+from spherenet.cli.main import VERBS, verb_parser
+from spherenet.cli.options import ConfigParser, config_from
+from spherenet.errors import RunError
+from spherenet.training.config import RENAMED, TrainConfig
+
+
+def config(*arguments):
+    return config_from(verb_parser("train").parse_args([str(argument) for argument in arguments]), TrainConfig)
+
+
+def help_text(capsys, *arguments):
+    assert spherenet(*arguments, "--help") == 0
+    return capsys.readouterr().out
+
+
+def test_default_operator_is_cosine_and_none_is_a_plain_network():
+    assert config().operator == "cosine"
+    assert config("--operator", "none").operator is None
+
+
+def test_augmentation_none_differs_from_the_default():
+    assert config("--augmentation", "none").augmentation == "none"
+    assert config().augmentation is None
+
+
+ALIASES = {
+    "--train-pictures 100": {"train_images": 100},
+    "--train-pictures=100": {"train_images": 100},
+    "--observe": {"probes": True},
+    "--no-observe": {"probes": False},
+    "--observe false": {"probes": False},
+}
+
+
+@pytest.mark.parametrize("arguments", ALIASES)
+def test_earlier_option_names_are_accepted(arguments):
+    parsed = config(*arguments.split())
+    assert {name: getattr(parsed, name) for name in ALIASES[arguments]} == ALIASES[arguments]
+
+
+def test_earlier_names_are_accepted_in_files(tmp_path):
+    (tmp_path / "my.yaml").write_text("train_pictures: 100\nobserve: false\n")
+    parsed = config("--config", tmp_path / "my.yaml")
+    assert (parsed.train_images, parsed.probes) == (100, False)
+
+
+def test_evaluate_accepts_the_earlier_name_of_image():
+    arguments = verb_parser("evaluate").parse_args(["run", "--picture", "confusion.png"])
+    assert arguments.image == "confusion.png"
+
+
+def test_theory_accepts_the_earlier_spelling_of_color():
+    assert verb_parser("theory").parse_args(["colour", "--seed", "3"]).name == "color"
+
+
+@pytest.mark.parametrize("verb", ["train", "tune", "evaluate", "theory"])
+def test_earlier_names_are_not_shown_in_help(verb, capsys):
+    text = help_text(capsys, verb)
+    for name in (*RENAMED, "--picture", "colour"):
+        assert name.replace("_", "-") not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "value"),
+    [(["--compile"], True), (["--no-compile"], False), (["--compile", "true"], True), (["--compile", "false"], False)],
+)
+def test_switches_take_an_optional_value(arguments, value):
+    assert config(*arguments).compile is value
+
+
+def test_switch_with_a_wrong_value_is_rejected(capsys):
+    assert spherenet("train", "--compile", "maybe") == 2
+    assert "--compile must be true or false, got 'maybe'" in capsys.readouterr().err
+
+
+def test_every_field_is_an_option_with_its_default(capsys):
+    assert config() == TrainConfig()
+    text = help_text(capsys, "train")
+    for name in TrainConfig().as_dict():
+        option = name.replace("_", "-")
+        assert f"--{option}" in text or f"--[no-]{option}" in text
+    assert "null" not in text
+
+
+def test_printed_config_is_read_back(tmp_path, capsys):
+    options = [
+        "--widths",
+        4,
+        5,
+        6,
+        "--operator",
+        "none",
+        "--no-relu",
+        "--k-sharing",
+        "layer",
+        "--learning-rate",
+        "1e-2",
+    ]
+    assert spherenet("train", *options, "--print-config") == 0
+    printed = capsys.readouterr().out
+    assert yaml.safe_load(printed)["learning_rate"] == 0.01
+    (tmp_path / "my.yaml").write_text(printed)
+    assert config("--config", tmp_path / "my.yaml") == config(*options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "--batch-sise", "3"], "unknown option --batch-sise, did you mean --batch-size?"),
+        (["train", "--no-compil"], "unknown option --no-compil, did you mean --no-compile?"),
+        (["tune", "--jbos=3"], "unknown option --jbos, did you mean --jobs?"),
+        (["predict", "x.png", "--topp", "3"], "unknown option --topp, did you mean --top?"),
+        (["theory", "phase", "x.png", "--sed", "3"], "unknown option --sed, did you mean --seed?"),
+        (["doctor", "run", "--nothing-like-it"], "unknown option --nothing-like-it; see spherenet doctor --help."),
+        (["train", "--batch-size", "0"], "--batch-size must be at least 1, got 0"),
+        (["train", "--eval-batch-size", str(2**40)], "--eval-batch-size must be at most"),
+        (["train", "--image-size", "5000"], "--image-size must be at most 4,096, got 5000"),
+        (["train", "--iterations"], "--iterations: expected one argument"),
+        (["theory", "conditioning", "--n", "2"], "--k must be from 2"),
+        (["completion", "tcsh"], "SHELL must be bash or zsh or fish, got 'tcsh'"),
+    ],
+)
+def test_errors_name_the_option_as_typed(arguments, message, capsys):
+    assert spherenet(*arguments) == 2
+    shown = capsys.readouterr()
+    assert message in shown.err
+    assert one_sentence(shown.err), shown.err
+    assert shown.out == ""
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("widths: 3", "--widths must be a list, got 3"),
+        ("compile: 3", "--compile must be true or false, got 3"),
+        ("optimizer: adamw", "--optimizer must be adam or sgd, got 'adamw'"),
+        ("iterations: 2.5", "--iterations must be a whole number, got 2.5"),
+        ("data: 3", "--data must be text, got 3"),
+        (f"seed: {2**63}", "--seed must be below 2^63 in magnitude"),
+        ("3: 4", "has the unknown key 3"),
+    ],
+)
+def test_errors_in_files_name_the_option(content, message, tmp_path, capsys):
+    (tmp_path / "my.yaml").write_text(content)
+    assert spherenet("train", "--config", tmp_path / "my.yaml") == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert one_sentence(said)
+
+
+def test_parser_is_built_once_per_call(tmp_path, monkeypatch):
+    built = []
+    initialize = ConfigParser.__init__
+    monkeypatch.setattr(ConfigParser, "__init__", lambda self, *a, **k: (built.append(1), initialize(self, *a, **k))[1])
+    assert spherenet("train", *TINY, "--output", tmp_path / "run") == 0
+    assert len(built) == 1
+
+
+def test_debug_raises_the_error(capsys):
+    assert spherenet("evaluate", "nowhere") == 2
+    assert "Traceback" not in capsys.readouterr().err
+    with pytest.raises(RunError, match="nowhere"):
+        main(["evaluate", "nowhere", "--debug"])
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["tr"], ["train"]),
+        (["train", "--batch-s"], ["--batch-size"]),
+        (["train", "--no-comp"], ["--no-compile"]),
+        (["train", "--optimizer", ""], ["adam", "sgd"]),
+        (["theory", "ph"], ["phase"]),
+        (["train", "--train-pic"], []),
+    ],
+)
+def test_bash_completes_verbs_options_and_choices(words, expected, tmp_path, capsys):
+    assert spherenet("completion", "bash") == 0
+    script = capsys.readouterr().out
+    quoted = " ".join(f"'{word}'" for word in ["spherenet", *words])
+    script += f"\nCOMP_WORDS=({quoted}); COMP_CWORD={len(words)}; _spherenet; printf '%s\\n' \"${{COMPREPLY[@]}}\"\n"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+    assert done.stderr == ""
+    assert done.stdout.split() == expected
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_completion_scripts_contain_all_verbs_and_options(shell, capsys):
+    assert spherenet("completion", shell) == 0
+    script = capsys.readouterr().out
+    for verb in VERBS:
+        assert f" {verb}" in script
+    assert "batch-size" in script
+    assert "adam sgd" in script

@@ -1,0 +1,61 @@
+"""The walk of one batch in CONTRIBUTING.md is the one that tools/batch_walk.py measures, and it is short."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from docs.pages import ROOT
+
+TOOL = ROOT / "tools" / "batch_walk.py"
+LARGEST_FUNCTIONS, LARGEST_FILES = 60, 30
+
+pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="code objects have no qualified names")
+
+
+@pytest.fixture(scope="module")
+def tool():
+    spec = importlib.util.spec_from_file_location("batch_walk", TOOL)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def functions(tool):
+    """Return the measured walk; another process, so that nothing is cached."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        [sys.executable, TOOL, "--json"], capture_output=True, text=True, timeout=120, env=environment
+    )
+    assert result.returncode == 0, result.stderr
+    return [tool.Function(*entry) for entry in json.loads(result.stdout)["walk"]]
+
+
+def test_list_in_contributing_is_the_measured_walk(tool, functions):
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert page == tool.replace_list(page, functions), "run python tools/batch_walk.py --write CONTRIBUTING.md"
+
+
+def test_walk_is_short(functions):
+    assert len(functions) <= LARGEST_FUNCTIONS
+    assert len({function.file for function in functions}) <= LARGEST_FILES
+
+
+def test_walk_leads_from_the_command_line_to_the_metrics(functions):
+    assert functions[0].file == "cli/main.py"
+    assert ("runs/metrics.py", "MetricsFile.append") in functions
+    assert any(function.file == "angles.py" or function.file.startswith("kernels/") for function in functions)
+
+
+def test_list_is_grouped_by_file(tool):
+    functions = [tool.Function("a.py", "f"), tool.Function("a.py", "g"), tool.Function("b.py", "h")]
+    assert tool.as_markdown(functions) == "1. `a.py`: `f`, `g`\n2. `b.py`: `h`\n\n3 functions in 2 files."
+
+
+def test_page_without_markers_is_rejected(tool):
+    with pytest.raises(SystemExit, match="must contain the lines"):
+        tool.replace_list("# Contributing\n", [])

@@ -1,0 +1,85 @@
+"""`TrainConfig`: checks of values, the learning rate schedule, and earlier names of options."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from spherenet.training import TrainConfig
+from spherenet.training.config import RENAMED
+from training_problem import config
+
+RESULTS = Path(__file__).parents[2] / "results"
+
+
+def test_learning_rate_is_divided_at_the_milestones():
+    chosen = config(milestones=(4, 8), learning_rate=1.0)
+    assert [chosen.learning_rate_at(step) for step in (0, 3, 4, 7, 8)] == pytest.approx([1, 1, 0.1, 0.1, 0.01])
+
+
+def test_default_milestones_are_those_of_the_paper():
+    assert TrainConfig(iterations=64_000).resolved_milestones == (34_000, 54_000)
+    assert TrainConfig(milestones=[]).resolved_milestones == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"iterations": 0}, "iterations must be at least 1, got 0"),
+        ({"threads": 0}, "threads must be at least 1, got 0"),
+        ({"seed": -1}, "seed must be a finite number of at least 0, got -1"),
+        ({"learning_rate": math.nan}, "learning_rate must be a finite number"),
+        ({"learning_rate": math.inf}, "learning_rate must be a finite number"),
+        ({"optimizer": "lion"}, "optimizer must be one of adam, sgd, got 'lion'"),
+        ({"precision": "half"}, "precision must be one of"),
+        ({"timeout": 0.0}, "timeout must be greater than 0"),
+        ({"batch_size": 10**9}, "batch_size must be at most"),
+    ],
+)
+def test_value_out_of_range_is_rejected(change, message):
+    with pytest.raises(ValueError, match=message):
+        config(**change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"iterations": "12"}, "iterations must be int, got '12'"),
+        ({"relu": 1}, "relu must be bool, got 1"),
+        ({"seed": True}, "seed must be int, got True"),
+        ({"widths": [4, "4"]}, "widths must be list"),
+    ],
+)
+def test_wrong_type_is_rejected(change, message):
+    with pytest.raises(TypeError, match=message):
+        config(**change)
+
+
+def test_dictionary_round_trip():
+    chosen = config(widths=(4, 4, 4))
+    assert TrainConfig.from_dict(json.loads(json.dumps(chosen.as_dict()))) == chosen
+
+
+def test_operator_none_is_a_plain_network():
+    assert TrainConfig(operator="none") == TrainConfig(operator=None)
+
+
+def test_unknown_option_is_rejected():
+    with pytest.raises(TypeError, match="'epochs' is not an option"):
+        TrainConfig.from_dict({"epochs": 3})
+
+
+def test_earlier_option_names_are_translated():
+    assert set(RENAMED) == {"train_pictures", "observe"}
+    chosen = TrainConfig.from_dict({"train_pictures": 500, "observe": False})
+    assert (chosen.train_images, chosen.probes) == (500, False)
+
+
+def test_committed_results_can_be_loaded():
+    paths = sorted(RESULTS.rglob("config.json"))
+    assert len(paths) > 10
+    for path in paths:
+        saved = json.loads(path.read_text())["train"]
+        loaded = TrainConfig.from_dict(saved).as_dict()
+        assert all(loaded[RENAMED.get(name, name)] == value for name, value in saved.items()), path
