@@ -71,7 +71,8 @@ def measure(median: Callable[[Callable[[], object]], float], batch: int, channel
     print(f"  convolution      {median(lambda: F.conv2d(x, unit, padding=1)):8.3f}")
     for operation in operations:
         forward = median(partial(native.forward, product, x, operation, operation.angle.k, None))
-        print(f"  {operation.angle.name:8} forward {forward:8.3f}   backward {median(partial(backward, operation)):8.3f}")
+        gradient = median(partial(backward, operation))
+        print(f"  {operation.angle.name:8} forward {forward:8.3f}   backward {gradient:8.3f}")
     print(f"  correction       {median(lambda: native.correct(grad, x, spread, 1)):8.3f}")
     weights = median(lambda: native.unit_weight(weight, 1e-4, torch.float32))
     gradient = median(lambda: native.unit_weight_backward(weight, unit, scale, torch.float32))

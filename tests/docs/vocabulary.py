@@ -93,6 +93,7 @@ ALLOWED = (
     "train_pictures",
     "--picture",
     '"colour"',
+    '"pictures"',
     '"house"',  # a class of CIFAR-100
 )
 """Text that may stay although a pattern matches it."""

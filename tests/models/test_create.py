@@ -227,8 +227,8 @@ def test_loss_without_scores_equals_loss_with_scores(loss):
 @pytest.mark.parametrize("loss", ["softmax", "ga-linear", "arcface"])
 def test_training_computes_logits_once(loss, monkeypatch):
     calls = []
-    plain_logits = base.plain_logits
-    monkeypatch.setattr(base, "plain_logits", lambda *a: calls.append(1) or plain_logits(*a))
+    angular_logits = base.angular_logits
+    monkeypatch.setattr(base, "angular_logits", lambda *a: calls.append(1) or angular_logits(*a))
     sn.create_model("cnn-3", loss=loss, **SMALL["cnn-3"])(torch.randn(4, 3, 32, 32), torch.arange(4))
     assert len(calls) == 1
 

@@ -95,11 +95,7 @@ class FrozenAngle(nn.Module):
         """Return a custom g(θ), which takes the filters in the last dimension and may return any tensor."""
         assert self.angle is not None
         cosine = cosine.movedim(1, -1) if self.spatial_dims else cosine
-        if type(self.angle) is CustomAngle:
-            # torch's asin, because TorchScript does not support the one with bounded derivative of `spherenet.angles`.
-            value: Tensor = self.angle.g(math.pi / 2 - cosine.asin())
-        else:
-            value = self.angle(cosine)
+        value = self.angle.for_inference(cosine)
         return value.movedim(-1, 1) if self.spatial_dims else value
 
 

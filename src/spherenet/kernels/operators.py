@@ -18,7 +18,7 @@ from spherenet.angles import ANGLES
 from spherenet.kernels import sphere_conv
 from spherenet.kernels.dispatch import below_autograd, current_backend
 from spherenet.kernels.native import is_rows
-from spherenet.kernels.sphere_conv import K, Saved, SphereConvFunction, save_for_backward
+from spherenet.kernels.sphere_conv import K, Saved, SphereConvFunction
 from spherenet.ops.geometry import Geometry, convolve
 from spherenet.ops.norms import working_dtype
 from spherenet.ops.sphere_conv import Affine, Operation
@@ -175,7 +175,8 @@ class _OperatorFunction(torch.autograd.Function):
             outputs: tuple[Tensor, ...] = forward_operator(*inputs)
         out, unit, *rest = outputs
         saved = Saved(unit if unit_weight is None else unit_weight, *rest)
-        save_for_backward(ctx, out, saved, x, weight, constant_k if k is None else k, bias, beta, gamma, operation)
+        arguments = (x, weight, constant_k if k is None else k, bias, beta, gamma, operation)
+        SphereConvFunction.forward(ctx, *arguments, results=(out, saved))
         ctx.mark_non_differentiable(*outputs[1:])
         return outputs
 

@@ -188,15 +188,30 @@ class SphereConvFunction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
-        """Return the output; inputs are x, weight, k, bias, beta, gamma and the operation."""
-        run = forward
-        if needs_operators(inputs[0], inputs[1]):
+    def forward(ctx: Any, *inputs: Any, results: tuple[Tensor, Saved] | None = None) -> Tensor:
+        """Return the output; inputs are x, weight, k, bias, beta, gamma and the operation.
+
+        `results` are those of `forward` if the caller has computed them.
+        """
+        x, weight, k, bias, beta, gamma, operation = inputs
+        if results is not None:
+            out, saved = results
+        elif needs_operators(x, weight):
             from spherenet.kernels import operators
 
-            run = operators.forward
-        out, saved = run(*inputs)
-        save_for_backward(ctx, out, saved, *inputs)
+            out, saved = operators.forward(*inputs)
+        else:
+            out, saved = forward(*inputs)
+        ctx.set_materialize_grads(False)
+        ctx.operation, ctx.detector = operation, None
+        is_tensor = isinstance(k, Tensor)
+        ctx.constant_k = None if is_tensor else k
+        saved_map = saved.cosine
+        if not operation.save_cosine:
+            saved_map = out
+            if type(out) is Tensor:
+                saved_map, ctx.detector = out.data, ChangeDetector(out)
+        ctx.save_for_backward(x, weight, k if is_tensor else None, bias, beta, gamma, saved_map, *saved[:3])
         return out
 
     @staticmethod
@@ -224,18 +239,3 @@ class SphereConvFunction(torch.autograd.Function):
 
             run = operators.backward
         return (*run(grad, x, k, affine, saved, saved_map, operation, weight.dtype, needs), None)
-
-
-def save_for_backward(ctx: Any, out: Tensor, saved: Saved, *inputs: Any) -> None:
-    """Save what `SphereConvFunction.backward` needs."""
-    x, weight, k, bias, beta, gamma, operation = inputs
-    ctx.set_materialize_grads(False)
-    ctx.operation, ctx.detector = operation, None
-    is_tensor = isinstance(k, Tensor)
-    ctx.constant_k = None if is_tensor else k
-    saved_map = saved.cosine
-    if not operation.save_cosine:
-        saved_map = out
-        if type(out) is Tensor:
-            saved_map, ctx.detector = out.data, ChangeDetector(out)
-    ctx.save_for_backward(x, weight, k if is_tensor else None, bias, beta, gamma, saved_map, *saved[:3])
