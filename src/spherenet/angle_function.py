@@ -53,6 +53,9 @@ class AngleFunction(nn.Module):
     is_identity: ClassVar[bool] = False
     """Whether g(θ) is cos θ itself."""
 
+    constant_drop: ClassVar[float | None] = None
+    """g(0) − g(π) if it is a constant; None to compute it."""
+
     @property
     def is_same_for_all_filters(self) -> bool:
         """Whether g is the same for every filter or class, so that it may be applied to one of them alone."""
@@ -113,6 +116,8 @@ class AngleFunction(nn.Module):
 
     def drop(self, like: Tensor) -> Tensor | float:
         """Return g(0) − g(π), one value per class if g differs between classes."""
+        if self.constant_drop is not None:
+            return self.constant_drop
         one = like.new_ones(like.shape[-1:])
         drop: Tensor = self(one) - self(-one)
         return drop
@@ -156,6 +161,6 @@ class AngleFunction(nn.Module):
 
 _SPECIALIZED = (
     *("kernel_id", "is_identity", "is_same_for_all_filters", "derivative", "inverse", "at", "for_inference"),
-    *("drop", "psi", "factors", "shape", "multiply_by_slope_"),
+    *("constant_drop", "psi", "factors", "shape", "multiply_by_slope_"),
 )
 """Members of a built-in class that are wrong for a subclass with another g."""

@@ -10,9 +10,8 @@ To use your own g, wrap a function of θ:
 
 or, if g has parameters, subclass `AngleFunction` and define `forward(cosine)`.
 
-A built-in g is a subclass with the decorator `_register` that defines `value` and as many of the other methods as it
-has better formulas for. With a kernel in `kernels/csrc/angles.h` and `kernels/triton/angles.py` it also sets
-`kernel_id`.
+A built-in g has the decorator `_register` and defines `value(cosine, k)`, and other methods if it has better formulas.
+If the kernels support it (`kernels/csrc/angles.h`, `kernels/triton/angles.py`), it sets `kernel_id`.
 """
 
 from __future__ import annotations
@@ -92,6 +91,7 @@ class LinearAngle(AngleFunction):
     """g = 1 − 2θ/π."""
 
     name = kernel_id = "linear"
+    constant_drop = 2.0
     is_same_for_all_filters = True
 
     @staticmethod
@@ -111,10 +111,6 @@ class LinearAngle(AngleFunction):
     def at(self, theta: Tensor) -> Tensor:
         """Return 1 − 2θ/π."""
         return 1 - theta * (2 / math.pi)
-
-    def drop(self, like: Tensor) -> float:
-        """Return g(0) − g(π) = 2."""
-        return 2.0
 
     def psi(self, cosine: Tensor, m: float) -> Tensor:
         """Return ψ_m = 1 − 2mθ/π, from 1 − 2θ/π, which has no cancellation at θ = π/2."""
@@ -142,6 +138,7 @@ class CosineAngle(AngleFunction):
     """g = cos θ."""
 
     name = kernel_id = "cosine"
+    constant_drop = 2.0
     is_identity = True
     is_same_for_all_filters = True
 
@@ -163,10 +160,6 @@ class CosineAngle(AngleFunction):
         """Return cos θ."""
         return theta.cos()
 
-    def drop(self, like: Tensor) -> float:
-        """Return g(0) − g(π) = 2."""
-        return 2.0
-
     @staticmethod
     def factors(k: K) -> tuple[None, float]:
         """Return the factors of c."""
@@ -186,6 +179,7 @@ class _Sigmoid(AngleFunction):
     """g = tanh(asin(c)/(2k)) / tanh(π/(4k)) for any k."""
 
     kernel_id = "sigmoid"
+    constant_drop = 2.0
     takes_k = True
     k: Tensor | float
 
@@ -212,13 +206,7 @@ class _Sigmoid(AngleFunction):
 
     def at(self, theta: Tensor) -> Tensor:
         """Return tanh((π/2 − θ)/(2k)) / tanh(π/(4k))."""
-        k = self.k
-        value: Tensor = ((math.pi / 2 - theta) / (2 * k)).tanh() / tanh(math.pi / (4 * k))
-        return value
-
-    def drop(self, like: Tensor) -> float:
-        """Return g(0) − g(π) = 2."""
-        return 2.0
+        return tanh_ratio(math.pi / 2 - theta, self.k)
 
     @staticmethod
     def factors(k: Any) -> tuple[Any, Any]:
@@ -269,8 +257,7 @@ class SigmoidAngle(_Sigmoid):
 class LearnableSigmoidAngle(_Sigmoid):
     """The sigmoid with a trained k > 0, one per filter or one for all.
 
-    k = 0.01 + softplus(raw_k) is positive by construction and changes about as fast as raw_k near 0.5. Pass one object
-    to several layers to share its k.
+    k = 0.01 + softplus(raw_k) is positive by construction. Pass one object to several layers to share its k.
 
     Args:
         num_filters: Number of k; None for a single one.
@@ -408,8 +395,6 @@ def make_shared_angle(
     operator: str | AngleFunction | None, k: float | None, device: Device = None, dtype: torch.dtype | None = None
 ) -> AngleFunction:
     """Return one angle function with a single learned k for all layers of a network (k_sharing="network")."""
-    learned = [name for name, angle_class in ANGLES.items() if angle_class.is_learned]
-    if not isinstance(operator, str) or operator not in learned:
-        names = " or ".join(f'"{name}"' for name in learned)
-        raise ValueError(f'k_sharing must not be "network" unless operator is {names}, got {operator!r}.')
+    if not isinstance(operator, str) or operator not in ANGLES or not ANGLES[operator].is_learned:
+        raise ValueError(f'k_sharing must not be "network" unless operator is "learnable", got {operator!r}.')
     return make_angle(operator, k, device=device, dtype=dtype)

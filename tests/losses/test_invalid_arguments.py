@@ -39,7 +39,7 @@ CONSTRUCTORS = {
     "k for the cosine": (lambda: WSoftmaxLoss("cosine", 0.5), ValueError, "k must be left out.*k=0.5.*'cosine'"),
     "k beside an object": (lambda: WSoftmaxLoss(LinearAngle(), 0.5), ValueError, "k must be left out.*k=0.5"),
     "unknown angle": (lambda: WSoftmaxLoss("cosin"), ValueError, "angle must.*'cosin'.*mean 'cosine'"),
-    "learnable by name": (lambda: WSoftmaxLoss("learnable"), ValueError, 'got "learnable": a loss owns no weights'),
+    "learnable by name": (lambda: WSoftmaxLoss("learnable"), ValueError, "got 'learnable': a loss owns no weights"),
     "angle of another type": (lambda: WSoftmaxLoss(3), TypeError, "angle must.*AngleFunction object, got 3"),
     "annealing of another type": (lambda: GASoftmaxLoss(annealing=5), TypeError, "annealing must.*got 5"),
     "reduction": (lambda: SoftmaxLoss(reduction="avg"), ValueError, "reduction must.*got 'avg'"),

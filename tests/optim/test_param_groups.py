@@ -60,7 +60,7 @@ class SingleParameter(nn.Module):
 class CurvedAngle(AngleFunction):
     def __init__(self):
         super().__init__()
-        self.shape = nn.Parameter(torch.zeros(3, 3))
+        self.curvature = nn.Parameter(torch.zeros(3, 3))
 
 
 @pytest.mark.parametrize(

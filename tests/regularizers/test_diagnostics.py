@@ -10,9 +10,15 @@ from torch import nn
 
 from spherenet.angles import LearnableSigmoidAngle
 from spherenet.layers import SphereConv2d, SphereLinear
-from spherenet.regularizers import KernelNorms, k_values, kernel_angles, layer_diagnostics
+from spherenet.regularizers import (
+    KernelNorms,
+    hyperspherical_energy,
+    k_values,
+    kernel_angles,
+    layer_diagnostics,
+    orthogonality,
+)
 from spherenet.regularizers import diagnostics as diagnostics_module
-from spherenet.regularizers.penalties import hyperspherical_energy, orthogonality
 
 
 def with_weight(layer, rows):

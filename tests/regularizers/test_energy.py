@@ -9,7 +9,7 @@ from torch.func import functional_call
 
 from spherenet.layers import SphereConv1d, SphereConv2d, SphereConv3d, SphereLinear
 from spherenet.regularizers import hyperspherical_energy
-from spherenet.regularizers.penalties import SOFTENING
+from spherenet.regularizers.energy import SOFTENING
 
 LAYERS = {
     "linear": lambda: SphereLinear(5, 4, dtype=torch.float64),

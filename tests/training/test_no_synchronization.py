@@ -53,8 +53,8 @@ def no_waiting():
                 raise WouldWaitError(f"Tensor.{name} waits for the device")
 
             patch.setattr(torch.Tensor, name, refuse)
-        for module in (functional, label_checks):
-            patch.setattr(module, "can_read_values", lambda tensor: False)
+        patch.setattr(functional, "can_read_values", lambda tensor: False)
+        patch.setattr(label_checks, "is_traced", lambda *tensors: True)  # switches the checks of labels off
         yield
 
 

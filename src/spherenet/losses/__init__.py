@@ -7,11 +7,10 @@ from spherenet.losses.margins import (
     ASoftmaxLoss,
     GASoftmaxLoss,
     MarginLoss,
-    SSoftmaxLoss,
     obsolete_state,
 )
 from spherenet.losses.registry import list_losses, make_loss, options_of_earlier_versions
-from spherenet.losses.softmax import SoftmaxLoss, WSoftmaxLoss
+from spherenet.losses.softmax import SoftmaxLoss, SSoftmaxLoss, WSoftmaxLoss
 
 __all__ = [
     "ASoftmaxLoss",

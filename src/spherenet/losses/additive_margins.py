@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from spherenet.angles import AngleFunction, CosineAngle
-from spherenet.losses.arguments import checked_labels
-from spherenet.losses.base import AngularLoss
+from spherenet.losses.base import AngularLoss, checked_labels
 from spherenet.ops.angular import AngularOutput, additive_angle, additive_cosine
 from spherenet.validation import require_number, require_positive
 

@@ -1,4 +1,4 @@
-"""Checks of the arguments of losses: options of the constructors, angle functions, scales, class weights and labels."""
+"""Checks of the arguments of losses: options of the constructors, angle functions, scales and class weights."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
 
-import torch
 from torch import Tensor, nn
 
 from spherenet.angles import ANGLES, DEFAULT_K, AngleFunction, make_angle
-from spherenet.kernels.dispatch import is_traced
 from spherenet.validation import require_floating, require_one_of, require_positive
 
 if TYPE_CHECKING:
@@ -23,7 +21,6 @@ __all__ = [
     "Scale",
     "angle_of_loss",
     "checked_class_weight",
-    "checked_labels",
     "checked_scale",
     "options_of",
     "reject_unknown",
@@ -33,9 +30,6 @@ LOSS_ANGLES = tuple(name for name, angle_class in ANGLES.items() if not angle_cl
 
 SIMILAR_OPTIONS = {"margin": ("m",), "scale": ("s",), "s": ("scale",), "r": ("s",), "margin_form": ("form",)}
 """Other names of options, which an error message translates."""
-
-SUM_TOLERANCE = 0.02
-"""Largest deviation of a sum of probabilities from 1: bfloat16 has three digits."""
 
 Scale: TypeAlias = float | Literal["norm"] | None
 """Scale S of the logits (Eq. 16): a number, "norm" for ‖x‖, or None for a number that fits the number of classes."""
@@ -123,51 +117,6 @@ def reject_unknown(owner: str, options: Mapping[str, object], allowed: Iterable[
             similar = similar or get_close_matches(name, choices, n=1)
             hint = f"; did you mean {similar[0]!r}?" if similar else "."
             raise TypeError(f"{owner} has no option {name!r}{hint} Allowed: {', '.join(choices)}.")
-
-
-def checked_labels(labels: Tensor, cosine: Tensor, ignore_index: int) -> Tensor:
-    """Return labels for cosines [*, C]: int64 class indices [*], or floating point probabilities [*, C].
-
-    Values are checked on the CPU only, and not during tracing: elsewhere every step would wait for the device. There,
-    torch's indexing kernels assert that an index is in range.
-    """
-    if not isinstance(labels, Tensor):
-        raise TypeError(f"labels must be a tensor, got {type(labels).__name__}.")
-    if labels.device != cosine.device:
-        raise ValueError(f"labels must be on the device of the output, {cosine.device}, got {labels.device}.")
-    rows, num_classes = list(cosine.shape[:-1]), cosine.shape[-1]
-    check_values = labels.device.type == "cpu" and not is_traced(labels)
-    if torch.is_floating_point(labels):
-        if labels.shape != cosine.shape:
-            raise ValueError(
-                f"labels must be class indices (int64) of shape {rows} or floating point probabilities of shape "
-                f"{list(cosine.shape)}, got {labels.dtype} of shape {list(labels.shape)}."
-            )
-        if ignore_index >= 0:
-            raise ValueError(f"ignore_index must be left out if labels are probabilities, got {ignore_index}.")
-        if check_values:
-            values = labels.detach()
-            wrong = values[~((values >= 0) & (values <= 1))]
-            if len(wrong):
-                raise ValueError(f"labels must be probabilities from 0 to 1, got {wrong[0].item()!r}.")
-            sums = values.sum(-1, dtype=torch.float64).flatten()
-            wrong = sums[(sums - 1).abs() > SUM_TOLERANCE]
-            if len(wrong):
-                raise ValueError(
-                    f"labels must be probabilities that sum to 1 over the classes, got a sum of {wrong[0]:g}."
-                )
-        return labels
-    if labels.dtype == torch.bool or labels.is_complex():
-        raise TypeError(f"labels must be class indices (int64) or floating point probabilities, got {labels.dtype}.")
-    if list(labels.shape) != rows:
-        raise ValueError(f"labels must have shape {rows}, one class index per feature, got shape {list(labels.shape)}.")
-    if check_values:
-        wrong = labels[((labels < 0) | (labels >= num_classes)) & (labels != ignore_index)]
-        if len(wrong):
-            raise ValueError(
-                f"labels must be from 0 to {num_classes - 1} or ignore_index ({ignore_index}), got {wrong[0].item()}."
-            )
-    return labels.long()
 
 
 def checked_class_weight(class_weight: object) -> Tensor | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +21,10 @@ from torch.nn import functional as F
 
 from spherenet.angles import AngleFunction
 from spherenet.kernels.blockwise import angular_cross_entropy, has_kernel, with_label_column
-from spherenet.kernels.dispatch import blockwise
+from spherenet.kernels.dispatch import blockwise, is_traced
 from spherenet.losses.arguments import (
     Scale,
     checked_class_weight,
-    checked_labels,
     checked_scale,
     options_of,
     reject_unknown,
@@ -37,7 +36,7 @@ from spherenet.validation import require_floating, require_number, require_one_o
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["AngularLoss", "default_scale"]
+__all__ = ["AngularLoss", "checked_labels", "default_scale"]
 
 MARGIN_GRADIENTS = ("full", "detached")
 
@@ -46,6 +45,9 @@ CONFIDENCE = 0.999
 
 SMALLEST_SCALE, LARGEST_SCALE = 10.0, 70.0
 """Range in which S-Softmax trains according to the paper."""
+
+SUM_TOLERANCE = 0.02
+"""Largest deviation of a sum of probabilities from 1: bfloat16 has three digits."""
 
 _Terms: TypeAlias = tuple[Tensor, Tensor | float, Tensor | None, Tensor | None]
 """Cosines [N, C], scale of each row [N] or a number, scale of each class [C], bias [C]."""
@@ -99,8 +101,13 @@ class AngularLoss(nn.Module):
     class_weight: Tensor | None
     angle: AngleFunction | None
 
-    _scale_argument = "scale"
+    uses_weight_norm: ClassVar[bool] = False
+    """Whether the loss depends on the norms of the class weights; only plain softmax does."""
+
+    _scale_argument: ClassVar[str] = "scale"
     """Name of the scale in error messages."""
+
+    _may_have_margin: ClassVar[bool] = False
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
         """Reject unknown options here, because only this method knows the class that the user called."""
@@ -133,15 +140,14 @@ class AngularLoss(nn.Module):
             raise ValueError(f"label_smoothing must be from 0 to 1, got {label_smoothing!r}.")
         self.reduction = require_one_of("reduction", reduction, ("mean", "sum", "none"))
 
-    @property
-    def uses_weight_norm(self) -> bool:
-        """Whether the loss depends on the norms of the class weights; only plain softmax does."""
-        return False
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls._may_have_margin = cls.target_similarity is not AngularLoss.target_similarity
 
     @property
     def margin_on(self) -> Literal["none", "target", "others"]:
         """Classes whose logits have a margin: none, the label's class, or all other classes."""
-        return "none" if type(self).target_similarity is AngularLoss.target_similarity else "target"
+        return "target" if self._may_have_margin else "none"
 
     def similarity(self, cosine: Tensor) -> Tensor:
         """Return g(θ) from cos θ."""
@@ -160,15 +166,6 @@ class AngularLoss(nn.Module):
         if self.scale is None:
             return default_scale(num_classes, self._similarity_at_45)
         return None if self.scale == "norm" else self.scale
-
-    def scales(self, output: AngularOutput) -> tuple[Tensor | float, Tensor | None]:
-        """Return the scale of each row, [N] or a number, and of each class, [C] or None for 1.
-
-        Args:
-            output: Flattened output of the head, cosines [N, C].
-        """
-        fixed = self.scale_for(output.cosine.shape[-1])
-        return output.feature_norm if fixed is None else fixed, None
 
     def logits(self, output: AngularOutput) -> Tensor:
         """Return the scores of an output without labels, and therefore without a margin.
@@ -201,11 +198,12 @@ class AngularLoss(nn.Module):
         soft = torch.is_floating_point(labels)
         labels = labels.to(cosine.dtype).reshape(cosine.shape) if soft else labels.reshape(-1)
         tensors = [tensor for tensor in (*terms, labels) if isinstance(tensor, Tensor)]
+        margin_on = self.margin_on if self._may_have_margin else "none"
         in_blocks = (
             not soft
             and blockwise(cosine.numel(), *tensors)
             and has_kernel(self.angle)
-            and self.margin_on != "others"  # the kernel has one g for all classes but the label's
+            and margin_on != "others"  # the kernel has one g for all classes but the label's
         )
         scores = None if in_blocks and not return_scores else angular_logits(*terms, self.angle)
         if in_blocks:
@@ -213,7 +211,7 @@ class AngularLoss(nn.Module):
         else:
             assert scores is not None
             loss = F.cross_entropy(
-                scores if self.margin_on == "none" else self._with_margin(scores, terms, labels),
+                scores if margin_on == "none" else self._with_margin(scores, terms, labels),
                 labels,
                 None if self.class_weight is None else self.class_weight.to(cosine.dtype),
                 ignore_index=self.ignore_index,
@@ -258,13 +256,17 @@ class AngularLoss(nn.Module):
         if self.class_weight is not None and len(self.class_weight) != cosine.shape[-1]:
             raise ValueError(f"class_weight must have {cosine.shape[-1]} entries, got {len(self.class_weight)}.")
         dtype = working_dtype(cosine.dtype)
-        flat = AngularOutput(
-            cosine.to(dtype).reshape(-1, cosine.shape[-1]),
-            feature_norm.to(dtype).reshape(-1),
-            weight_norm.to(dtype),
-            None if bias is None else bias.to(dtype),
-        )
-        return flat.cosine, *self.scales(flat), flat.bias
+        cosine = cosine.to(dtype).reshape(-1, cosine.shape[-1])
+        bias = None if bias is None else bias.to(dtype)
+        if not self.uses_weight_norm and self.scale != "norm":
+            return cosine, cast(float, self.scale_for(cosine.shape[1])), None, bias
+        feature_norm = feature_norm.to(dtype).reshape(-1)
+        if not self.uses_weight_norm:
+            return cosine, feature_norm, None, bias
+        weight_norm = weight_norm.to(dtype)
+        # The product of two norms can overflow, and the softmax of infinite logits is NaN.
+        largest_norm = torch.finfo(dtype).max ** 0.8 / weight_norm.detach().amax().clamp_min(1)
+        return cosine, torch.minimum(feature_norm, largest_norm), weight_norm, bias
 
     def _margin(self, similarity: Callable[[Tensor], Tensor], cosine: Tensor) -> Tensor:
         """Return a similarity with a margin, with the gradient of g if `margin_gradient` is "detached" (Eq. 16)."""
@@ -350,3 +352,48 @@ def _logit_at(
         similarity = similarity * class_scale[columns]
     logit = similarity * (scale.unsqueeze(1) if isinstance(scale, Tensor) else scale)
     return logit if bias is None else logit + bias[columns]
+
+
+def checked_labels(labels: Tensor, cosine: Tensor, ignore_index: int) -> Tensor:
+    """Return labels for cosines [*, C]: int64 class indices [*], or floating point probabilities [*, C].
+
+    Values are checked on the CPU only, and not during tracing: elsewhere every step would wait for the device. There,
+    torch's indexing kernels assert that an index is in range.
+    """
+    if not isinstance(labels, Tensor):
+        raise TypeError(f"labels must be a tensor, got {type(labels).__name__}.")
+    if labels.device != cosine.device:
+        raise ValueError(f"labels must be on the device of the output, {cosine.device}, got {labels.device}.")
+    rows, num_classes = list(cosine.shape[:-1]), cosine.shape[-1]
+    check_values = labels.device.type == "cpu" and not is_traced(labels)
+    if torch.is_floating_point(labels):
+        if labels.shape != cosine.shape:
+            raise ValueError(
+                f"labels must be class indices (int64) of shape {rows} or floating point probabilities of shape "
+                f"{list(cosine.shape)}, got {labels.dtype} of shape {list(labels.shape)}."
+            )
+        if ignore_index >= 0:
+            raise ValueError(f"ignore_index must be left out if labels are probabilities, got {ignore_index}.")
+        if check_values:
+            values = labels.detach()
+            wrong = values[~((values >= 0) & (values <= 1))]
+            if len(wrong):
+                raise ValueError(f"labels must be probabilities from 0 to 1, got {wrong[0].item()!r}.")
+            sums = values.sum(-1, dtype=torch.float64).flatten()
+            wrong = sums[(sums - 1).abs() > SUM_TOLERANCE]
+            if len(wrong):
+                raise ValueError(
+                    f"labels must be probabilities that sum to 1 over the classes, got a sum of {wrong[0]:g}."
+                )
+        return labels
+    if labels.dtype == torch.bool or labels.is_complex():
+        raise TypeError(f"labels must be class indices (int64) or floating point probabilities, got {labels.dtype}.")
+    if list(labels.shape) != rows:
+        raise ValueError(f"labels must have shape {rows}, one class index per feature, got shape {list(labels.shape)}.")
+    if check_values:
+        wrong = labels[((labels < 0) | (labels >= num_classes)) & (labels != ignore_index)]
+        if len(wrong):
+            raise ValueError(
+                f"labels must be from 0 to {num_classes - 1} or ignore_index ({ignore_index}), got {wrong[0].item()}."
+            )
+    return labels.long()

@@ -1,6 +1,6 @@
-"""Multiplicative margins: GA-Softmax, A-Softmax and S-Softmax, with their scale, margin forms and annealing.
+"""Multiplicative margins: GA-Softmax and A-Softmax, with their scale, margin forms and annealing.
 
-All three are one loss with different defaults. Its options are independent of each other:
+Both, and `SSoftmaxLoss`, are one loss with different defaults. Its options are independent of each other:
 
     angle             g                             "linear", "cosine", "sigmoid" or an object
     m                 margin                        1 for none
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from spherenet.losses.arguments import CrossEntropyOptions, MarginOptions
 
-__all__ = ["ASoftmaxLoss", "Annealing", "GASoftmaxLoss", "MarginLoss", "SSoftmaxLoss", "obsolete_state"]
+__all__ = ["ASoftmaxLoss", "Annealing", "GASoftmaxLoss", "MarginLoss", "obsolete_state"]
 
 MARGIN_FORMS = ("psi", "r1", "r2")
 PENALTY_FORMS = ("squared", "absolute")
@@ -365,56 +365,6 @@ class ASoftmaxLoss(GASoftmaxLoss):
 
     def __init__(self, m: float = DEFAULT_M, **margin_options: Unpack[MarginOptions]) -> None:
         super().__init__("cosine", m, **margin_options)
-
-
-class SSoftmaxLoss(MarginLoss):
-    """Sphere-normalized softmax (Eq. 8): z_j = s·g(θ_j) + b_j, then cross entropy.
-
-    A margin m > 1 makes it a `GASoftmaxLoss` with a fixed scale.
-
-    Args:
-        angle: "cosine", "linear", "sigmoid" or an `AngleFunction` object.
-        s: Scale > 0, or None for `default_scale` of the number of classes. From scratch, s = 1 does not train; 10 to
-            70 do.
-        k: Parameter of the sigmoid; not allowed with another angle function.
-        m: Margin, at least 1; m = 1 is no margin.
-        margin_gradient: As in `GASoftmaxLoss`.
-        form: As in `GASoftmaxLoss`.
-        annealing: As in `GASoftmaxLoss`.
-        **cross_entropy: class_weight, ignore_index, label_smoothing and reduction as in `AngularLoss`.
-    """
-
-    _scale_argument = "s"
-
-    def __init__(
-        self,
-        angle: str | AngleFunction = "cosine",
-        s: float | None = None,
-        k: float = DEFAULT_K,
-        *,
-        m: float = 1,
-        margin_gradient: str = "detached",
-        form: str = "psi",
-        annealing: Annealing | None = None,
-        **cross_entropy: Unpack[CrossEntropyOptions],
-    ) -> None:
-        scale = None if s is None else require_positive("s", s)
-        super().__init__(
-            angle,
-            m,
-            k,
-            scale=scale,
-            margin_gradient=margin_gradient,
-            form=form,
-            annealing=annealing,
-            **cross_entropy,
-        )
-        self.s = scale
-
-    def extra_repr(self) -> str:
-        """Return the scale, the margin and the options that differ from their defaults."""
-        with_margin = super().extra_repr().replace(f"scale={self.scale!r}", f"s={self.s}")
-        return with_margin if self.m > 1 else ", ".join(filter(None, (f"s={self.s}", AngularLoss.extra_repr(self))))
 
 
 def obsolete_state(model: nn.Module) -> set[str]:

@@ -8,8 +8,8 @@ from typing import Any
 from spherenet.losses.additive_margins import ArcFaceLoss, CosFaceLoss, SphereFace2Loss
 from spherenet.losses.arguments import options_of, reject_unknown
 from spherenet.losses.base import AngularLoss, default_scale
-from spherenet.losses.margins import Annealing, ASoftmaxLoss, GASoftmaxLoss, SSoftmaxLoss
-from spherenet.losses.softmax import SoftmaxLoss, WSoftmaxLoss
+from spherenet.losses.margins import Annealing, ASoftmaxLoss, GASoftmaxLoss
+from spherenet.losses.softmax import SoftmaxLoss, SSoftmaxLoss, WSoftmaxLoss
 from spherenet.validation import require_one_of
 
 __all__ = ["list_losses", "make_loss", "options_of_earlier_versions"]

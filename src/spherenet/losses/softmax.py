@@ -1,50 +1,37 @@
-"""Losses without a margin: softmax and W-Softmax (unit class weights)."""
+"""Losses without a margin by default: softmax, W-Softmax (unit class weights), S-Softmax (unit features too)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
 from spherenet.angles import DEFAULT_K, AngleFunction
 from spherenet.losses.arguments import angle_of_loss
 from spherenet.losses.base import AngularLoss
-from spherenet.ops.angular import AngularOutput
+from spherenet.losses.margins import Annealing, MarginLoss
+from spherenet.validation import require_positive
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from spherenet.losses.arguments import CrossEntropyOptions
 
-__all__ = ["SoftmaxLoss", "WSoftmaxLoss"]
+__all__ = ["SSoftmaxLoss", "SoftmaxLoss", "WSoftmaxLoss"]
 
 
 class SoftmaxLoss(AngularLoss):
     """Plain softmax: z_j = ‖w_j‖·‖x‖·cos θ_j + b_j = w_jᵀx + b_j, then cross entropy.
 
-    It equals `torch.nn.CrossEntropyLoss` on a linear layer and allows comparisons on the same head.
+    It equals `torch.nn.CrossEntropyLoss` on a linear layer and allows comparisons on the same head. In float32, ‖x‖ is
+    limited so that no product of two norms exceeds 6e30.
 
     Args:
         **cross_entropy: class_weight, ignore_index, label_smoothing and reduction as in `AngularLoss`.
     """
 
+    uses_weight_norm = True
+
     def __init__(self, **cross_entropy: Unpack[CrossEntropyOptions]) -> None:
         super().__init__(**cross_entropy)
-
-    @property
-    def uses_weight_norm(self) -> bool:
-        """True: ‖w_j‖ multiplies the logit."""
-        return True
-
-    def scales(self, output: AngularOutput) -> tuple[Tensor, Tensor]:
-        """Return ‖x‖ and ‖w‖, with ‖x‖ limited so that no product exceeds 6e30 in float32.
-
-        The product of two norms can overflow, and the softmax of infinite logits is NaN.
-        """
-        largest_logit = torch.finfo(output.cosine.dtype).max ** 0.8
-        largest_norm = largest_logit / output.weight_norm.detach().amax().clamp_min(1)
-        return torch.minimum(output.feature_norm, largest_norm), output.weight_norm
 
 
 class WSoftmaxLoss(AngularLoss):
@@ -67,3 +54,53 @@ class WSoftmaxLoss(AngularLoss):
         **cross_entropy: Unpack[CrossEntropyOptions],
     ) -> None:
         super().__init__(angle=angle_of_loss(angle, k), **cross_entropy)
+
+
+class SSoftmaxLoss(MarginLoss):
+    """Sphere-normalized softmax (Eq. 8): z_j = s·g(θ_j) + b_j, then cross entropy.
+
+    A margin m > 1 makes it a `GASoftmaxLoss` with a fixed scale.
+
+    Args:
+        angle: "cosine", "linear", "sigmoid" or an `AngleFunction` object.
+        s: Scale > 0, or None for `default_scale` of the number of classes. From scratch, s = 1 does not train; 10 to
+            70 do.
+        k: Parameter of the sigmoid; not allowed with another angle function.
+        m: Margin, at least 1; m = 1 is no margin.
+        margin_gradient: As in `GASoftmaxLoss`.
+        form: As in `GASoftmaxLoss`.
+        annealing: As in `GASoftmaxLoss`.
+        **cross_entropy: class_weight, ignore_index, label_smoothing and reduction as in `AngularLoss`.
+    """
+
+    _scale_argument = "s"
+
+    def __init__(
+        self,
+        angle: str | AngleFunction = "cosine",
+        s: float | None = None,
+        k: float = DEFAULT_K,
+        *,
+        m: float = 1,
+        margin_gradient: str = "detached",
+        form: str = "psi",
+        annealing: Annealing | None = None,
+        **cross_entropy: Unpack[CrossEntropyOptions],
+    ) -> None:
+        scale = None if s is None else require_positive("s", s)
+        super().__init__(
+            angle,
+            m,
+            k,
+            scale=scale,
+            margin_gradient=margin_gradient,
+            form=form,
+            annealing=annealing,
+            **cross_entropy,
+        )
+        self.s = scale
+
+    def extra_repr(self) -> str:
+        """Return the scale, the margin and the options that differ from their defaults."""
+        with_margin = super().extra_repr().replace(f"scale={self.scale!r}", f"s={self.s}")
+        return with_margin if self.m > 1 else ", ".join(filter(None, (f"s={self.s}", AngularLoss.extra_repr(self))))

@@ -1,8 +1,8 @@
-"""Penalties on the kernels of sphere layers (orthogonality, hyperspherical energy) and their diagnostics."""
+"""Penalties on the kernels of a model (orthogonality, hyperspherical energy) and their diagnostics."""
 
 from spherenet.regularizers.diagnostics import KernelNorms, k_values, kernel_angles, layer_diagnostics
-from spherenet.regularizers.kernels import sphere_layers
-from spherenet.regularizers.penalties import hyperspherical_energy, orthogonality, orthogonality_minimum
+from spherenet.regularizers.energy import hyperspherical_energy
+from spherenet.regularizers.kernels import orthogonality, orthogonality_minimum, sphere_layers
 
 __all__ = [
     "KernelNorms",

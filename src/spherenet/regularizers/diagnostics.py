@@ -14,8 +14,14 @@ import torch
 from torch import Tensor
 
 from spherenet.layers import SphereLayer
-from spherenet.regularizers.kernels import Modules, kernel_matrix, sphere_layers
-from spherenet.regularizers.penalties import hyperspherical_energy, orthogonality, orthogonality_minimum
+from spherenet.regularizers.energy import hyperspherical_energy
+from spherenet.regularizers.kernels import (
+    Modules,
+    kernel_matrix,
+    orthogonality,
+    orthogonality_minimum,
+    sphere_layers,
+)
 
 __all__ = [
     "Histogram",

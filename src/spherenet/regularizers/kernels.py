@@ -1,4 +1,4 @@
-"""Layers of a model that a regularizer applies to, their kernels as matrices, Gram matrices and cosines of kernels.
+"""Layers of a model that a regularizer applies to, their kernels as matrices, Gram matrices, and orthogonality (Eq. 4).
 
 Layers whose kernels have the same shape are processed together, so that everything after the matrix products runs once
 per shape instead of once per layer. Products of small kernels run as one batch. On a CPU, large kernels are multiplied
@@ -6,6 +6,15 @@ one by one, because copying them into a batch costs more than the calls that it 
 
 The layers are collected on every call: for the 69 layers of cnn-69 this takes a hundredth of the time of their Gram
 matrices (benchmarks/orthogonality.py), and a stored list would be wrong after a layer is replaced or a weight is tied.
+
+Orthogonality has a lower bound. n kernels of fan-in d cannot be orthogonal if n > d, because WᵀW has a rank of at most
+d. The smallest values then are
+
+    raw           n − d          d eigenvalues of WᵀW are 1, the others 0
+    normalized    n·(n − d)/d    the trace n is spread evenly over d eigenvalues: a tight frame of unit vectors
+
+`orthogonality_minimum` returns their sum over a model. The bound is a constant: it does not change the gradient, which
+pulls such a layer toward the tight frame.
 """
 
 from __future__ import annotations
@@ -19,11 +28,13 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import UninitializedParameter
 
+from spherenet.kernels.dispatch import is_traced
 from spherenet.layers import AngularHead, SphereLayer
 from spherenet.ops.norms import DEFAULT_EPS, without_autocast, working_dtype
 from spherenet.validation import require_one_of
 
 __all__ = [
+    "FORMS",
     "INCLUDE",
     "KernelStack",
     "Modules",
@@ -32,6 +43,8 @@ __all__ = [
     "kernel_matrix",
     "kernel_stacks",
     "layers_with_kernels",
+    "orthogonality",
+    "orthogonality_minimum",
     "sphere_layers",
     "zero_of",
 ]
@@ -41,6 +54,8 @@ Modules: TypeAlias = nn.Module | Iterable[nn.Module] | Mapping[str, nn.Module]
 
 INCLUDE = ("sphere", "head", "plain")
 """Layers that a regularizer can include: sphere layers, `AngularHead`s, and convolutions and linear layers of torch."""
+
+FORMS = ("raw", "normalized")
 
 SMALL_MATRIX = 16384
 """Number of entries up to which copying a matrix into a batch takes a CPU less time than another matrix product."""
@@ -167,25 +182,38 @@ def kernel_matrix(layer: nn.Module) -> Tensor:
     return kernel_stacks(layer, INCLUDE)[0].matrices[0]
 
 
-class _Gram(torch.autograd.Function):
-    """M Mᵀ of each matrix, concatenated along dimension 0.
+def gram(matrices: Sequence[Tensor]) -> Tensor:
+    """Return M Mᵀ of each of several matrices [groups, rows, columns] with equal rows and columns.
 
-    The gradient of a symmetric product takes one product, (G + Gᵀ)·M, while autograd's rule for `@` takes two. It can
-    be differentiated any number of times. A batch of one matrix is multiplied without its batch dimension, which is up
-    to twice as fast for small matrices.
+    A batch of one matrix is multiplied without its batch dimension, which is up to twice as fast for small matrices.
+
+    Shape:
+        n × [groups_i, rows, columns] → [Σ groups_i, rows, rows].
     """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(*matrices: Tensor) -> Tensor:
+    first = matrices[0]
+    if len(matrices) > 1 and (first.device.type != "cpu" or first[0].numel() <= SMALL_MATRIX):
+        matrices = [torch.cat(list(matrices))]
+    with without_autocast(first):  # which would multiply in half precision
+        if not is_traced(*matrices):
+            result: Tensor = _Gram.apply(*matrices)  # type: ignore[no-untyped-call]
+            return result
         products = [(m[0] @ m[0].mT).unsqueeze(0) if len(m) == 1 else m @ m.mT for m in matrices]
         return products[0] if len(products) == 1 else torch.cat(products)
 
+
+class _Gram(torch.autograd.Function):
+    """M Mᵀ of each matrix, concatenated along dimension 0; see `gram`.
+
+    The gradient of a symmetric product takes one product, (G + Gᵀ)·M, while autograd's rule for `@` takes two. It can
+    be differentiated any number of times.
+    """
+
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
+    def forward(ctx: Any, *matrices: Tensor) -> Tensor:
+        ctx.save_for_backward(*matrices)
+        ctx.save_for_forward(*matrices)
+        products = [(m[0] @ m[0].mT).unsqueeze(0) if len(m) == 1 else m @ m.mT for m in matrices]
+        return products[0] if len(products) == 1 else torch.cat(products)
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, ...]:
@@ -199,22 +227,6 @@ class _Gram(torch.autograd.Function):
     def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
         halves = torch.cat([t @ m.mT for t, m in zip(tangents, ctx.saved_tensors, strict=True)])
         return halves + halves.mT
-
-
-def gram(matrices: Sequence[Tensor]) -> Tensor:
-    """Return M Mᵀ of each of several matrices [groups, rows, columns] with equal rows and columns.
-
-    Shape:
-        n × [groups_i, rows, columns] → [Σ groups_i, rows, rows].
-    """
-    first = matrices[0]
-    if len(matrices) > 1 and (first.device.type != "cpu" or first[0].numel() <= SMALL_MATRIX):
-        matrices = [torch.cat(list(matrices))]
-    with without_autocast(first):  # which would multiply in half precision
-        if torch.compiler.is_compiling():  # dynamo cannot trace a function with its own jvp
-            return _Gram.forward(*matrices)
-        result: Tensor = _Gram.apply(*matrices)  # type: ignore[no-untyped-call]
-    return result
 
 
 def cosines(stack: KernelStack) -> Tensor:
@@ -235,3 +247,66 @@ def cosines(stack: KernelStack) -> Tensor:
     norms = norms.masked_fill(overflow, 1)
     products = products.masked_fill(overflow.unsqueeze(-1) | overflow.unsqueeze(-2), 0)
     return products / (norms.unsqueeze(-1) * norms.unsqueeze(-2))
+
+
+def orthogonality(model: Modules, form: str = "raw", *, include: Collection[str] = ("sphere",)) -> Tensor:
+    """Return the orthogonality penalty of the sphere layers, and of other layers on request (Eq. 4).
+
+    The penalty is Σ over layers of ‖WᵀW − I‖_F², where the columns of W are the flattened kernels. Kernels of different
+    groups of a convolution are not compared, because they see different channels. Half-precision weights are computed
+    in float32, also under autocast. If layers are on several devices, the result is on the device of the first one. In
+    float32 the raw penalty is infinite if a kernel is longer than about 1e9.
+
+    Args:
+        model: A model, a layer, or several of them. A weight that several layers share counts once.
+        form: "raw" for the weights themselves, as in the code released with the paper, which also pulls their norms
+            to 1; "normalized" for unit kernels w/‖w‖, whose norms have no influence. Kernels shorter than the square
+            root of the layer's eps (0.01 by default) are divided by that root.
+        include: Layers to include: "sphere" for sphere layers, "head" for class weights of an `AngularHead`, "plain"
+            for convolutions and linear layers of torch.
+
+    Returns:
+        A scalar; the constant 0 for a model without such layers.
+
+    Raises:
+        TypeError: If `model` is not a module.
+        ValueError: If the form or a name in `include` is unknown, or a lazy layer has no weight yet.
+    """
+    if form not in FORMS:
+        require_one_of("form", form, FORMS)
+    total: Tensor | None = None
+    for stack in kernel_stacks(model, include):
+        excess = stack.kernels - stack.fan_in
+        if excess > 0:
+            # ‖WᵀW − I_n‖² = ‖WWᵀ − I_d‖² + n − d: the smaller Gram matrix, and a sum without cancellation.
+            matrices = stack.matrices
+            if form == "normalized":
+                matrices = [m / m.square().sum(-1, keepdim=True).clamp_min(stack.eps).sqrt() for m in matrices]
+            products = gram([matrix.mT for matrix in matrices])
+        else:
+            products = gram(stack.matrices) if form == "raw" else cosines(stack)
+        identity = torch.eye(products.shape[-1], dtype=products.dtype, device=products.device)
+        value = (products - identity).square().sum()
+        if excess > 0:
+            value = value + excess * sum(len(matrix) for matrix in stack.matrices)
+        total = value if total is None else total + value.to(total.device)
+    return zero_of(model) if total is None else total
+
+
+def orthogonality_minimum(model: Modules, form: str = "raw", *, include: Collection[str] = ("sphere",)) -> float:
+    """Return the smallest value of `orthogonality`: 0 unless a layer has more kernels than fan-in.
+
+    The value is Σ over layers and groups with n > d of n − d (raw) or n·(n − d)/d (normalized).
+
+    Args:
+        model: As in `orthogonality`.
+        form: As in `orthogonality`.
+        include: As in `orthogonality`.
+    """
+    require_one_of("form", form, FORMS)
+    total = 0.0
+    for layer in layers_with_kernels(model, include).values():
+        groups, kernels, fan_in = kernel_matrix(layer).shape
+        excess = max(kernels - fan_in, 0)
+        total += groups * excess * (1 if form == "raw" or fan_in == 0 else kernels / fan_in)
+    return total

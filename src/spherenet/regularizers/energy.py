@@ -1,19 +1,7 @@
-"""Penalties on the kernels of a model: orthogonality (Eq. 4) and hyperspherical energy (Eq. 11).
+"""Hyperspherical energy (Eq. 11): kernels as points on the unit sphere that repel each other like charges.
 
-Orthogonality has a lower bound. n kernels of fan-in d cannot be orthogonal if n > d, because WᵀW has a rank of at most
-d. The smallest values then are
-
-    raw           n − d          d eigenvalues of WᵀW are 1, the others 0
-    normalized    n·(n − d)/d    the trace n is spread evenly over d eigenvalues: a tight frame of unit vectors
-
-`orthogonality_minimum` returns their sum over a model. The bound is a constant: it does not change the gradient, which
-pulls such a layer toward the tight frame.
-
-Hyperspherical energy treats kernels as points on the unit sphere that repel each other like charges. It is smallest
-when they are spread evenly. Unlike orthogonality, this is possible for layers with more kernels than fan-in too. (Liu
-et al., *Learning towards Minimum Hyperspherical Energy*, NeurIPS 2018.)
-
-Both include sphere layers by default, and heads and plain layers on request. Weights may be sharded (FSDP2, DTensor).
+The energy is smallest when the points are spread evenly. Unlike orthogonality, this is possible for layers with more
+kernels than fan-in too. (Liu et al., *Learning towards Minimum Hyperspherical Energy*, NeurIPS 2018.)
 """
 
 from __future__ import annotations
@@ -24,29 +12,11 @@ import torch
 from torch import Tensor
 
 from spherenet.angles import angle_from_cosine
-from spherenet.regularizers.kernels import (
-    KernelStack,
-    Modules,
-    cosines,
-    gram,
-    kernel_matrix,
-    kernel_stacks,
-    layers_with_kernels,
-    zero_of,
-)
+from spherenet.regularizers.kernels import KernelStack, Modules, cosines, kernel_stacks, zero_of
 from spherenet.validation import require_number, require_one_of
 
-__all__ = [
-    "DISTANCES",
-    "FORMS",
-    "LARGEST_S",
-    "SOFTENING",
-    "hyperspherical_energy",
-    "orthogonality",
-    "orthogonality_minimum",
-]
+__all__ = ["DISTANCES", "LARGEST_S", "REDUCTIONS", "SOFTENING", "hyperspherical_energy"]
 
-FORMS = ("raw", "normalized")
 DISTANCES = ("chord", "angle")
 REDUCTIONS = ("mean", "sum")
 
@@ -60,69 +30,6 @@ kernels, it changes the energy by a fraction of 5e-5·s/2.
 
 LARGEST_S = 8.0
 """Two equal kernels have the gradient s·SOFTENING^(−s/2−1), which is far below the largest float32 up to this s."""
-
-
-def orthogonality(model: Modules, form: str = "raw", *, include: Collection[str] = ("sphere",)) -> Tensor:
-    """Return the orthogonality penalty of the sphere layers, and of other layers on request (Eq. 4).
-
-    The penalty is Σ over layers of ‖WᵀW − I‖_F², where the columns of W are the flattened kernels. Kernels of different
-    groups of a convolution are not compared, because they see different channels. Half-precision weights are computed
-    in float32, also under autocast. If layers are on several devices, the result is on the device of the first one. In
-    float32 the raw penalty is infinite if a kernel is longer than about 1e9.
-
-    Args:
-        model: A model, a layer, or several of them. A weight that several layers share counts once.
-        form: "raw" for the weights themselves, as in the code released with the paper, which also pulls their norms
-            to 1; "normalized" for unit kernels w/‖w‖, whose norms have no influence. Kernels shorter than the square
-            root of the layer's eps (0.01 by default) are divided by that root.
-        include: Layers to include: "sphere" for sphere layers, "head" for class weights of an `AngularHead`, "plain"
-            for convolutions and linear layers of torch.
-
-    Returns:
-        A scalar; the constant 0 for a model without such layers.
-
-    Raises:
-        TypeError: If `model` is not a module.
-        ValueError: If the form or a name in `include` is unknown, or a lazy layer has no weight yet.
-    """
-    if form not in FORMS:
-        require_one_of("form", form, FORMS)
-    total: Tensor | None = None
-    for stack in kernel_stacks(model, include):
-        excess = stack.kernels - stack.fan_in
-        if excess > 0:
-            # ‖WᵀW − I_n‖² = ‖WWᵀ − I_d‖² + n − d: the smaller Gram matrix, and a sum without cancellation.
-            matrices = stack.matrices
-            if form == "normalized":
-                matrices = [m / m.square().sum(-1, keepdim=True).clamp_min(stack.eps).sqrt() for m in matrices]
-            products = gram([matrix.mT for matrix in matrices])
-        else:
-            products = gram(stack.matrices) if form == "raw" else cosines(stack)
-        identity = torch.eye(products.shape[-1], dtype=products.dtype, device=products.device)
-        value = (products - identity).square().sum()
-        if excess > 0:
-            value = value + excess * sum(len(matrix) for matrix in stack.matrices)
-        total = value if total is None else total + value.to(total.device)
-    return zero_of(model) if total is None else total
-
-
-def orthogonality_minimum(model: Modules, form: str = "raw", *, include: Collection[str] = ("sphere",)) -> float:
-    """Return the smallest value of `orthogonality`: 0 unless a layer has more kernels than fan-in.
-
-    The value is Σ over layers and groups with n > d of n − d (raw) or n·(n − d)/d (normalized).
-
-    Args:
-        model: As in `orthogonality`.
-        form: As in `orthogonality`.
-        include: As in `orthogonality`.
-    """
-    require_one_of("form", form, FORMS)
-    total = 0.0
-    for layer in layers_with_kernels(model, include).values():
-        groups, kernels, fan_in = kernel_matrix(layer).shape
-        excess = max(kernels - fan_in, 0)
-        total += groups * excess * (1 if form == "raw" or fan_in == 0 else kernels / fan_in)
-    return total
 
 
 def hyperspherical_energy(
