@@ -10,7 +10,7 @@ To use your own g, wrap a function of θ:
 
 or, if g has parameters, subclass `AngleFunction` and define `forward(cosine)`.
 
-A built-in g has the decorator `_register` and defines `value(cosine, k)`, and other methods if it has better formulas.
+A built-in g has the decorator `register_angle` and defines `value(cosine, k)`, and other methods if it has better formulas.
 If the kernels support it (`kernels/csrc/angles.h`, `kernels/triton/angles.py`), it sets `kernel_id`.
 """
 
@@ -81,12 +81,12 @@ ANGLES: dict[str, type[AngleFunction]] = {}
 AngleClass = TypeVar("AngleClass", bound=type[AngleFunction])
 
 
-def _register(cls: AngleClass) -> AngleClass:
+def register_angle(cls: AngleClass) -> AngleClass:
     ANGLES[cls.name] = cls
     return cls
 
 
-@_register
+@register_angle
 class LinearAngle(AngleFunction):
     """g = 1 − 2θ/π."""
 
@@ -133,7 +133,7 @@ class LinearAngle(AngleFunction):
         multiply_by_inverse_sine_(grad, cosine, shape)
 
 
-@_register
+@register_angle
 class CosineAngle(AngleFunction):
     """g = cos θ."""
 
@@ -225,7 +225,7 @@ class _Sigmoid(AngleFunction):
         multiply_by_inverse_sine_(grad, cosine, shape)
 
 
-@_register
+@register_angle
 class SigmoidAngle(_Sigmoid):
     """g = tanh(asin(c)/(2k)) / tanh(π/(4k)) with a fixed k: a step for small k, linear for large k.
 
@@ -253,7 +253,7 @@ class SigmoidAngle(_Sigmoid):
         return f"k={self.k:g}"
 
 
-@_register
+@register_angle
 class LearnableSigmoidAngle(_Sigmoid):
     """The sigmoid with a trained k > 0, one per filter or one for all.
 

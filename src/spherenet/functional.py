@@ -1,6 +1,6 @@
 """SphereConv and SphereLinear as functions of weight tensors, like `torch.nn.functional`.
 
-    out = β·(g(θ(w, x)) + b) + γ                                            docs/concepts.md, Eq. 1 to 3 and 10
+    out = β·(h(‖x‖)·g(θ(w, x)) + b) + γ                                     docs/concepts.md, Eq. 1 to 3, 10, 14, 15
 
 Inputs may be float16, bfloat16, float32 or float64. Norms and angles of half-precision inputs are computed in float32,
 and the result has the dtype that torch's own convolution would return, under autocast too. A patch whose squares
@@ -24,9 +24,10 @@ from spherenet.kernels.dispatch import (
     needs_operators,
 )
 from spherenet.kernels.sphere_conv import SphereConvFunction, cached_unit_weight, forward, per_filter
+from spherenet.magnitudes import Magnitude, make_magnitude
 from spherenet.ops.geometry import Geometry, per_dimension, resolve_padding
 from spherenet.ops.norms import DEFAULT_EPS, autocast_is_on, without_autocast, working_dtype
-from spherenet.ops.sphere_conv import Affine, Operation, sphere_conv
+from spherenet.ops.sphere_conv import CENTERS, Affine, Operation, sphere_conv
 from spherenet.validation import require_floating, require_one_of, require_positive
 
 __all__ = ["backend", "sphere_conv1d", "sphere_conv2d", "sphere_conv3d", "sphere_layer", "sphere_linear"]
@@ -49,6 +50,8 @@ def sphere_conv1d(
     beta: Rescale = None,
     gamma: Rescale = None,
     eps: float = DEFAULT_EPS,
+    center: str | None = None,
+    magnitude: str | Magnitude | None = None,
 ) -> Tensor:
     """Apply a SphereConv to sequences: `torch.nn.functional.conv1d` with g(θ) in place of the inner product.
 
@@ -59,7 +62,9 @@ def sphere_conv1d(
     """
     geometry = _geometry(1, weight, stride, padding, dilation, groups)
     angle, k = _resolve_angle(operator, k)
-    return sphere_layer(input, weight, Affine(bias, beta, gamma), angle, geometry, require_positive("eps", eps), k)
+    affine, eps = Affine(bias, beta, gamma), require_positive("eps", eps)
+    require_center(center, weight[0].numel() if len(weight) else 0)
+    return sphere_layer(input, weight, affine, angle, geometry, eps, k, center, make_magnitude(magnitude))
 
 
 def sphere_conv2d(
@@ -76,6 +81,8 @@ def sphere_conv2d(
     beta: Rescale = None,
     gamma: Rescale = None,
     eps: float = DEFAULT_EPS,
+    center: str | None = None,
+    magnitude: str | Magnitude | None = None,
 ) -> Tensor:
     """Apply a SphereConv to images: `torch.nn.functional.conv2d` with g(θ) in place of the inner product.
 
@@ -92,6 +99,8 @@ def sphere_conv2d(
         beta: Factor β, a number or a tensor [O] or []; None for 1.
         gamma: Shift γ, a number or a tensor [O] or []; None for 0.
         eps: Number added under both square roots of the norms.
+        center: None, "weight" to remove the mean of each kernel, or "patch" to remove that of each patch too (Eq. 14).
+        magnitude: Magnitude function h: a name of `MAGNITUDES`, a `Magnitude` object, or None for 1 (Eq. 15).
 
     Raises:
         TypeError: If an argument has the wrong type or dtype.
@@ -99,7 +108,9 @@ def sphere_conv2d(
     """
     geometry = _geometry(2, weight, stride, padding, dilation, groups)
     angle, k = _resolve_angle(operator, k)
-    return sphere_layer(input, weight, Affine(bias, beta, gamma), angle, geometry, require_positive("eps", eps), k)
+    affine, eps = Affine(bias, beta, gamma), require_positive("eps", eps)
+    require_center(center, weight[0].numel() if len(weight) else 0)
+    return sphere_layer(input, weight, affine, angle, geometry, eps, k, center, make_magnitude(magnitude))
 
 
 def sphere_conv3d(
@@ -116,6 +127,8 @@ def sphere_conv3d(
     beta: Rescale = None,
     gamma: Rescale = None,
     eps: float = DEFAULT_EPS,
+    center: str | None = None,
+    magnitude: str | Magnitude | None = None,
 ) -> Tensor:
     """Apply a SphereConv to volumes: `torch.nn.functional.conv3d` with g(θ) in place of the inner product.
 
@@ -126,7 +139,9 @@ def sphere_conv3d(
     """
     geometry = _geometry(3, weight, stride, padding, dilation, groups)
     angle, k = _resolve_angle(operator, k)
-    return sphere_layer(input, weight, Affine(bias, beta, gamma), angle, geometry, require_positive("eps", eps), k)
+    affine, eps = Affine(bias, beta, gamma), require_positive("eps", eps)
+    require_center(center, weight[0].numel() if len(weight) else 0)
+    return sphere_layer(input, weight, affine, angle, geometry, eps, k, center, make_magnitude(magnitude))
 
 
 def sphere_linear(
@@ -139,6 +154,8 @@ def sphere_linear(
     beta: Rescale = None,
     gamma: Rescale = None,
     eps: float = DEFAULT_EPS,
+    center: str | None = None,
+    magnitude: str | Magnitude | None = None,
 ) -> Tensor:
     """Apply a fully connected layer on angles (Eq. 10): `torch.nn.functional.linear` with g(θ).
 
@@ -150,7 +167,9 @@ def sphere_linear(
     if weight.dim() != 2:
         raise ValueError(f"weight must have 2 dimensions [out, in], got shape {list(weight.shape)}.")
     angle, k = _resolve_angle(operator, k)
-    return sphere_layer(input, weight, Affine(bias, beta, gamma), angle, Geometry(), require_positive("eps", eps), k)
+    affine, eps = Affine(bias, beta, gamma), require_positive("eps", eps)
+    require_center(center, weight.shape[1])
+    return sphere_layer(input, weight, affine, angle, Geometry(), eps, k, center, make_magnitude(magnitude))
 
 
 def sphere_layer(
@@ -161,6 +180,8 @@ def sphere_layer(
     geometry: Geometry,
     eps: float,
     k: Tensor | float | None = None,
+    center: str | None = None,
+    magnitude: Magnitude | None = None,
 ) -> Tensor:
     """Check the tensors of a sphere layer and return its output; the core of all functions and layers.
 
@@ -172,6 +193,8 @@ def sphere_layer(
         geometry: Geometry of the convolution, in any form that torch.nn accepts; empty for a fully connected layer.
         eps: Number > 0.
         k: Parameter of g; None for that of the object.
+        center: None, "weight" or "patch".
+        magnitude: h, or None for 1.
     """
     if not isinstance(input, Tensor) or input.dtype != weight.dtype or not input.is_floating_point():
         _check_dtypes(input, weight)
@@ -181,12 +204,12 @@ def sphere_layer(
     dims = weight.dim()
     if dims == 2:
         rows = input if input.dim() == 2 else input.reshape(-1, weight.shape[1])
-        out = _evaluate(rows, weight, affine, angle, geometry, eps, k)
+        out = _evaluate(rows, weight, affine, angle, geometry, eps, k, center, magnitude)
         return out if rows is input else out.reshape(*input.shape[:-1], weight.shape[0])
     if geometry.padding_mode != "zeros" or isinstance(geometry.padding, str):
         input, geometry = resolve_padding(input, geometry)
     batch = input if input.dim() == dims else input.unsqueeze(0)
-    out = _evaluate(batch, weight, affine, angle, geometry, eps, k)
+    out = _evaluate(batch, weight, affine, angle, geometry, eps, k, center, magnitude)
     return out if batch is input else out.squeeze(0)
 
 
@@ -198,43 +221,58 @@ def _evaluate(
     geometry: Geometry,
     eps: float,
     k: Tensor | float | None,
+    center: str | None,
+    magnitude: Magnitude | None,
 ) -> Tensor:
     """Return the output for a checked batch [N, C, *spatial] by the implementation that `dispatch` chooses."""
     if autocast_is_on(batch):
         if batch.dtype != torch.float64:
             batch = batch.to(torch.get_autocast_dtype(batch.device.type))
         with without_autocast(batch):
-            return _evaluate(batch, weight, affine, angle, geometry, eps, k)
-    name = implementation(batch, has_kernel=angle.kernel_id is not None)
+            return _evaluate(batch, weight, affine, angle, geometry, eps, k, center, magnitude)
+    has_kernel = angle.kernel_id is not None and (magnitude is None or magnitude.kernel_id is not None)
+    extended = center is not None or magnitude is not None
+    name = implementation(batch, has_kernel=has_kernel, native_only=extended)
+    radius = None if magnitude is None else magnitude.radius
+    operation = Operation(angle, geometry, eps, name, False, center, magnitude)
     if name == "plain":
-        return sphere_conv(batch, weight, k, affine, Operation(angle, geometry, eps))
+        return sphere_conv(batch, weight, k, affine, operation, radius)
     if name == "compiled":
         # The class instead of the object, so that layers with the same g share a compilation.
-        operation = Operation(type(angle), geometry, eps)  # type: ignore[arg-type]
-        return compiled_or_plain(sphere_conv, batch, weight, k, affine, operation)
+        operation = operation._replace(angle=type(angle))  # type: ignore[arg-type]
+        return compiled_or_plain(sphere_conv, batch, weight, k, affine, operation, radius)
     bias, beta, gamma = affine
     has_affine = not (bias is None and beta is None and gamma is None)
     if has_affine:
         bias, beta, gamma = (per_filter(value, weight) for value in affine)
-    arguments = (batch, weight, k, bias, beta, gamma)
+    arguments = (batch, weight, k, bias, beta, gamma, radius)
     learns = torch.is_grad_enabled() and (
         batch.requires_grad
         or weight.requires_grad
         or any(isinstance(value, Tensor) and value.requires_grad for value in arguments[2:])
     )
     # The cosine cannot be recovered from the output in these cases, see kernels/sphere_conv.py.
-    save_cosine = learns and (has_affine or (batch.element_size() < 4 and not angle.is_identity))
-    operation = Operation(angle, geometry, eps, name, save_cosine)
+    if learns and (has_affine or magnitude is not None or (batch.element_size() < 4 and not angle.is_identity)):
+        operation = operation._replace(save_cosine=True)
     if learns:
         out: Tensor = SphereConvFunction.apply(*arguments, operation)  # type: ignore[no-untyped-call]
         return out
-    run = forward
+    unit_weight = cached_unit_weight(weight, eps, batch.dtype, center is not None) if name == "native" else None
     if needs_operators(batch, weight):
         from spherenet.kernels import operators
 
-        run = operators.forward
-    unit_weight = cached_unit_weight(weight, eps, batch.dtype) if name == "native" else None
-    return run(*arguments, operation, unit_weight)[0]  # type: ignore[arg-type]
+        return operators.forward(*arguments[:6], operation, unit_weight)[0]  # type: ignore[arg-type]
+    return forward(*arguments[:6], operation, unit_weight, radius)[0]  # type: ignore[arg-type]
+
+
+def require_center(center: str | None, kernel_entries: int | None) -> str | None:
+    """Return the argument `center` if it is allowed for kernels of this size; None for a size that is not known."""
+    if center is None:
+        return None
+    require_one_of("center", center, (None, *CENTERS))
+    if kernel_entries == 1:
+        raise ValueError(f"center must be None for kernels with a single entry, which is its own mean, got {center!r}.")
+    return center
 
 
 def _geometry(

@@ -247,3 +247,17 @@ def test_new_architecture_needs_one_registry_entry(monkeypatch):
     model = sn.create_model("pooled", num_classes=3, operator="sigmoid", loss="w-cosine")
     assert model(torch.randn(2, 3, 16, 16)).shape == (2, 3)
     assert model.features.unit[0].kernel_size == (5, 5)
+
+
+@pytest.mark.parametrize("name", ["cnn-3", "resnet-32"])
+def test_feature_batch_norm_normalizes_the_features(name):
+    model = sn.create_model(name, loss="a", feature_batch_norm=True, **SMALL[name])
+    features = model.features(torch.randn(8, 3, 32, 32))
+    assert features.mean(0).abs().max() < 1e-4
+    assert features.var(0, unbiased=False).mean().item() == pytest.approx(1, abs=0.05)
+    assert model.config["feature_batch_norm"] is True
+    loss, scores = model(torch.randn(8, 3, 32, 32), torch.arange(8))
+    loss.backward()
+    assert scores.shape == (8, 10)
+    again = sn.create_model(**model.config)
+    assert again.state_dict().keys() == model.state_dict().keys()

@@ -5,8 +5,11 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 
+from spherenet.data import load_dataset
 from spherenet.training import TrainConfig
+from spherenet.training.build import build_model, lambda_setter
 from spherenet.training.config import RENAMED
 from training_problem import config
 
@@ -83,3 +86,38 @@ def test_committed_results_can_be_loaded():
         saved = json.loads(path.read_text())["train"]
         loaded = TrainConfig.from_dict(saved).as_dict()
         assert all(loaded[RENAMED.get(name, name)] == value for name, value in saved.items()), path
+
+
+def test_margin_options_reach_the_loss_and_the_model():
+    dataset = load_dataset("mnist5k")
+    options = {"scale": "norm", "margin_gradient": "full", "feature_penalty": 0.01, "feature_norm": 20.0}
+    margins = TrainConfig(
+        loss="ga-linear", m=1.3, margin_form="r1", widths=[2, 2, 2], feature_batch_norm=True, **options
+    )
+    model = build_model(margins, dataset)
+    assert {name: getattr(model.criterion, name) for name in options} == options
+    assert (model.criterion.m, model.criterion.form) == (1.3, "r1")
+    assert isinstance(model.features[-1], torch.nn.BatchNorm1d)
+    assert TrainConfig.from_dict(margins.as_dict()) == margins
+
+
+@pytest.mark.parametrize(
+    ("options", "annealed"),
+    [
+        ({}, False),
+        ({"margin_gradient": "full"}, True),
+        ({"margin_gradient": "full", "annealing": False}, False),
+        ({"annealing": True}, True),
+    ],
+)
+def test_annealing_is_the_default_of_the_full_margin_gradient_only(options, annealed):
+    margins = TrainConfig(loss="ga-linear", widths=[2, 2, 2], **options)
+    model = build_model(margins, load_dataset("mnist5k"))
+    lambda_setter(margins, model)
+    assert (model.criterion.annealing is not None) == annealed
+
+
+def test_mode_of_kept_norms_is_checked():
+    assert TrainConfig().keep_norms_mode == "renormalize"
+    with pytest.raises(ValueError, match="keep_norms_mode must be one of renormalize, project, got 'sphere'"):
+        TrainConfig(keep_norms_mode="sphere")

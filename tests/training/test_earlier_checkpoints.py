@@ -1,6 +1,7 @@
 """Runs of earlier versions can be loaded and resumed: a counter of the margin loss, earlier names of options."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 import spherenet as sn
 from command_line import TINY, spherenet
 from spherenet.errors import CheckpointError
+from spherenet.experiments import find_experiment
 from spherenet.runs import Checkpoint, RunDirectory
 from spherenet.training.saved_runs import config_of, load_run
 from spherenet.training.state import load_model_tensors
@@ -15,9 +17,15 @@ from spherenet.training.state import load_model_tensors
 
 @pytest.fixture
 def earlier_run(tmp_path):
-    """Return a run of GA-Softmax whose checkpoints have the counter."""
+    """Return a run of GA-Softmax with the model description of earlier versions, whose checkpoints have the counter."""
     path = tmp_path / "run"
     assert spherenet("train", *TINY, "--loss", "ga-linear", "--output", path) == 0
+    description = json.loads((path / "config.json").read_text())
+    del description["model"]["feature_batch_norm"]
+    for name in ("scale", "margin_gradient", "margin_form", "feature_penalty", "feature_norm", "feature_batch_norm"):
+        del description["train"][name]
+    description["train"]["annealing"] = True
+    (path / "config.json").write_text(json.dumps(description))
     store = RunDirectory.open(path).checkpoints
     for name in ("step", "best"):
         checkpoint, _ = store.newest(name)
@@ -33,6 +41,20 @@ def test_model_is_loaded(earlier_run, checkpoint):
     model = load_run(earlier_run, checkpoint).model
     assert "criterion.iteration" not in model.state_dict()
     assert model.criterion.current_lambda == 5
+    assert (model.criterion.m, model.criterion.scale, model.criterion.margin_gradient) == (4, "norm", "full")
+
+
+def test_configuration_has_the_margin_of_the_paper(earlier_run):
+    config = config_of(RunDirectory.open(earlier_run))
+    assert (config.m, config.scale, config.margin_gradient, config.annealing) == (4, "norm", "full", True)
+
+
+def test_committed_runs_are_those_of_the_experiments():
+    folder = Path(__file__).parents[2] / "results" / "cpu" / "table1"
+    for cell in find_experiment("table1").cells("cpu"):
+        config = config_of(RunDirectory.open(folder / cell.name / "seed-0"))
+        for name in ("loss", "m", "s", "scale", "margin_gradient", "margin_form", "annealing", "feature_penalty"):
+            assert getattr(config, name) == getattr(cell.config, name), (cell.name, name)
 
 
 def test_run_is_resumed(earlier_run):

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from spherenet.data.splits import Progress
 from spherenet.errors import DataError
-from spherenet.files import sync
+from spherenet.files import sync, user_cache
 
 __all__ = ["data_folder", "download", "read_members"]
 
@@ -42,7 +42,7 @@ def data_folder(data_dir: str | os.PathLike[str] | None = None) -> Path:
     folder = data_dir if data_dir is not None else os.environ.get("SPHERENET_DATA") or None
     if folder is not None:
         return Path(folder).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "spherenet", "data").expanduser()
+    return user_cache("data")
 
 
 class _Member(NamedTuple):

@@ -30,6 +30,7 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from spherenet.files import use_private_compiler_cache
 from spherenet.kernels import native
 from spherenet.validation import require_one_of
 
@@ -103,19 +104,24 @@ def current_backend() -> str:
     return _local_backend.get() or _global_backend
 
 
-def implementation(x: Tensor, *, has_kernel: bool = True) -> str:
+def implementation(x: Tensor, *, has_kernel: bool = True, native_only: bool = False) -> str:
     """Return the name of the implementation for an input: "native", "triton", "compiled" or "plain".
 
     Args:
         x: Input of the layer.
         has_kernel: Whether there is a kernel for the layer's angle function.
+        native_only: Whether only the native kernels support the layer: centered layers and magnitude functions. For
+            dispatch modes and tensor subclasses the plain formula is used, which consists of torch's own operators.
     """
     if torch.compiler.is_compiling():  # the compiler cannot read a context variable
         return "plain"
     name = _local_backend.get() or _global_backend
     if not has_kernel or name == "reference" or x.numel() == 0 or is_traced(x) or forward_ad._current_level >= 0:
         return "plain"
-    return _of_device(x.device.type) if name == "auto" else name
+    name = _of_device(x.device.type) if name == "auto" else name
+    if native_only and (name == "triton" or needs_operators(x)):
+        return "plain"
+    return name
 
 
 @lru_cache(maxsize=16)
@@ -140,7 +146,10 @@ def kernels_of(name: str) -> ModuleType:
 
     Both have the functions `unit_weight`, `unit_weight_backward`, `forward`, `backward` and `correct`.
     """
-    return native if name == "native" else importlib.import_module("spherenet.kernels.triton")
+    if name == "native":
+        return native
+    use_private_compiler_cache()
+    return importlib.import_module("spherenet.kernels.triton")
 
 
 @lru_cache(maxsize=1)
@@ -230,16 +239,17 @@ def compiled_or_plain(formula: Callable[..., Tensor], *arguments: Any) -> Tensor
     """Return formula(*arguments), compiled if that is possible for arguments like these.
 
     The formula is compiled once per signature, and once more when the batch size changes. If the compilation fails (no
-    compiler, an unsupported device), calls with this signature use the formula itself, and a warning is logged. Errors
-    of the computation, such as running out of memory, propagate. Arguments other than tensors are constants for the
-    compiler and must be hashable.
+    compiler, no private folder for its cache, an unsupported device), calls with this signature use the formula itself,
+    and a warning is logged. Errors of the computation, such as running out of memory, propagate. Arguments other than
+    tensors are constants for the compiler and must be hashable.
     """
     key = (formula, *(_signature(value) for value in arguments))
     if key in _failed:
         return formula(*arguments)
-    if key not in _compiled:
-        _compiled[key] = torch.compile(_copy(formula), fullgraph=True)
     try:
+        if key not in _compiled:
+            use_private_compiler_cache()
+            _compiled[key] = torch.compile(_copy(formula), fullgraph=True)
         return _compiled[key](*arguments)
     except Exception as error:
         if not _is_compile_error(error):
@@ -271,4 +281,4 @@ def _is_compile_error(error: Exception) -> bool:
     from torch._dynamo.exc import TorchDynamoException
     from torch._inductor.exc import InductorError
 
-    return isinstance(error, (TorchDynamoException, InductorError))
+    return isinstance(error, (OSError, TorchDynamoException, InductorError))

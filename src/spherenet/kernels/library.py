@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 __all__ = ["AngleStruct", "BackwardStruct", "CellStruct", "GeometryStruct", "available", "instruction_set", "load"]
 
-INTERFACE_VERSION = 1
+INTERFACE_VERSION = 2
 """Version of csrc/api.h that this module was written for."""
 
 PATH = Path(__file__).with_name("_native.dll" if sys.platform == "win32" else "_native.so")
@@ -36,18 +36,27 @@ class GeometryStruct(ctypes.Structure):
 
 
 class AngleStruct(ctypes.Structure):
-    """An angle function and the affine map after it."""
+    """An angle function, a magnitude function and the affine map after them."""
 
-    _fields_ = [("type", c_int32), ("parameter_count", c_int32)] + [
-        (name, c_void_p) for name in ("parameters", "bias", "scale", "shift")
+    _fields_ = [
+        ("type", c_int32),
+        ("parameter_count", c_int32),
+        *((name, c_void_p) for name in ("parameters", "bias", "scale", "shift")),
+        ("magnitude", c_int32),
+        ("radius_count", c_int32),
+        ("radius", c_void_p),
+        ("alpha", c_double),
+        ("beta", c_double),
     ]
 
 
 class BackwardStruct(ctypes.Structure):
     """Pointers of a backward pass."""
 
-    _fields_ = [(name, c_void_p) for name in ("grad", "saved", "inverse_norm", "grad_product", "spread", "sums")] + [
-        ("saved_is_cosine", c_int32)
+    _fields_ = [
+        *((name, c_void_p) for name in ("grad", "saved", "inverse_norm", "mean", "grad_product")),
+        *((name, c_void_p) for name in ("spread", "mean_spread", "sums")),
+        ("saved_is_cosine", c_int32),
     ]
 
 
@@ -65,15 +74,15 @@ class _KernelTable(ctypes.Structure):
     _fields_ = [
         (
             "unit_weight",
-            _function(c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_double, c_int32, c_int32, c_int32),
+            _function(*[c_void_p] * 3, c_int64, c_int64, c_double, *[c_int32] * 4),
         ),
         (
             "unit_weight_backward",
-            _function(c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int32, c_int32, c_int32),
+            _function(*[c_void_p] * 4, c_int64, c_int64, *[c_int32] * 4),
         ),
-        ("forward", _function(*[c_void_p] * 6, c_double, c_int32, c_int32)),
+        ("forward", _function(*[c_void_p] * 7, c_double, c_int32, c_int32)),
         ("backward", _function(*[c_void_p] * 3, c_int32, c_int32)),
-        ("correct", _function(*[c_void_p] * 4, c_int32, c_int32)),
+        ("correct", _function(*[c_void_p] * 5, c_int32, c_int32)),
         ("cell_forward", _function(*[c_void_p] * 7, c_int32, c_int32)),
         ("cell_backward", _function(*[c_void_p] * 10, c_int32, c_int32)),
         ("checksum", _function(c_void_p, c_int64, result=c_uint64)),

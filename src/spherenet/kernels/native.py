@@ -24,6 +24,7 @@ from spherenet.kernels.library import (
     instruction_set,
     load,
 )
+from spherenet.magnitudes import Magnitude
 from spherenet.ops.geometry import Geometry
 from spherenet.ops.norms import working_dtype
 from spherenet.ops.sphere_conv import Affine, Operation
@@ -31,7 +32,7 @@ from spherenet.ops.sphere_conv import Affine, Operation
 __all__ = ["available", "backward", "cell_backward", "cell_forward", "checksum", "correct", "forward",
            "instruction_set", "is_rows", "release_scratch", "unit_weight", "unit_weight_backward"]  # fmt: skip
 
-_ANGLES = {"cosine": 0, "linear": 1, "sigmoid": 2}
+_ANGLES = {"cosine": 0, "linear": 1, "sigmoid": 2, "square-cosine": 3}
 """Numbers of the angle functions in csrc/api.h, by `AngleFunction.kernel_id`."""
 
 _TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
@@ -110,24 +111,54 @@ def _plan(
 
 
 class _AngleArguments:
-    """An angle function and its affine map as the library takes them; keeps the tensors alive."""
+    """Angle and magnitude function and affine map as the library takes them; keeps the tensors alive."""
 
-    def __init__(self, kernel_id: str, k: Tensor | float | None, affine: Affine | None, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        kernel_id: str,
+        k: Tensor | float | None,
+        affine: Affine | None,
+        dtype: torch.dtype,
+        magnitude: Magnitude | None = None,
+        radius: Tensor | float | None = None,
+    ) -> None:
         k = torch.tensor([k], dtype=dtype) if isinstance(k, float) else k
-        values: tuple[Any, ...] = (k, *(affine or Affine()))
+        radius = torch.tensor([radius], dtype=dtype) if isinstance(radius, float) else radius
+        values: tuple[Any, ...] = (k, *(affine or Affine()), radius)
         self.tensors = [
             value
             if value is None or (value.dtype == dtype and value.is_contiguous())
             else value.detach().to(dtype).contiguous()
             for value in values
         ]
-        struct = AngleStruct(_ANGLES[kernel_id], 0 if k is None else k.numel(), *map(_pointer, self.tensors))
+        *pointers, radius_pointer = map(_pointer, self.tensors)
+        struct = AngleStruct(_ANGLES[kernel_id], 0 if k is None else k.numel(), *pointers)
+        if magnitude is not None:
+            struct.magnitude, struct.radius, struct.radius_count = (
+                magnitude.kernel_id,
+                radius_pointer,
+                0 if radius is None else radius.numel(),
+            )
+            struct.alpha, struct.beta = magnitude.alpha, magnitude.beta
         self.struct = ctypes.byref(struct)
 
 
 @lru_cache(maxsize=256)
 def _constant_angle(kernel_id: str, k: float | None, dtype: torch.dtype) -> _AngleArguments:
     return _AngleArguments(kernel_id, k, None, dtype)
+
+
+def _angle_arguments(
+    operation: Operation,
+    k: Tensor | float | None,
+    affine: Affine | None,
+    radius: Tensor | float | None,
+    dtype: torch.dtype,
+) -> _AngleArguments:
+    kernel_id: Any = operation.angle.kernel_id
+    if affine is None and not isinstance(k, Tensor) and operation.magnitude is None:
+        return _constant_angle(kernel_id, k, dtype)
+    return _AngleArguments(kernel_id, k, affine, dtype, operation.magnitude, radius)
 
 
 # --- scratch memory ----------------------------------------------------------------------------------------------
@@ -160,8 +191,8 @@ def _scratch_like(x: Tensor) -> Tensor:
 # --- the five functions of an implementation -------------------------------------------------------------------
 
 
-def unit_weight(weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return weight/‖w‖ per filter in `dtype`, and 1/‖w‖ [filters]."""
+def unit_weight(weight: Tensor, eps: float, dtype: torch.dtype, centered: bool = False) -> tuple[Tensor, Tensor]:
+    """Return weight/‖w‖ per filter in `dtype`, and 1/‖w‖ [filters]; centered removes the mean of each kernel first."""
     if _layout(weight.shape, weight.stride()) == "other":
         weight = weight.contiguous()
     # The strides themselves, not a memory format: autograd expects gradients with the strides of the weight.
@@ -175,6 +206,7 @@ def unit_weight(weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor,
         filters,
         weight.numel() // max(filters, 1),
         eps,
+        centered,
         _TYPES[weight.dtype],
         _TYPES[dtype],
         torch.get_num_threads(),
@@ -182,7 +214,9 @@ def unit_weight(weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor,
     return unit, scale
 
 
-def unit_weight_backward(grad_unit: Tensor, unit: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+def unit_weight_backward(
+    grad_unit: Tensor, unit: Tensor, scale: Tensor, dtype: torch.dtype, centered: bool = False
+) -> Tensor:
     """Return the gradient of the weight in `dtype` from that of the unit weight: (I − uuᵀ)·grad/‖w‖."""
     if grad_unit.stride() != unit.stride():
         grad_unit = _dense_like(grad_unit, unit)
@@ -195,6 +229,7 @@ def unit_weight_backward(grad_unit: Tensor, unit: Tensor, scale: Tensor, dtype: 
         grad_weight.data_ptr(),
         filters,
         unit.numel() // max(filters, 1),
+        centered,
         _TYPES[dtype],
         _TYPES[unit.dtype],
         torch.get_num_threads(),
@@ -203,14 +238,19 @@ def unit_weight_backward(grad_unit: Tensor, unit: Tensor, scale: Tensor, dtype: 
 
 
 def forward(
-    product: Tensor, x: Tensor, operation: Operation, k: Tensor | float | None, affine: Affine | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
+    product: Tensor,
+    x: Tensor,
+    operation: Operation,
+    k: Tensor | float | None,
+    affine: Affine | None,
+    radius: Tensor | float | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Convert the output of the convolution to that of the layer, in place.
 
     Returns:
-        The output, 1/‖patch‖ [N, groups, *out], and the cosines or None.
+        The output, 1/‖patch‖ [N, groups, *out], the cosines or None, and the means of centered patches or None.
     """
-    angle, geometry, eps, _, save_cosine = operation
+    geometry = operation.geometry
     x_layout, layout = _layout(x.shape, x.stride()), _layout(product.shape, product.stride())
     if layout == "other":
         product, layout = product.contiguous(), "planes"
@@ -220,23 +260,22 @@ def forward(
     dtype = x.dtype
     work = _WORK[dtype]
     inverse_norm = torch.empty_strided(*plan.out_map, dtype=work)
-    cosine = torch.empty_like(product, dtype=work) if save_cosine else None
-    if affine is None and not isinstance(k, Tensor):
-        arguments = _constant_angle(angle.kernel_id, k, work)
-    else:
-        arguments = _AngleArguments(angle.kernel_id, k, affine, work)  # type: ignore[arg-type]
+    cosine = torch.empty_like(product, dtype=work) if operation.save_cosine else None
+    mean = torch.empty_strided(*plan.out_map, dtype=work) if operation.center == "patch" else None
+    arguments = _angle_arguments(operation, k, affine, radius, work)
     load().forward(
         plan.struct,
         arguments.struct,
         x.data_ptr(),
         product.data_ptr(),
         inverse_norm.data_ptr(),
+        None if mean is None else mean.data_ptr(),
         None if cosine is None else cosine.data_ptr(),
-        eps,
+        operation.eps,
         _TYPES[dtype],
         torch.get_num_threads(),
     )
-    return product, inverse_norm, cosine
+    return product, inverse_norm, cosine, mean
 
 
 def backward(
@@ -250,8 +289,10 @@ def backward(
     needs_x: bool,
     needs_k: bool,
     needs_affine: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return the gradient of the convolution's output, a correction for that of x, and three sums per filter.
+    mean: Tensor | None = None,
+    radius: Tensor | float | None = None,
+) -> tuple[Tensor, Any, Tensor | None]:
+    """Return the gradient of the convolution's output, a correction for that of x, and four sums per filter.
 
     The first result is in memory that the next call in the same thread overwrites.
 
@@ -264,8 +305,10 @@ def backward(
         k: Parameter of g.
         affine: The affine map after g.
         needs_x: Whether the correction is needed.
-        needs_k: Whether the sum of grad·∂g/∂k is needed.
-        needs_affine: Whether the sums of grad and grad·g are needed.
+        needs_k: Whether the sum of grad·h·∂g/∂k, or of grad·g·∂h/∂ρ, is needed.
+        needs_affine: Whether the sums of grad and grad·h·g are needed.
+        mean: Means of centered patches as `forward` returned them.
+        radius: Radius of h.
     """
     layout = _layout(saved.shape, saved.stride())
     if layout == "other":
@@ -278,27 +321,27 @@ def backward(
     work = inverse_norm.dtype
     grad_product = _scratch_like(grad)
     spread = torch.empty_strided(*plan.x_map, dtype=work) if needs_x else None
-    sums = torch.empty(3, saved.shape[1], dtype=work) if needs_k or needs_affine else None
-    kernel_id = operation.angle.kernel_id
-    if affine is None and not isinstance(k, Tensor):
-        arguments = _constant_angle(kernel_id, k, work)
-    else:
-        arguments = _AngleArguments(kernel_id, k, affine, work)  # type: ignore[arg-type]
+    mean_spread = torch.empty_strided(*plan.x_map, dtype=work) if needs_x and mean is not None else None
+    sums = torch.empty(4, saved.shape[1], dtype=work) if needs_k or needs_affine else None
+    arguments = _angle_arguments(operation, k, affine, radius, work)
     pointers = BackwardStruct(
         grad.data_ptr(),
         saved.data_ptr(),
         inverse_norm.data_ptr(),
+        None if mean is None else mean.data_ptr(),
         grad_product.data_ptr(),
         None if spread is None else spread.data_ptr(),
+        None if mean_spread is None else mean_spread.data_ptr(),
         None if sums is None else sums.data_ptr(),
         operation.save_cosine,
     )
     load().backward(plan.struct, arguments.struct, ctypes.byref(pointers), _TYPES[grad.dtype], torch.get_num_threads())
-    return grad_product, spread, sums
+    return grad_product, None if spread is None else (spread, mean_spread), sums
 
 
-def correct(grad_x: Tensor, x: Tensor, spread: Tensor, groups: int) -> Tensor:
-    """Return grad_x − x·spread, in place: the contribution of the patch norms to the gradient of x."""
+def correct(grad_x: Tensor, x: Tensor, correction: tuple[Tensor, Tensor | None], groups: int) -> Tensor:
+    """Return grad_x − x·spread + mean_spread, in place: the contribution of the patch norms to the gradient of x."""
+    spread, mean_spread = correction
     layout = _layout(x.shape, x.stride())
     if groups > 1 and spread.dim() > 2:  # the map has the layout of the output; without groups it has none
         expected = _layout(spread.shape, spread.stride())
@@ -315,6 +358,7 @@ def correct(grad_x: Tensor, x: Tensor, spread: Tensor, groups: int) -> Tensor:
         grad_x.data_ptr(),
         x.data_ptr(),
         spread.data_ptr(),
+        None if mean_spread is None else mean_spread.data_ptr(),
         _TYPES[x.dtype],
         torch.get_num_threads(),
     )

@@ -112,7 +112,7 @@ def _forward(x: Tensor, weight: Tensor, k: Any, bias: Any, beta: Any, gamma: Any
     out, saved = sphere_conv.forward(x, weight, k, bias, beta, gamma, operation, unit_weight)
     # An operator may not return its inputs and always returns tensors; absent results are empty.
     unit = saved.unit_weight if unit_weight is None else None
-    return out, *(x.new_empty(0) if value is None else value for value in (unit, *saved[1:]))
+    return out, *(x.new_empty(0) if value is None else value for value in (unit, *saved[1:4]))
 
 
 def _fake_forward(
@@ -141,8 +141,9 @@ def _backward(
     affine = None if bias is None and beta is None and gamma is None else Affine(bias, beta, gamma)
     saved = Saved(unit_weight, scale, inverse_norm, saved_map)
     k = constant_k if k is None else k
+    needs = (*needs, False)  # operators have no radius
     gradients = sphere_conv.backward(grad, x, k, affine, saved, saved_map, operation, weight_dtype, needs)
-    return tuple(x.new_empty(0) if gradient is None else gradient for gradient in gradients)
+    return tuple(x.new_empty(0) if gradient is None else gradient for gradient in gradients[:6])
 
 
 def _fake_backward(
@@ -175,7 +176,7 @@ class _OperatorFunction(torch.autograd.Function):
             outputs: tuple[Tensor, ...] = forward_operator(*inputs)
         out, unit, *rest = outputs
         saved = Saved(unit if unit_weight is None else unit_weight, *rest)
-        arguments = (x, weight, constant_k if k is None else k, bias, beta, gamma, operation)
+        arguments = (x, weight, constant_k if k is None else k, bias, beta, gamma, None, operation)
         SphereConvFunction.forward(ctx, *arguments, results=(out, saved))
         ctx.mark_non_differentiable(*outputs[1:])
         return outputs

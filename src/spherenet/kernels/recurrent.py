@@ -41,6 +41,8 @@ def fused_recurrence(
     angle = getattr(layer, "angle", None)
     if not isinstance(angle, AngleFunction) or angle.kernel_id is None or _has_hooks(layer):
         return None
+    if layer.center is not None or layer.magnitude is not None:
+        return None
     tensors = (from_input, *state, layer.weight)
     one_dtype = all(value.dtype == from_input.dtype for value in tensors) and from_input.element_size() >= 4
     if from_input.dim() != 3 or not one_dtype or autocast_is_on(from_input) or needs_operators(*tensors):
@@ -94,7 +96,7 @@ class _Recurrence(torch.autograd.Function):
         norms = []
         for step in range(length):
             product = torch.mm(states[step], transposed, out=from_state[step])
-            _, inverse_norm, cosine = native.forward(product, states[step], operation, k, affine)
+            _, inverse_norm, cosine, _ = native.forward(product, states[step], operation, k, affine)
             norms.append(inverse_norm)
             cosines.append(cosine)
             before, after = (states[step], None) if memory is None else (memory[step], memory[step + 1])
@@ -155,7 +157,7 @@ class _Recurrence(torch.autograd.Function):
                 states[:-1].flatten(0, 1), operation, k, affine, False, True, True,
             )  # fmt: skip
             assert sums is not None
-            of_parameters = parameter_gradients(sums, needs, k, affine or Affine())
+            of_parameters = parameter_gradients(sums, needs, k, affine or Affine())[:4]
         return (grad_gates, carried, None if is_gru else memory_grad, grad_weight, *of_parameters, None)
 
 

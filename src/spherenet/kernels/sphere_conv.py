@@ -3,13 +3,15 @@
 For backward a layer saves its input and weight like a convolution, the map of 1/‖patch‖, and its own output, which
 takes no additional memory if the next layer saves its input (BatchNorm does). The cosine is recovered from the output:
 
-    forward    c = P·r,  out = β·(g(c) + b) + γ                 P the convolution's output, r = 1/‖patch‖
-    backward   D = ∂L/∂P = grad·β·g'(c)·r,  s = r²·Σ grad·β·g'(c)·c over the filters of a group
-               gx = convᵀ(D) − x·m,  m the transposed window sum of s
+    forward    c = P·r,  out = β·(h·g(c) + b) + γ               P the convolution's output, r = 1/‖patch‖, h = h(1/r)
+    backward   D = ∂L/∂P = grad·β·h·g'(c)·r,  s = r·Σ grad·β·(r·h·g'(c)·c − h'·g(c)) over the filters of a group
+               gx = convᵀ(D) − x·m + n,  m and n the transposed window sums of s and of s·mean(patch)
 
-There are three cases in which the cosine cannot be recovered. In half precision (unless g = cos) and with an affine
-map, the cosines are saved in float32. If the next layer changes the output in place (an in-place ReLU), backward
-detects it and convolves again. For double backward, autograd differentiates the plain formula.
+h = 1 unless the layer has a magnitude function (Eq. 15), and n = 0 unless its patches are centered (Eq. 14).
+
+There are three cases in which the cosine cannot be recovered. In half precision (unless g = cos), with an affine map or
+a magnitude function, the cosines are saved in float32. If the next layer changes the output in place (an in-place
+ReLU), backward detects it and convolves again. For double backward, autograd differentiates the plain formula.
 
 A weight of two dimensions [out, in] makes the same functions a fully connected layer on rows [N, in].
 `kernels/operators.py` registers them with torch.
@@ -52,17 +54,17 @@ class _CacheEntry(NamedTuple):
 _unit_weights: dict[int, _CacheEntry] = {}
 
 
-def cached_unit_weight(weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+def cached_unit_weight(weight: Tensor, eps: float, dtype: torch.dtype, centered: bool) -> Tensor:
     """Return weight/‖w‖ per filter in `dtype` for inference, from the last call if the weight has not changed.
 
     `weight.data.copy_(…)` does not advance the version counter of autograd. Therefore the result is reused only if a
     checksum of the weight's memory is the same, which takes a fraction of the time of normalizing the weight again.
     """
-    key = (native.checksum(weight), weight.data_ptr(), weight.shape, weight.stride(), eps, dtype)
+    key = (native.checksum(weight), weight.data_ptr(), weight.shape, weight.stride(), eps, dtype, centered)
     entry = _unit_weights.get(id(weight))
     if entry is not None and entry.weight() is weight and entry.key == key:
         return entry.unit
-    unit = native.unit_weight(weight, eps, dtype)[0]
+    unit = native.unit_weight(weight, eps, dtype, centered)[0]
     if not unit.is_inference():  # such a tensor cannot be used outside of inference mode
         address = id(weight)
         reference = weakref.ref(weight, lambda _: _unit_weights.pop(address, None))
@@ -84,6 +86,8 @@ class Saved(NamedTuple):
     scale: Tensor | None
     inverse_norm: Tensor
     cosine: Tensor | None
+    mean: Tensor | None = None
+    """Means of the patches if they are centered."""
 
 
 def forward(
@@ -95,6 +99,7 @@ def forward(
     gamma: Tensor | None,
     operation: Operation,
     unit_weight: Tensor | None = None,
+    radius: K = None,
 ) -> tuple[Tensor, Saved]:
     """Return the output and what backward needs.
 
@@ -107,15 +112,16 @@ def forward(
         gamma: One number per filter.
         operation: What the layer computes.
         unit_weight: weight/‖w‖ if it is known, in inference.
+        radius: Radius of the magnitude function, a number or a tensor with one element or one per filter.
     """
     kernels = kernels_of(operation.implementation)
     affine = None if bias is None and beta is None and gamma is None else Affine(bias, beta, gamma)
     scale = None
     if unit_weight is None:
-        unit_weight, scale = kernels.unit_weight(weight, operation.eps, x.dtype)
+        unit_weight, scale = kernels.unit_weight(weight, operation.eps, x.dtype, operation.center is not None)
     product = convolve(x, unit_weight, operation.geometry)
-    out, inverse_norm, cosine = kernels.forward(product, x, operation, k, affine)
-    return out, Saved(unit_weight, scale, inverse_norm, cosine)
+    out, *maps = kernels.forward(product, x, operation, k, affine, radius)
+    return out, Saved(unit_weight, scale, *maps)
 
 
 def backward(
@@ -128,8 +134,9 @@ def backward(
     operation: Operation,
     weight_dtype: torch.dtype,
     needs: Sequence[bool],
+    radius: K = None,
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients of x, weight, k, bias, beta and gamma, None for those that are not needed.
+    """Return the gradients of x, weight, k, bias, beta, gamma and radius, None for those that are not needed.
 
     Args:
         grad: Gradient of the output.
@@ -140,44 +147,55 @@ def backward(
         saved_map: The cosines if operation.save_cosine, otherwise the output.
         operation: What the layer computes.
         weight_dtype: Dtype of the weight.
-        needs: Whether each of the six gradients is needed.
+        needs: Whether each of the seven gradients is needed.
+        radius: Radius of the magnitude function.
     """
     kernels = kernels_of(operation.implementation)
     geometry = operation.geometry
-    unit_weight, scale, inverse_norm, _ = saved
-    needs_x, needs_weight, needs_k, *needs_affine = needs
-    grad_product, spread, sums = kernels.backward(
-        grad, saved_map, inverse_norm, x, operation, k, affine, needs_x, needs_k, any(needs_affine)
-    )
+    unit_weight, scale, inverse_norm, _, mean = saved
+    needs_x, needs_weight, needs_k, *needs_affine, needs_radius = needs
+    grad_product, correction, sums = kernels.backward(
+        grad, saved_map, inverse_norm, x, operation, k, affine, needs_x, needs_k or needs_radius, any(needs_affine),
+        mean, radius,
+    )  # fmt: skip
     grad_x, grad_unit = convolve_backward(grad_product, x, unit_weight, geometry, needs_x, needs_weight)
     if needs_x:
-        grad_x = kernels.correct(grad_x, x, spread, geometry.groups)
+        grad_x = kernels.correct(grad_x, x, correction, geometry.groups)
     grad_weight = None
     if needs_weight:
-        grad_weight = kernels.unit_weight_backward(grad_unit, unit_weight, scale, weight_dtype)
+        centered = operation.center is not None
+        grad_weight = kernels.unit_weight_backward(grad_unit, unit_weight, scale, weight_dtype, centered)
     if sums is None:
-        return grad_x, grad_weight, None, None, None, None
-    return grad_x, grad_weight, *parameter_gradients(sums, needs, k, affine or Affine())
+        return grad_x, grad_weight, None, None, None, None, None
+    return grad_x, grad_weight, *parameter_gradients(sums, needs, k, affine or Affine(), radius)
 
 
 def parameter_gradients(
-    sums: Tensor, needs: Sequence[bool], k: K, affine: Affine
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """Return the gradients of k, bias, beta and gamma from Σ grad, Σ grad·g and Σ grad·∂g/∂k of each filter."""
+    sums: Tensor, needs: Sequence[bool], k: K, affine: Affine, radius: K = None
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of k, bias, beta, gamma and radius from four sums per filter.
+
+    The sums are Σ grad, Σ grad·h·g, Σ grad·h·∂g/∂k and Σ grad·g·∂h/∂ρ; the last is absent without a radius.
+    """
     bias, beta, gamma = affine
-    grad_k = grad_bias = grad_beta = grad_gamma = None
-    if needs[2] and isinstance(k, Tensor):
-        grad_k = sums[2] if beta is None else sums[2] * beta
-        if k.numel() == 1:
-            grad_k = grad_k.sum().reshape(k.shape)
-        grad_k = grad_k.to(k.dtype)
+    grad_bias = grad_beta = grad_gamma = None
+    by_parameter: list[Tensor | None] = []
+    for row, need, parameter in ((2, needs[2], k), (3, len(needs) > 6 and needs[6], radius)):
+        gradient = None
+        if need and isinstance(parameter, Tensor):
+            gradient = sums[row] if beta is None else sums[row] * beta
+            if parameter.numel() == 1:
+                gradient = gradient.sum().reshape(parameter.shape)
+            gradient = gradient.to(parameter.dtype)
+        by_parameter.append(gradient)
     if needs[3] and bias is not None:
         grad_bias = (sums[0] if beta is None else sums[0] * beta).to(bias.dtype)
     if needs[4] and isinstance(beta, Tensor):
         grad_beta = (sums[1] if bias is None else sums[1] + sums[0] * bias).to(beta.dtype)
     if needs[5] and isinstance(gamma, Tensor):
         grad_gamma = sums[0].to(gamma.dtype)
-    return grad_k, grad_bias, grad_beta, grad_gamma
+    grad_k, grad_radius = by_parameter
+    return grad_k, grad_bias, grad_beta, grad_gamma, grad_radius
 
 
 class SphereConvFunction(torch.autograd.Function):
@@ -189,53 +207,56 @@ class SphereConvFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any, results: tuple[Tensor, Saved] | None = None) -> Tensor:
-        """Return the output; inputs are x, weight, k, bias, beta, gamma and the operation.
+        """Return the output; inputs are x, weight, k, bias, beta, gamma, radius and the operation.
 
         `results` are those of `forward` if the caller has computed them.
         """
-        x, weight, k, bias, beta, gamma, operation = inputs
+        x, weight, k, bias, beta, gamma, radius, operation = inputs
         if results is not None:
             out, saved = results
         elif needs_operators(x, weight):
             from spherenet.kernels import operators
 
-            out, saved = operators.forward(*inputs)
+            out, saved = operators.forward(x, weight, k, bias, beta, gamma, operation)
         else:
-            out, saved = forward(*inputs)
+            out, saved = forward(x, weight, k, bias, beta, gamma, operation, None, radius)
         ctx.set_materialize_grads(False)
         ctx.operation, ctx.detector = operation, None
-        is_tensor = isinstance(k, Tensor)
-        ctx.constant_k = None if is_tensor else k
+        tensors = [value if isinstance(value, Tensor) else None for value in (k, radius)]
+        ctx.constants = k, radius
         saved_map = saved.cosine
         if not operation.save_cosine:
             saved_map = out
             if type(out) is Tensor:
                 saved_map, ctx.detector = out.data, ChangeDetector(out)
-        ctx.save_for_backward(x, weight, k if is_tensor else None, bias, beta, gamma, saved_map, *saved[:3])
+        ctx.save_for_backward(x, weight, *tensors, bias, beta, gamma, saved_map, *saved[:3], saved.mean)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
-        """Return the gradients of x, weight, k, bias, beta and gamma."""
+        """Return the gradients of x, weight, k, bias, beta, gamma and radius."""
         if grad is None:
-            return (None,) * 7
-        x, weight, k, bias, beta, gamma, saved_map, unit_weight, scale, inverse_norm = ctx.saved_tensors
-        operation, needs = ctx.operation, ctx.needs_input_grad[:6]
-        k = ctx.constant_k if k is None else k
+            return (None,) * 8
+        x, weight, k, radius, bias, beta, gamma, saved_map, unit_weight, scale, inverse_norm, mean = ctx.saved_tensors
+        operation, needs = ctx.operation, ctx.needs_input_grad[:7]
+        k, radius = (
+            constant if value is None else value for value, constant in zip((k, radius), ctx.constants, strict=True)
+        )
         affine = None if bias is None and beta is None and gamma is None else Affine(bias, beta, gamma)
         if torch.is_grad_enabled():  # create_graph=True
-            inputs = (x, weight, k, bias, beta, gamma)
-            out = plain.sphere_conv(x, weight, k, affine or Affine(), operation).to(grad.dtype)
+            inputs = (x, weight, k, bias, beta, gamma, radius)
+            out = plain.sphere_conv(x, weight, k, affine or Affine(), operation, radius).to(grad.dtype)
             differentiated = [value for value, need in zip(inputs, needs, strict=True) if need]
             gradients = iter(torch.autograd.grad(out, differentiated, grad, create_graph=True))
             return (*(next(gradients) if need else None for need in needs), None)
         if ctx.detector is not None and ctx.detector.changed:
-            saved_map = plain.cosines(x, unit_weight, operation.geometry, operation.eps)
+            center_patch = operation.center == "patch"
+            saved_map = plain.cosines(x, unit_weight, operation.geometry, operation.eps, center_patch=center_patch)
             operation = operation._replace(save_cosine=True)
-        saved = Saved(unit_weight, scale, inverse_norm, saved_map)
-        run = backward
+        saved = Saved(unit_weight, scale, inverse_norm, saved_map, mean)
         if needs_operators(grad, x):
             from spherenet.kernels import operators
 
-            run = operators.backward
-        return (*run(grad, x, k, affine, saved, saved_map, operation, weight.dtype, needs), None)
+            six = operators.backward(grad, x, k, affine, saved, saved_map, operation, weight.dtype, needs[:6])
+            return (*six, None, None)
+        return (*backward(grad, x, k, affine, saved, saved_map, operation, weight.dtype, needs, radius), None)

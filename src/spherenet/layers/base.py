@@ -1,4 +1,4 @@
-"""What all sphere layers share: angle function, rescaling and eps (docs/concepts.md, Eq. 1 to 3)."""
+"""What all sphere layers share: angle and magnitude function, centering, rescaling and eps."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from spherenet.angles import AngleFunction, make_angle
+from spherenet.functional import require_center
+from spherenet.magnitudes import Magnitude, make_magnitude
 from spherenet.validation import OptionCheck, require_number, require_one_of, require_positive
 
 __all__ = ["SphereLayer", "make_lazy"]
 
 
 class SphereLayer(OptionCheck, nn.Module):
-    """Mixin of the layers whose output is β·(g(θ) + b) + γ.
+    """Mixin of the layers whose output is β·(h(‖x‖)·g(θ) + b) + γ (docs/concepts.md, Eq. 1 to 3, 14 and 15).
 
     It precedes the torch.nn class among the bases of a layer. `angle` is g and `k` its parameter, None if g has none.
     `beta` and `gamma` are parameters [filters] if they are learned, numbers if they are fixed, and None without
@@ -26,6 +29,8 @@ class SphereLayer(OptionCheck, nn.Module):
     beta: nn.Parameter | float | None
     gamma: nn.Parameter | float | None
     eps: float
+    center: str | None = None
+    magnitude: Magnitude | None = None
 
     def _set_up_sphere(
         self,
@@ -35,6 +40,9 @@ class SphereLayer(OptionCheck, nn.Module):
         k_sharing: str,
         rescale: str | Sequence[float] | None,
         eps: float,
+        center: str | None,
+        magnitude: str | Magnitude | None,
+        radius: float | str | None,
         device: Any,
         dtype: Any,
     ) -> None:
@@ -49,6 +57,10 @@ class SphereLayer(OptionCheck, nn.Module):
             raise ValueError(
                 f"operator must have {num_filters} k, one per filter, got an object with {len(k_of_angle)}."
             )
+        kernel = getattr(self, "weight", None)  # lazy layers do not know their kernels yet
+        size = kernel[0].numel() if isinstance(kernel, Tensor) and not is_lazy(kernel) and len(kernel) else None
+        self.center = require_center(center, size)
+        self.magnitude = make_magnitude(magnitude, radius, num_filters=num_filters, device=device, dtype=dtype)
         self.rescale = _check_rescale(rescale)
         if self.rescale == "learned":
             self.beta = nn.Parameter(torch.ones(num_filters, device=device, dtype=dtype))
@@ -76,6 +88,8 @@ class SphereLayer(OptionCheck, nn.Module):
             reset_angle = getattr(self.angle, "reset_parameters", None)
             if reset_angle is not None:
                 reset_angle()
+            if self.magnitude is not None:
+                self.magnitude.reset_parameters()
             if isinstance(self.beta, nn.Parameter) and isinstance(self.gamma, nn.Parameter):
                 nn.init.ones_(self.beta)
                 nn.init.zeros_(self.gamma)
@@ -83,6 +97,8 @@ class SphereLayer(OptionCheck, nn.Module):
     def extra_repr(self) -> str:
         """Return torch's own description followed by the options of a sphere layer."""
         options = [super().extra_repr(), f"operator={self.operator!r}"]
+        if self.center is not None:
+            options.append(f"center={self.center!r}")
         if self.rescale is not None:
             options.append(f"rescale={self.rescale!r}")
         options.append(f"eps={self.eps:g}")

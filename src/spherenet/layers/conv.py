@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from spherenet.angles import AngleFunction
 from spherenet.functional import sphere_layer
 from spherenet.layers.base import SphereLayer, make_lazy
+from spherenet.magnitudes import Magnitude
 from spherenet.ops.geometry import Geometry
 from spherenet.ops.norms import DEFAULT_EPS
 from spherenet.ops.sphere_conv import Affine
@@ -61,6 +62,9 @@ class _SphereConv(SphereLayer):
         k_sharing: str = "filter",
         rescale: str | Sequence[float] | None = None,
         eps: float = DEFAULT_EPS,
+        center: str | None = None,
+        magnitude: str | Magnitude | None = None,
+        radius: float | str | None = None,
         device: Any = None,
         dtype: Any = None,
     ) -> None:
@@ -77,13 +81,17 @@ class _SphereConv(SphereLayer):
             device=device,
             dtype=dtype,
         )
-        self._set_up_sphere(out_channels, operator, k, k_sharing, rescale, eps, device, dtype)
+        self._set_up_sphere(
+            out_channels, operator, k, k_sharing, rescale, eps, center, magnitude, radius, device, dtype
+        )
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the output for a batched or unbatched input."""
         geometry = Geometry(self.kernel_size, self.stride, self.padding, self.dilation, self.groups, self.padding_mode)
         affine = Affine(self.bias, self.beta, self.gamma)
-        return sphere_layer(input, self.weight, affine, self.angle, geometry, self.eps)
+        return sphere_layer(
+            input, self.weight, affine, self.angle, geometry, self.eps, None, self.center, self.magnitude
+        )
 
 
 class SphereConv1d(_SphereConv, nn.Conv1d):
@@ -117,6 +125,10 @@ class SphereConv2d(_SphereConv, nn.Conv2d):
             `LearnableSigmoidAngle()` to all layers as operator.
         rescale: None, "learned" (β and γ start at 1 and 0) or a pair of numbers (β, γ).
         eps: Number added under both square roots of the norms.
+        center: None, "weight" to remove the mean of each kernel, or "patch" to remove that of each patch too (Eq. 14).
+        magnitude: Magnitude function h that multiplies g: "ball", "tanh", "linear", "segmented", "log", "mixed" or a
+            `Magnitude` object; None or "sphere" for h = 1 (Eq. 15).
+        radius: Radius of h, or "learned" for one learned radius per filter.
         device: Device of the parameters.
         dtype: Dtype of the parameters.
 
@@ -151,6 +163,9 @@ class SphereLinear(SphereLayer, nn.Linear):
         k_sharing: As in `SphereConv2d`.
         rescale: As in `SphereConv2d`.
         eps: As in `SphereConv2d`.
+        center: As in `SphereConv2d`.
+        magnitude: As in `SphereConv2d`.
+        radius: As in `SphereConv2d`.
         device: Device of the parameters.
         dtype: Dtype of the parameters.
 
@@ -169,16 +184,23 @@ class SphereLinear(SphereLayer, nn.Linear):
         k_sharing: str = "filter",
         rescale: str | Sequence[float] | None = None,
         eps: float = DEFAULT_EPS,
+        center: str | None = None,
+        magnitude: str | Magnitude | None = None,
+        radius: float | str | None = None,
         device: Any = None,
         dtype: Any = None,
     ) -> None:
         super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
-        self._set_up_sphere(out_features, operator, k, k_sharing, rescale, eps, device, dtype)
+        self._set_up_sphere(
+            out_features, operator, k, k_sharing, rescale, eps, center, magnitude, radius, device, dtype
+        )
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the output for an input [*, in_features]."""
         affine = Affine(self.bias, self.beta, self.gamma)
-        return sphere_layer(input, self.weight, affine, self.angle, _FULLY_CONNECTED, self.eps)
+        return sphere_layer(
+            input, self.weight, affine, self.angle, _FULLY_CONNECTED, self.eps, None, self.center, self.magnitude
+        )
 
 
 class _LazySphereConv(nn.Module):

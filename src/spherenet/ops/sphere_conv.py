@@ -1,6 +1,6 @@
 """SphereConv from differentiable torch operations: the reference for the fused kernels (docs/concepts.md, Eq. 1 to 3).
 
-    out = β·(g(θ) + b) + γ
+    out = β·(h(‖x‖)·g(θ) + b) + γ                                           h = 1 unless a magnitude function is given
 
 One convolution with unit weights gives ‖x‖·cos θ; multiplying by 1/‖patch‖ leaves cos θ, and g follows elementwise. The
 formula takes more time and memory than the kernels, but it can be differentiated any number of times, in both modes,
@@ -16,10 +16,17 @@ from torch import Tensor
 
 from spherenet.angles import AngleFunction
 from spherenet.elementary import ElementaryFunction, elementary, save_tensors
+from spherenet.magnitudes import Magnitude
 from spherenet.ops.geometry import Geometry, convolve, convolve_backward, spread, window_sum
 from spherenet.ops.norms import SHRINK, working_dtype
 
-__all__ = ["Affine", "Operation", "apply_affine", "apply_angle", "cosines", "sphere_conv", "unit_weight"]
+__all__ = ["CENTERS", "Affine", "Operation", "apply_affine", "apply_angle", "cosines", "sphere_conv", "unit_weight"]
+
+CENTERS = ("weight", "patch")
+"""What may be centered (Eq. 14)."""
+
+FLAT = 2.0**-32
+"""Contrast (Σx² − (Σx)²/n)/Σx² below which a centered patch has no direction that float32 can represent."""
 
 
 class Affine(NamedTuple):
@@ -48,15 +55,75 @@ class Operation(NamedTuple):
     save_cosine: bool = False
     """Whether kernels save the cosines for backward, because the output does not determine them."""
 
+    center: str | None = None
+    """Whether kernels ("weight"), or kernels and patches ("patch"), are centered (Eq. 14)."""
 
-def sphere_conv(x: Tensor, weight: Tensor, k: Tensor | float | None, affine: Affine, operation: Operation) -> Tensor:
-    """Return β·(g(θ) + b) + γ for a batch x [N, C, *spatial] and weights [O, C/groups, *kernel].
+    magnitude: Magnitude | None = None
+    """h (Eq. 15); None for h = 1. Its radius is passed separately, because autograd needs it."""
+
+
+def sphere_conv(
+    x: Tensor,
+    weight: Tensor,
+    k: Tensor | float | None,
+    affine: Affine,
+    operation: Operation,
+    radius: Tensor | float | None = None,
+) -> Tensor:
+    """Return β·(h·g(θ) + b) + γ for a batch x [N, C, *spatial] and weights [O, C/groups, *kernel].
 
     A weight [out, in] makes it a fully connected layer on rows [N, in]. Autocast must be off.
     """
-    angle, geometry, eps, _, _ = operation
-    cosine = cosines(x, unit_weight(weight, eps).to(x.dtype), geometry, eps)
-    return apply_affine(apply_angle(cosine, angle, k), affine).to(x.dtype)
+    angle, geometry, eps, _, _, center, magnitude = operation
+    if center is not None:
+        weight = center_weight(weight)
+    unit = unit_weight(weight, eps).to(x.dtype)
+    cosine, inverse_norm = (
+        _centered_cosines(x, unit, geometry, eps) if center == "patch" else _cosines(x, unit, geometry, eps)
+    )
+    value = apply_angle(cosine, angle, k)
+    if magnitude is not None:
+        value = value * _magnitudes(inverse_norm, magnitude, radius, weight.shape[0])
+    return apply_affine(value, affine).to(x.dtype)
+
+
+def center_weight(weight: Tensor) -> Tensor:
+    """Return the weight with the mean of each kernel removed, in the working dtype (Eq. 14)."""
+    wide = weight.to(working_dtype(weight.dtype))
+    return wide - wide.mean(tuple(range(1, weight.dim())), keepdim=True)
+
+
+def _magnitudes(inverse_norm: Tensor, magnitude: Magnitude, radius: Tensor | float | None, filters: int) -> Tensor:
+    """Return h(1/r) for maps r [N, groups, *spatial], 0 for a norm that overflowed (r = 0)."""
+    overflow = inverse_norm == 0
+    norm = torch.where(overflow, 0, 1 / torch.where(overflow, 1, inverse_norm))
+    if radius is None:
+        radius = magnitude.radius
+    if isinstance(radius, Tensor):
+        norm = _per_filter(norm, filters)
+        radius = radius.to(norm.dtype).reshape(-1, *(1,) * (norm.dim() - 2))
+    return _per_filter(magnitude.value(norm, radius), filters)
+
+
+def _centered_cosines(x: Tensor, unit: Tensor, geometry: Geometry, eps: float) -> tuple[Tensor, Tensor]:
+    """Return the cosines of centered patches and 1/sqrt(Σx² − (Σx)²/n + eps) (Eq. 14).
+
+    The difference is computed in float64, because it cancels for patches of low contrast. A flat patch has the norm
+    sqrt(eps) and the cosine 0, with the gradient of the formula.
+    """
+    dtype = working_dtype(x.dtype)
+    wide = x if x.device.type == "mps" else x.double()
+    size = unit[0].numel()
+    squares = window_sum(_per_group(wide * wide, geometry.groups), geometry)
+    sums = window_sum(_per_group(wide, geometry.groups), geometry, of_squares=False)
+    variation = squares - sums * sums / size
+    flat = variation <= FLAT * squares
+    inverse_norm = (torch.where(flat, 0, variation) + eps).rsqrt().to(dtype)
+    inverse_norm = torch.where(variation.isfinite(), inverse_norm, 0)
+    product = convolve(x, unit, geometry).to(dtype)
+    of_filters = _per_filter(inverse_norm, unit.shape[0])
+    product = torch.where(_per_filter(flat, unit.shape[0]), product - product.detach(), product)
+    return torch.where(of_filters == 0, 0, product * of_filters), inverse_norm
 
 
 class _UnitWeight(ElementaryFunction):
@@ -178,13 +245,14 @@ class _Cosines(ElementaryFunction):
 _cosines = elementary(_Cosines)
 
 
-def cosines(x: Tensor, unit_weight: Tensor, geometry: Geometry, eps: float) -> Tensor:
+def cosines(x: Tensor, unit_weight: Tensor, geometry: Geometry, eps: float, *, center_patch: bool = False) -> Tensor:
     """Return cos θ between each patch of x [N, C, *spatial] and each unit kernel [O, C/groups, *kernel].
 
     The result is in the working dtype. For a weight [out, in] the patches are the rows of x [N, in]. Autocast must be
     off, and the padding must be given in numbers.
     """
-    cosine: Tensor = _cosines(x, unit_weight, geometry, eps)[0]
+    formula = _centered_cosines if center_patch else _cosines
+    cosine: Tensor = formula(x, unit_weight, geometry, eps)[0]
     return cosine
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from spherenet.data import AUGMENTATIONS, Augmentation, Dataset, default_augmentation, load_dataset
+from spherenet.files import use_private_compiler_cache
 from spherenet.losses import Annealing, MarginLoss
 from spherenet.models import Classifier, create_model
 from spherenet.optim import param_groups
@@ -24,6 +25,7 @@ __all__ = [
     "build_model",
     "build_optimizer",
     "build_penalty",
+    "compiled",
     "lambda_setter",
     "split_folds",
     "subsample",
@@ -192,3 +194,10 @@ def build_penalty(config: TrainConfig, model: nn.Module) -> Callable[[nn.Module]
         return torch.stack(terms).sum()
 
     return penalty
+
+
+def compiled(model: nn.Module) -> nn.Module:
+    """Return a model compiled with torch.compile. Raises OSError if there is no private folder for compiled code."""
+    use_private_compiler_cache()
+    module: nn.Module = torch.compile(model)
+    return module

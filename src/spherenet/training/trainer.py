@@ -17,7 +17,7 @@ from spherenet.errors import CheckpointError, TrainingError
 from spherenet.kernels.dispatch import implementation_name
 from spherenet.optim import keep_norms
 from spherenet.runs import Checkpoint, RunDirectory
-from spherenet.training.build import build_augmentation, build_optimizer, build_penalty, lambda_setter
+from spherenet.training.build import build_augmentation, build_optimizer, build_penalty, compiled, lambda_setter
 from spherenet.training.config import TrainConfig
 from spherenet.training.deferred import DeferredSums, sum_dtype
 from spherenet.training.distributed import Processes
@@ -87,7 +87,7 @@ class Trainer:
         self.ddp = processes.wrap(model, sync_batch_norm=config.sync_batch_norm)
         # SyncBatchNorm may have replaced modules: the model that is saved and evaluated is the one that is trained.
         self.model: nn.Module = self.ddp.get_submodule("module") if processes.world > 1 else self.ddp
-        self.forward = torch.compile(self.ddp) if config.compile else self.ddp
+        self.forward = compiled(self.ddp) if config.compile else self.ddp
         self.autocast = torch.autocast(
             device.type, getattr(torch, config.precision), enabled=config.precision != "float32"
         )

@@ -13,7 +13,8 @@ namespace SN_ISA {
 template <class V>
 struct Filter {
     V k, half_inverse, tau, inverse_tau, from_tau;  // k, 1/(2k), tanh(π/(4k)), its inverse, and π(1−τ²)/(4k²τ)
-    V scale, offset;                                // out = scale·g + offset
+    V scale, offset;                                // out = scale·h·g + offset
+    V radius, inverse_radius;                       // ρ and 1/ρ of h
 };
 
 // What backward needs of one element.
@@ -99,57 +100,125 @@ struct SigmoidAngle {
     }
 };
 
+// sign(c)·c². The cosine cannot be recovered from small values, so backward always knows the cosine.
+struct SquareCosineAngle {
+    template <class T, class V>
+    SN_INLINE V value(V c, const Filter<V> &) {
+        return c * absolute(c);
+    }
+    template <class T, class V>
+    SN_INLINE Local<V> from_value(V g, const Filter<V> &f) {
+        return from_cosine<T>(with_sign(square_root(absolute(g)), g), f);
+    }
+    template <class T, class V>
+    SN_INLINE Local<V> from_cosine(V c, const Filter<V> &) {
+        V size = absolute(c);
+        return {c, 2 * size, c * size, V{}};
+    }
+};
+
 template <class Run>
 SN_INLINE void for_angle(int32_t type, Run run) {
     if (type == COSINE)
         run(CosineAngle{});
+    else if (type == SQUARE_COSINE)
+        run(SquareCosineAngle{});
     else if (type == LINEAR)
         run(LinearAngle{});
     else
         run(SigmoidAngle{});
 }
 
-// The constants of all filters: seven consecutive arrays.
+// h of a patch norm, dh/d‖x‖ and ∂h/∂ρ.
+template <class V>
+struct Length {
+    V value, slope, by_radius;
+};
+
+template <class T>
+struct Magnitude {
+    int32_t type;
+    T alpha, beta;
+
+    SN_FORCE_INLINE Length<Vec<T>> at(Vec<T> norm, const Filter<Vec<T>> &f) const {
+        using V = Vec<T>;
+        switch (type) {
+            case BALL: {
+                V ratio = norm * f.inverse_radius;
+                auto inside = ratio < 1;
+                return {inside ? ratio : 1 - V{}, inside ? f.inverse_radius : V{},
+                        inside ? -ratio * f.inverse_radius : V{}};
+            }
+            case TANH: {
+                V ratio = norm * f.inverse_radius, t = hyperbolic_tangent(ratio);
+                V rest = (1 - t * t) * f.inverse_radius;
+                return {t, rest, -rest * ratio};
+            }
+            case PROPORTIONAL:
+                return {alpha * norm, alpha - V{}, V{}};
+            case SEGMENTED: {
+                auto inside = norm < f.radius;
+                return {inside ? alpha * norm : beta * norm + (alpha - beta) * f.radius,
+                        inside ? alpha - V{} : beta - V{}, inside ? V{} : (alpha - beta) - V{}};
+            }
+            case LOG:
+                return {alpha * logarithm_of_one_plus(norm), alpha / (1 + norm), V{}};
+            case MIXED:
+                return {alpha * norm + beta * logarithm_of_one_plus(norm), alpha + beta / (1 + norm), V{}};
+            default:
+                return {1 - V{}, V{}, V{}};
+        }
+    }
+};
+
+// The constants of all filters: nine consecutive arrays, and h.
 template <class T>
 struct Constants {
     const T *arrays;
     int64_t count;
+    Magnitude<T> magnitude;
 };
 
 // The constants of filter o, as vectors of equal numbers.
 template <class T>
 SN_INLINE Filter<Vec<T>> one(const Constants<T> &c, int64_t o) {
     auto at = [&](int field) SN_FORCE_INLINE { return broadcast<T>(c.arrays[field * c.count + o]); };
-    return {at(0), at(1), at(2), at(3), at(4), at(5), at(6)};
+    return {at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7), at(8)};
 }
 
 // The constants of n neighboring filters from o on.
 template <class T>
 SN_INLINE Filter<Vec<T>> some(const Constants<T> &c, int64_t o, int n) {
     auto at = [&](int field) SN_FORCE_INLINE { return load<T>(c.arrays + field * c.count + o, n); };
-    return {at(0), at(1), at(2), at(3), at(4), at(5), at(6)};
+    return {at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7), at(8)};
 }
 
 template <class T>
 class Filters {
   public:
-    Filters(const Angle &angle, int64_t count) : count_(count), storage_(new T[7 * count]) {
+    Filters(const Angle &angle, int64_t count)
+        : count_(count),
+          storage_(new T[9 * count]),
+          magnitude_{angle.magnitude, T(angle.alpha), T(angle.beta)} {
         const T *k = static_cast<const T *>(angle.parameters);
         const T *bias = static_cast<const T *>(angle.bias), *scale = static_cast<const T *>(angle.scale),
-                *shift = static_cast<const T *>(angle.shift);
+                *shift = static_cast<const T *>(angle.shift), *radius = static_cast<const T *>(angle.radius);
         for (int64_t o = 0; o < count; ++o) {
             if (k != nullptr && (o == 0 || angle.parameter_count > 1)) set_k(o, k[o]);
             else for (int j = 0; j < 5; ++j) at(j, o) = o == 0 ? T(0) : at(j, 0);
             T s = scale == nullptr ? T(1) : scale[o];
             at(5, o) = s;
             at(6, o) = (bias == nullptr ? T(0) : s * bias[o]) + (shift == nullptr ? T(0) : shift[o]);
+            T rho = radius == nullptr ? T(1) : radius[angle.radius_count > 1 ? o : 0];
+            at(7, o) = rho;
+            at(8, o) = 1 / rho;
         }
     }
     ~Filters() { delete[] storage_; }
     Filters(const Filters &) = delete;
     Filters &operator=(const Filters &) = delete;
 
-    Constants<T> constants() const { return {storage_, count_}; }
+    Constants<T> constants() const { return {storage_, count_, magnitude_}; }
 
   private:
     T &at(int64_t field, int64_t o) const { return storage_[field * count_ + o]; }
@@ -165,6 +234,7 @@ class Filters {
 
     int64_t count_;
     T *storage_;
+    Magnitude<T> magnitude_;
 };
 
 }  // namespace SN_ISA

@@ -9,7 +9,11 @@
 
 enum ElementType : int32_t { FLOAT32 = 0, FLOAT64 = 1, BFLOAT16 = 2, FLOAT16 = 3 };
 
-enum AngleType : int32_t { COSINE = 0, LINEAR = 1, SIGMOID = 2 };
+enum AngleType : int32_t { COSINE = 0, LINEAR = 1, SIGMOID = 2, SQUARE_COSINE = 3 };
+
+// h(‖x‖), which multiplies g: 1, min(1, ‖x‖/ρ), tanh(‖x‖/ρ), α‖x‖, α‖x‖ below ρ and β‖x‖ + (α − β)ρ above it,
+// α·log(1 + ‖x‖), and α‖x‖ + β·log(1 + ‖x‖).
+enum MagnitudeType : int32_t { SPHERE = 0, BALL = 1, TANH = 2, PROPORTIONAL = 3, SEGMENTED = 4, LOG = 5, MIXED = 6 };
 
 // Geometry of a convolution. Dimensions are (depth, height, width); missing ones have size 1.
 struct Geometry {
@@ -18,18 +22,24 @@ struct Geometry {
     int32_t x_rows, out_rows;  // whether x and the output are rows (1) or planes (0)
 };
 
-// g, and the affine map after it: out = scale·(g + bias) + shift. Null pointers mean 1, 0 and 0.
-// `parameters` holds k of the sigmoid, one number for all filters or one for each, in the working type.
+// g and h, and the affine map after them: out = scale·(h·g + bias) + shift. Null pointers mean 1, 0 and 0.
+// `parameters` holds k of the sigmoid and `radius` ρ of h, one number for all filters or one for each, in the working
+// type.
 struct Angle {
     int32_t type, parameter_count;
     const void *parameters, *bias, *scale, *shift;
+    int32_t magnitude, radius_count;
+    const void *radius;
+    double alpha, beta;
 };
 
 struct Backward {
     const void *grad, *saved, *inverse_norm;
+    const void *mean;    // mean of each patch; null unless patches are centered
     void *grad_product;  // may not overlap grad
     void *spread;        // per pixel of x and group; null when the gradient of x is not needed
-    void *sums;          // [3, filters]: Σ grad, Σ grad·g, Σ grad·∂g/∂k; null when no parameter needs them
+    void *mean_spread;   // the same with the means of the patches; null unless patches are centered
+    void *sums;          // [4, filters]: Σ grad, Σ grad·hg, Σ grad·h·∂g/∂k, Σ grad·g·∂h/∂ρ; null if not needed
     int32_t saved_is_cosine;
 };
 
@@ -41,15 +51,17 @@ struct Cell {
 
 struct Kernels {
     void (*unit_weight)(const void *weight, void *unit, void *scale, int64_t filters, int64_t size, double eps,
-                        int32_t type, int32_t unit_type, int32_t threads);
+                        int32_t centered, int32_t type, int32_t unit_type, int32_t threads);
     void (*unit_weight_backward)(const void *grad, const void *unit, const void *scale, void *grad_weight,
-                                 int64_t filters, int64_t size, int32_t type, int32_t unit_type, int32_t threads);
+                                 int64_t filters, int64_t size, int32_t centered, int32_t type, int32_t unit_type,
+                                 int32_t threads);
+    // mean: the mean of each patch, written if patches are centered; otherwise null.
     void (*forward)(const Geometry *geometry, const Angle *angle, const void *x, void *product, void *inverse_norm,
-                    void *cosine, double eps, int32_t type, int32_t threads);
+                    void *mean, void *cosine, double eps, int32_t type, int32_t threads);
     void (*backward)(const Geometry *geometry, const Angle *angle, const Backward *pointers, int32_t type,
                      int32_t threads);
-    void (*correct)(const Geometry *geometry, void *grad_x, const void *x, const void *spread, int32_t type,
-                    int32_t threads);
+    void (*correct)(const Geometry *geometry, void *grad_x, const void *x, const void *spread, const void *mean_spread,
+                    int32_t type, int32_t threads);
     void (*cell_forward)(const Cell *cell, const void *from_input, const void *from_state, const void *before,
                          void *gates, void *after, void *output, int32_t type, int32_t threads);
     void (*cell_backward)(const Cell *cell, const void *gates, const void *from_state, const void *before,

@@ -108,6 +108,7 @@ SN_BY_ELEMENT(arc_sine, asin)
 SN_BY_ELEMENT(sine, sin)
 SN_BY_ELEMENT(hyperbolic_tangent, tanh)
 SN_BY_ELEMENT(inverse_hyperbolic_tangent, atanh)
+SN_BY_ELEMENT(logarithm_of_one_plus, log1p)
 #undef SN_BY_ELEMENT
 
 // asin of x ∈ [0, 1]; above ½ by asin x = π/2 − 2·asin sqrt((1−x)/2), which has no cancellation.
@@ -157,6 +158,20 @@ SN_INLINE Vec<float> inverse_hyperbolic_tangent(Vec<float> t) {
     Vec<float> a = 0.1518891583f * z + 0.1997851719f;
     a = a * z + 0.333334775f;
     return __builtin_convertvector(e, Vec<float>) * 0.34657359028f + (u + u * z * a);
+}
+
+// log(1 + x) of x ≥ 0. Below 1 it is 2·atanh(x/(2 + x)), which has no cancellation; above, the exponent and
+// 2·atanh((m − 1)/(m + 1)) of the mantissa m ∈ [√½, √2).
+SN_INLINE Vec<float> logarithm_of_one_plus(Vec<float> x) {
+    Int below_one = x < 1.0f;
+    Vec<float> small = below_one ? x : 1 - Vec<float>{}, y = 1 + x;
+    Int e = ((Int)y - 0x3f3504f3) >> 23;
+    Vec<float> m = (Vec<float>)((Int)y - (e << 23));
+    Vec<float> u = (m - 1) * reciprocal(m + 1), z = u * u;
+    Vec<float> a = 0.1518891583f * z + 0.1997851719f;
+    a = a * z + 0.333334775f;
+    Vec<float> large = __builtin_convertvector(e, Vec<float>) * 0.69314718056f + 2 * (u + u * z * a);
+    return below_one ? 2 * inverse_hyperbolic_tangent(small * reciprocal(2 + small)) : large;
 }
 
 }  // namespace SN_ISA

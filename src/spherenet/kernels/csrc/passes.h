@@ -1,10 +1,10 @@
 // The passes over memory that turn a convolution into a SphereConv, on one row or one plane of numbers.
 //
-//     forward    c = P·r,  out = scale·g(c) + offset
-//     backward   D = grad·scale·g'(c)·r,  s = r²·Σ grad·scale·g'(c)·c over the filters of a group
-//     correct    gx − x·m,  m the transposed window sum of s
+//     forward    c = P·r,  out = scale·h·g(c) + offset
+//     backward   D = grad·scale·h·g'(c)·r,  s = r·Σ grad·scale·(r·h·g'(c)·c − h'·g(c)) over the filters of a group
+//     correct    gx − x·m + n,  m and n the transposed window sums of s and of s·mean(patch)
 //
-// with r = 1/‖patch‖. In a row the filters are neighbors and r is one number; in a plane the pixels are neighbors and
+// with r = 1/‖patch‖ and h = h(1/r), 1 for a SphereConv. n appears only if patches are centered. In a row the filters are neighbors and r is one number; in a plane the pixels are neighbors and
 // the filter's constants are. r = 0 marks a patch whose squares overflowed: its cosine is 0 whatever P is.
 #pragma once
 
@@ -79,14 +79,24 @@ struct ForwardPlane {
     int64_t length, filter;
 };
 
-// out = scale·g + offset, or g itself.
-template <class A, bool AFFINE, class T>
-SN_INLINE Vec<T> output(Vec<T> c, const Filter<Vec<T>> &f) {
+// The forms of the forward pass: h = 1 with or without an affine map, or any h with an affine map.
+enum Form { PLAIN, AFFINE_MAP, WITH_MAGNITUDE };
+
+// out = scale·h·g + offset, or g itself.
+template <class A, Form FORM, class T>
+SN_INLINE Vec<T> output(Vec<T> c, Vec<T> norm, const Filter<Vec<T>> &f, const Magnitude<T> &magnitude) {
     Vec<T> g = A::template value<T>(c, f);
-    return AFFINE ? g * f.scale + f.offset : g;
+    if constexpr (FORM == WITH_MAGNITUDE) g *= magnitude.at(norm, f).value;
+    return FORM == PLAIN ? g : g * f.scale + f.offset;
 }
 
-template <class A, bool AFFINE, class E>
+// ‖patch‖ = 1/r, and 0 if it overflowed.
+template <class T>
+SN_INLINE Vec<T> norm_of(Vec<T> inverse) {
+    return inverse == 0 ? Vec<T>{} : 1 / inverse;
+}
+
+template <class A, Form FORM, class E>
 void forward_rows(const ForwardRows<E> &a, const Filters<Work<E>> &filters) {
     using T = Work<E>;
     const int64_t n = a.filters / a.groups, groups = a.groups, segments = a.rows * groups;
@@ -97,21 +107,23 @@ void forward_rows(const ForwardRows<E> &a, const Filters<Work<E>> &filters) {
     for (int64_t segment = 0, group = 0; segment < segments; ++segment) {
         const T inverse = r[segment];
         const int64_t at = segment * n;
+        const Vec<T> norm = FORM == WITH_MAGNITUDE ? norm_of<T>(broadcast<T>(inverse)) : Vec<T>{};
         for_each_vector<T>(n, [&](int64_t i, int count) SN_FORCE_INLINE {
             Vec<T> c = clamp_cosine(load<E>(product + at + i, count) * inverse);
             if (__builtin_expect(inverse == 0, 0)) c = Vec<T>{};
             if (__builtin_expect(cosine != nullptr, 0)) store<T>(cosine + at + i, c, count);
             Filter<Vec<T>> f = some(constants, group + i, count);
-            store<E>(product + at + i, output<A, AFFINE, T>(c, f), count);
+            store<E>(product + at + i, output<A, FORM, T>(c, norm, f, constants.magnitude), count);
         });
         group = group + n == a.filters ? 0 : group + n;
     }
 }
 
-template <class A, bool AFFINE, class E>
+template <class A, Form FORM, class E>
 void forward_plane(const ForwardPlane<E> &a, const Filters<Work<E>> &filters) {
     using T = Work<E>;
-    const Filter<Vec<T>> f = one(filters.constants(), a.filter);
+    const Constants<T> constants = filters.constants();
+    const Filter<Vec<T>> f = one(constants, a.filter);
     E *product = a.product;
     T *cosine = a.cosine;
     const T *__restrict r = a.r;
@@ -119,7 +131,8 @@ void forward_plane(const ForwardPlane<E> &a, const Filters<Work<E>> &filters) {
         Vec<T> inverse = load<T>(r + i, count);
         Vec<T> c = inverse == 0 ? Vec<T>{} : clamp_cosine(load<E>(product + i, count) * inverse);
         if (__builtin_expect(cosine != nullptr, 0)) store<T>(cosine + i, c, count);
-        store<E>(product + i, output<A, AFFINE, T>(c, f), count);
+        const Vec<T> norm = FORM == WITH_MAGNITUDE ? norm_of<T>(inverse) : Vec<T>{};
+        store<E>(product + i, output<A, FORM, T>(c, norm, f, constants.magnitude), count);
     });
 }
 
@@ -148,7 +161,7 @@ struct BackwardRows {
     E *grad_product;
     Work<E> *s;  // [rows, groups]
     int64_t rows, filters, groups;
-    double *sums;  // [3, filters]
+    double *sums;  // [4, filters]
 };
 
 template <class E>
@@ -163,9 +176,10 @@ struct BackwardPlane {
     double *sums;
 };
 
+constexpr int64_t SUMS = 4;           // sums per filter: see Backward in api.h
 constexpr int64_t ROWS_PER_SUM = 64;  // rows whose sums are added up in the working type before they go to double
 
-template <class K, bool WITH_SUMS, class E>
+template <class K, bool WITH_SUMS, bool MAGNITUDE, class E>
 void backward_rows(const BackwardRows<E> &a, const Filters<Work<E>> &filters) {
     using T = Work<E>;
     const int64_t n = a.filters / a.groups, groups = a.groups, segments = a.rows * groups, all = a.filters;
@@ -175,23 +189,39 @@ void backward_rows(const BackwardRows<E> &a, const Filters<Work<E>> &filters) {
     T *__restrict s = a.s;
     const auto *__restrict saved = static_cast<const typename K::Stored *>(a.saved) + a.saved_at;
     const Constants<T> constants = filters.constants();
-    Buffer<T> buffer(WITH_SUMS ? 3 * all : 0);
+    Buffer<T> buffer(WITH_SUMS ? SUMS * all : 0);
     T *sums = buffer.get();
-    if constexpr (WITH_SUMS) memset(sums, 0, sizeof(T) * 3 * all);
-    Vec<T> totals[4];  // of u·c, for four segments: their lanes are added up together
-    T squares[4];
+    if constexpr (WITH_SUMS) memset(sums, 0, sizeof(T) * SUMS * all);
+    Vec<T> totals[4];  // of s without its last factor, for four segments: their lanes are added up together
+    T factors[4];
     for (int64_t segment = 0, group = 0, pending = 0; segment < segments; ++segment) {
         const T inverse = r[segment];
         const int64_t at = segment * n;
         Vec<T> total{};
+        const Vec<T> norm = MAGNITUDE ? norm_of<T>(broadcast<T>(inverse)) : Vec<T>{};
         for_each_vector<T>(n, [&](int64_t i, int count) SN_FORCE_INLINE {
             int64_t o = group + i;
             Filter<Vec<T>> f = some(constants, o, count);
             Local<Vec<T>> local = K::at(saved + at + i, count, f);
             Vec<T> incoming = load<E>(grad + at + i, count);
-            Vec<T> u = K::scaled(incoming, f) * local.slope;
+            Vec<T> scaled = K::scaled(incoming, f), u = scaled * local.slope;
+            Length<Vec<T>> length{};
+            if constexpr (MAGNITUDE) {
+                length = constants.magnitude.at(norm, f);
+                u *= length.value;
+            }
             store<E>(grad_product + at + i, u * inverse, count);
-            total += u * local.cosine;  // beyond the row the gradient reads as 0, and so does the product
+            // Beyond the row the gradient reads as 0, and so do the products.
+            if constexpr (MAGNITUDE)
+                total += u * local.cosine * inverse - scaled * local.value * length.slope;
+            else
+                total += u * local.cosine;
+            if constexpr (WITH_SUMS && MAGNITUDE) {
+                T *by_radius = sums + 3 * all + o;
+                store<T>(by_radius, load<T>(by_radius, count) + incoming * local.value * length.by_radius, count);
+                local.value *= length.value;
+                local.by_parameter *= length.value;
+            }
             if constexpr (WITH_SUMS && K::AFFINE) {
                 store<T>(sums + o, load<T>(sums + o, count) + incoming, count);
                 store<T>(sums + all + o, load<T>(sums + all + o, count) + incoming * local.value, count);
@@ -203,40 +233,50 @@ void backward_rows(const BackwardRows<E> &a, const Filters<Work<E>> &filters) {
         });
         group = group + n == all ? 0 : group + n;
         totals[segment & 3] = total;
-        squares[segment & 3] = inverse * inverse;
+        factors[segment & 3] = MAGNITUDE ? inverse : inverse * inverse;
         if ((segment & 3) == 3) {
             T added[4];
             sums_of_lanes<T>(totals, added);
-            for (int i = 0; i < 4; ++i) s[segment - 3 + i] = added[i] * squares[i];
+            for (int i = 0; i < 4; ++i) s[segment - 3 + i] = added[i] * factors[i];
         }
         if constexpr (WITH_SUMS) {
             if (++pending == ROWS_PER_SUM * groups || segment + 1 == segments) {
-                for (int64_t i = 0; i < 3 * all; ++i) a.sums[i] += double(sums[i]);
-                memset(sums, 0, sizeof(T) * 3 * all);
+                for (int64_t i = 0; i < SUMS * all; ++i) a.sums[i] += double(sums[i]);
+                memset(sums, 0, sizeof(T) * SUMS * all);
                 pending = 0;
             }
         }
     }
     for (int64_t segment = segments & ~int64_t(3); segment < segments; ++segment)
-        s[segment] = sum_of_lanes<T>(totals[segment & 3]) * squares[segment & 3];
+        s[segment] = sum_of_lanes<T>(totals[segment & 3]) * factors[segment & 3];
 }
 
-template <class K, bool WITH_SUMS, class E>
+template <class K, bool WITH_SUMS, bool MAGNITUDE, class E>
 void backward_plane(const BackwardPlane<E> &a, const Filters<Work<E>> &filters) {
     using T = Work<E>;
-    const Filter<Vec<T>> f = one(filters.constants(), a.filter);
+    const Constants<T> constants = filters.constants();
+    const Filter<Vec<T>> f = one(constants, a.filter);
     const E *grad = a.grad;
     E *grad_product = a.grad_product;
     const T *r = a.r;
     T *s = a.s;
     const auto *saved = static_cast<const typename K::Stored *>(a.saved) + a.saved_at;
-    Vec<T> by_grad{}, by_value{}, by_parameter{};
+    Vec<T> by_grad{}, by_value{}, by_parameter{}, by_radius{};
     for_each_vector<T>(a.length, [&](int64_t i, int count) SN_FORCE_INLINE {
         Vec<T> inverse = load<T>(r + i, count), incoming = load<E>(grad + i, count);
         Local<Vec<T>> local = K::at(saved + i, count, f);
-        Vec<T> u = K::scaled(incoming, f) * local.slope * inverse;
+        Vec<T> scaled = K::scaled(incoming, f), u = scaled * local.slope * inverse;
+        Vec<T> along = u * local.cosine;
+        if constexpr (MAGNITUDE) {
+            const Length<Vec<T>> length = constants.magnitude.at(norm_of<T>(inverse), f);
+            u *= length.value;
+            along = u * local.cosine - scaled * local.value * length.slope;
+            by_radius += incoming * local.value * length.by_radius;
+            local.value *= length.value;
+            local.by_parameter *= length.value;
+        }
         store<E>(grad_product + i, u, count);
-        store<T>(s + i, load<T>(s + i, count) + u * local.cosine * inverse, count);
+        store<T>(s + i, load<T>(s + i, count) + along * inverse, count);
         if constexpr (WITH_SUMS && K::AFFINE) {
             by_grad += incoming;
             by_value += incoming * local.value;
@@ -249,6 +289,7 @@ void backward_plane(const BackwardPlane<E> &a, const Filters<Work<E>> &filters) 
         a.sums[a.filter] += double(sum_of_lanes<T>(by_grad));
         a.sums[a.filters + a.filter] += double(sum_of_lanes<T>(by_value));
         a.sums[2 * a.filters + a.filter] += double(sum_of_lanes<T>(by_parameter));
+        a.sums[3 * a.filters + a.filter] += double(sum_of_lanes<T>(by_radius));
     }
 }
 
@@ -261,12 +302,11 @@ struct Passes {
     void (*backward_plane)(const BackwardPlane<E> &, const Filters<Work<E>> &);
 };
 
-template <class A, class K, class E>
-Passes<E> passes_with(bool affine, bool with_sums) {
-    return {affine ? forward_rows<A, true, E> : forward_rows<A, false, E>,
-            affine ? forward_plane<A, true, E> : forward_plane<A, false, E>,
-            with_sums ? backward_rows<K, true, E> : backward_rows<K, false, E>,
-            with_sums ? backward_plane<K, true, E> : backward_plane<K, false, E>};
+template <class A, Form FORM, class K, bool MAGNITUDE, class E>
+Passes<E> passes_with(bool with_sums) {
+    return {forward_rows<A, FORM, E>, forward_plane<A, FORM, E>,
+            with_sums ? backward_rows<K, true, MAGNITUDE, E> : backward_rows<K, false, MAGNITUDE, E>,
+            with_sums ? backward_plane<K, true, MAGNITUDE, E> : backward_plane<K, false, MAGNITUDE, E>};
 }
 
 template <class E>
@@ -275,31 +315,40 @@ Passes<E> passes_for(const Angle &angle, bool saved_is_cosine, bool with_sums) {
     bool affine = angle.bias != nullptr || angle.scale != nullptr || angle.shift != nullptr;
     for_angle(angle.type, [&](auto g) {
         using A = decltype(g);
+        using FromCosine = Saved<A, true, E>;
+        if (angle.magnitude != SPHERE) {
+            chosen = passes_with<A, WITH_MAGNITUDE, FromCosine, true, E>(with_sums);
+            return;
+        }
         // An output in half precision does not determine the angle well enough: only that of the cosine is used.
         if constexpr (sizeof(E) >= 4 || std::is_same<A, CosineAngle>::value) {
             if (!saved_is_cosine) {
-                chosen = passes_with<A, Saved<A, false, E>, E>(affine, with_sums);
+                chosen = passes_with<A, PLAIN, Saved<A, false, E>, false, E>(with_sums);
                 return;
             }
         }
-        chosen = passes_with<A, Saved<A, true, E>, E>(affine, with_sums);
+        chosen = affine ? passes_with<A, AFFINE_MAP, FromCosine, false, E>(with_sums)
+                        : passes_with<A, PLAIN, FromCosine, false, E>(with_sums);
     });
     return chosen;
 }
 
+// gx − x·m + n. Without centered patches n is 0.
 template <class E>
-SN_INLINE void correct_row(E *grad_x, const E *x, int64_t n, Work<E> m) {
+SN_INLINE void correct_row(E *grad_x, const E *x, int64_t n, Work<E> m, Work<E> added) {
     using T = Work<E>;
     for_each_vector<T>(n, [&](int64_t i, int count) SN_FORCE_INLINE {
-        store<E>(grad_x + i, load<E>(grad_x + i, count) - load<E>(x + i, count) * m, count);
+        store<E>(grad_x + i, load<E>(grad_x + i, count) - load<E>(x + i, count) * m + added, count);
     });
 }
 
 template <class E>
-SN_INLINE void correct_plane(E *grad_x, const E *x, int64_t n, const Work<E> *m) {
+SN_INLINE void correct_plane(E *grad_x, const E *x, int64_t n, const Work<E> *m, const Work<E> *added) {
     using T = Work<E>;
     for_each_vector<T>(n, [&](int64_t i, int count) SN_FORCE_INLINE {
-        store<E>(grad_x + i, load<E>(grad_x + i, count) - load<E>(x + i, count) * load<T>(m + i, count), count);
+        Vec<T> corrected = load<E>(grad_x + i, count) - load<E>(x + i, count) * load<T>(m + i, count);
+        if (added != nullptr) corrected += load<T>(added + i, count);
+        store<E>(grad_x + i, corrected, count);
     });
 }
 

@@ -1,7 +1,8 @@
 """SphereConv on GPUs, written in Triton: five functions around the convolutions of torch.
 
 Launches per layer, forward and backward: unit weights, norms and g, gradient of g, correction, gradient of the
-weights, and the three convolutions. A gradient of k, or of the affine map, adds one reduction.
+weights, and the three convolutions. A gradient of k, or of the affine map, adds one reduction. Centered layers and
+magnitude functions have no Triton kernels (`kernels/dispatch.py`); their arguments are accepted and not used.
 
 | module | idea |
 |---|---|

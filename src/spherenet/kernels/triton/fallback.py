@@ -27,13 +27,15 @@ def _grouped(maps: Tensor, groups: int) -> Tensor:
     return maps.reshape(maps.shape[0], groups, maps.shape[1] // groups, *maps.shape[2:])
 
 
-def unit_weight(weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def unit_weight(weight: Tensor, eps: float, dtype: torch.dtype, centered: bool = False) -> tuple[Tensor, Tensor]:
     """See `kernels.triton.weights`."""
     unit, scale = plain_formula._UnitWeight.forward(weight.detach(), eps)
     return unit.to(dtype), scale.flatten()
 
 
-def unit_weight_backward(grad_unit: Tensor, unit: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+def unit_weight_backward(
+    grad_unit: Tensor, unit: Tensor, scale: Tensor, dtype: torch.dtype, centered: bool = False
+) -> Tensor:
     """See `kernels.triton.weights`."""
     grad, unit = grad_unit.to(scale.dtype), unit.to(scale.dtype)
     along = (grad * unit).sum(tuple(range(1, unit.dim())), keepdim=True)
@@ -41,10 +43,15 @@ def unit_weight_backward(grad_unit: Tensor, unit: Tensor, scale: Tensor, dtype: 
 
 
 def forward(
-    product: Tensor, x: Tensor, operation: Operation, k: Tensor | float | None, affine: Affine | None
+    product: Tensor,
+    x: Tensor,
+    operation: Operation,
+    k: Tensor | float | None,
+    affine: Affine | None,
+    radius: Any = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """See `kernels.triton.patches`."""
-    angle, geometry, eps, _, save_cosine = operation
+    angle, geometry, eps, _, save_cosine = operation[:5]
     shrunk = x.detach().to(working_dtype(x.dtype)) * SHRINK
     sums = window_sum(_grouped(shrunk * shrunk, geometry.groups).sum(2), geometry)
     inverse_norm = (sums.add_(eps * SHRINK**2).rsqrt_() * SHRINK).contiguous()
@@ -69,9 +76,11 @@ def backward(
     needs_x: bool,
     needs_k: bool,
     needs_affine: bool,
+    mean: Any = None,
+    radius: Any = None,
 ) -> tuple[Tensor, Spread | None, Tensor | None]:
     """See `kernels.triton.gradients`."""
-    angle, geometry, _, _, save_cosine = operation
+    angle, geometry, _, _, save_cosine = operation[:5]
     wide, saved = grad.to(inverse_norm.dtype), saved.detach().to(inverse_norm.dtype)
     k = _of_filters(k, saved) if isinstance(k, Tensor) else k
     cosine = saved if save_cosine else angle.inverse(saved, k)

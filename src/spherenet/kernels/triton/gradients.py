@@ -7,7 +7,7 @@ with m the sum of s over the windows that contain a pixel. m is computed by the 
 afterwards in a fixed order, so that results do not change from run to run.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -150,6 +150,8 @@ def backward(
     needs_x: bool,
     needs_k: bool,
     needs_affine: bool,
+    mean: Any = None,
+    radius: Any = None,
 ) -> tuple[Tensor, Spread | None, Tensor | None]:
     """Return the gradient of the convolution's output, s for `correct`, and sums per filter.
 
@@ -169,7 +171,7 @@ def backward(
         D in the dtype of grad; `Spread`, or None unless `needs_x`; sums [3, O] of grad, grad·g and grad·∂g/∂k, with
         rows that are not needed undefined, or None.
     """
-    angle, geometry, _, _, save_cosine = operation
+    angle, geometry, _, _, save_cosine = operation[:5]
     groups = geometry.groups
     saved, inverse_norm = dense(saved.detach()), dense(inverse_norm)
     inverse_norm, norm_strides = with_map_strides(inverse_norm)

@@ -183,7 +183,12 @@ def contiguous_or_none(value: Any) -> Tensor | None:
 
 
 def forward(
-    product: Tensor, x: Tensor, operation: Operation, k: Tensor | float | None, affine: Affine | None
+    product: Tensor,
+    x: Tensor,
+    operation: Operation,
+    k: Tensor | float | None,
+    affine: Affine | None,
+    radius: Any = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Convert the output of the convolution to out = β·(g + b) + γ, in place.
 
@@ -191,7 +196,7 @@ def forward(
         out [N, O, *out], 1/‖patch‖ [N, groups, *out] in the working dtype (0 if the squares overflowed), and the
         clamped cosines in the working dtype, or None unless operation.save_cosine.
     """
-    angle, geometry, eps, _, save_cosine = operation
+    angle, geometry, eps, _, save_cosine = operation[:5]
     work = working_dtype(product.dtype)
     groups = geometry.groups
     product = dense(product)
