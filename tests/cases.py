@@ -31,12 +31,15 @@ class Operator:
             return reference.g_linear(theta)
         if self.name == "cosine":
             return reference.g_cosine(theta)
+        if self in POWERS:
+            return reference.g_power(theta, 2.0 if k is None else k)
         return reference.g_sigmoid(theta, self.k if k is None else k)
 
     def steepest(self) -> float:
         """Return max |dg/dθ| over [0, π]."""
         theta = torch.linspace(0, math.pi, 100_001, dtype=torch.float64)
         slopes = {"linear": reference.slope_linear, "cosine": reference.slope_cosine}
+        slopes |= {power.name: lambda theta: reference.slope_power(theta, 2.0) for power in POWERS}
         slope = slopes[self.name](theta) if self.name in slopes else reference.slope_sigmoid(theta, self.k)
         return slope.abs().max().item()
 
@@ -52,6 +55,10 @@ OPERATORS = [
     Operator("sigmoid", 0.7),
     Operator("learnable", 0.5),
 ]
+
+
+POWERS = [Operator("square-cosine"), Operator("sharpened-cosine")]
+"""Powers of the cosine; the learned power starts at 2."""
 
 
 @dataclass(frozen=True)
@@ -121,21 +128,36 @@ def geometry_of(layer: Any) -> ConvolutionGeometry:
 def oracle_conv(layer: Any, images: Tensor, operator: Operator) -> Tensor:
     """Return the layer's output by the reference formula, including rescaling and bias."""
     padded = pad_input(images, geometry_of(layer))
+    g, h = functions_of(layer, operator)
+    geometry = (layer.stride, layer.dilation, layer.groups)
+    out = reference.sphere_conv(padded, layer.weight, g, *geometry, layer.eps, layer.center, h)
+    return finish(layer, out, layer.weight.dim() - 2)
+
+
+def functions_of(layer: Any, operator: Operator) -> tuple[Any, Any]:
+    """Return the reference formulas of g and h with the parameters of a layer, as functions of a filter's index."""
+
+    def of_filter(value: Any, index: int) -> Any:
+        return value[index] if isinstance(value, Tensor) and value.dim() else value
 
     def g(theta: Tensor, index: int) -> Tensor:
-        return operator.g(theta, layer.k[index] if isinstance(layer.k, Tensor) else layer.k)
+        return operator.g(theta, of_filter(getattr(layer.angle, "p", layer.k), index))
 
-    out = reference.sphere_conv(padded, layer.weight, g, layer.stride, layer.dilation, layer.groups, layer.eps)
-    return finish(layer, out, layer.weight.dim() - 2)
+    magnitude = layer.magnitude
+    if magnitude is None:
+        return g, None
+
+    def h(norm: Tensor, index: int) -> Tensor:
+        radius = of_filter(magnitude.radius, index)
+        return reference.MAGNITUDES[magnitude.name](norm, radius, magnitude.alpha, magnitude.beta)
+
+    return g, h
 
 
 def oracle_linear(layer: Any, rows: Tensor, operator: Operator) -> Tensor:
     """Return the layer's output by the reference formula, including rescaling and bias."""
-
-    def g(theta: Tensor, index: int) -> Tensor:
-        return operator.g(theta, layer.k[index] if isinstance(layer.k, Tensor) else layer.k)
-
-    return finish(layer, reference.sphere_linear(rows, layer.weight, g, layer.eps), 0)
+    g, h = functions_of(layer, operator)
+    return finish(layer, reference.sphere_linear(rows, layer.weight, g, layer.eps, layer.center, h), 0)
 
 
 def finish(layer: Any, out: Tensor, spatial_dims: int) -> Tensor:

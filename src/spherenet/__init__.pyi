@@ -8,6 +8,7 @@ from . import functional as functional
 from . import kernels as kernels
 from . import layers as layers
 from . import losses as losses
+from . import magnitudes as magnitudes
 from . import models as models
 from . import ops as ops
 from . import optim as optim
@@ -21,7 +22,9 @@ from .angles import CosineAngle as CosineAngle
 from .angles import CustomAngle as CustomAngle
 from .angles import LearnableSigmoidAngle as LearnableSigmoidAngle
 from .angles import LinearAngle as LinearAngle
+from .angles import SharpenedCosineAngle as SharpenedCosineAngle
 from .angles import SigmoidAngle as SigmoidAngle
+from .angles import SquareCosineAngle as SquareCosineAngle
 from .convert import SphereSummary as SphereSummary
 from .convert import sphere_summary as sphere_summary
 from .convert import to_plain as to_plain
@@ -41,6 +44,9 @@ from .layers import LazySphereLinear as LazySphereLinear
 from .layers import SphereConv1d as SphereConv1d
 from .layers import SphereConv2d as SphereConv2d
 from .layers import SphereConv3d as SphereConv3d
+from .layers import SphereConvTranspose1d as SphereConvTranspose1d
+from .layers import SphereConvTranspose2d as SphereConvTranspose2d
+from .layers import SphereConvTranspose3d as SphereConvTranspose3d
 from .layers import SphereGRU as SphereGRU
 from .layers import SphereGRUCell as SphereGRUCell
 from .layers import SphereLayer as SphereLayer
@@ -60,6 +66,14 @@ from .losses import WSoftmaxLoss as WSoftmaxLoss
 from .losses import default_scale as default_scale
 from .losses import list_losses as list_losses
 from .losses import make_loss as make_loss
+from .magnitudes import BallMagnitude as BallMagnitude
+from .magnitudes import LinearMagnitude as LinearMagnitude
+from .magnitudes import LogMagnitude as LogMagnitude
+from .magnitudes import Magnitude as Magnitude
+from .magnitudes import MixedMagnitude as MixedMagnitude
+from .magnitudes import SegmentedMagnitude as SegmentedMagnitude
+from .magnitudes import TanhMagnitude as TanhMagnitude
+from .magnitudes import make_magnitude as make_magnitude
 from .models import Classifier as Classifier
 from .models import create_model as create_model
 from .models import list_models as list_models

@@ -1,8 +1,9 @@
-"""Base class of angle functions g(θ), with a general implementation of everything that the library asks of g."""
+"""Base class of angle functions g(θ) with general implementations of all methods, and g as a function of the user."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from spherenet.elementary import angle_from_cosine
 
-__all__ = ["AngleFunction", "Device", "K", "inside_range"]
+__all__ = ["AngleFunction", "CustomAngle", "Device", "K", "inside_range"]
 
 Device = torch.device | str | None
 K = Tensor | float | None
@@ -46,6 +47,12 @@ class AngleFunction(nn.Module):
 
     kernel_id: ClassVar[str | None] = None
     """Name under which the fused kernels know g; None if they do not."""
+
+    has_triton_kernel: ClassVar[bool] = True
+    """Whether the Triton kernels know g if `kernel_id` is set; the native kernels always do."""
+
+    is_recoverable: ClassVar[bool] = True
+    """Whether float32 values of g determine the cosine well enough for the kernels' backward pass."""
 
     has_formula: ClassVar[bool] = False
     """Whether `value(cosine, k)` is available."""
@@ -164,3 +171,37 @@ _SPECIALIZED = (
     *("constant_drop", "psi", "factors", "shape", "multiply_by_slope_"),
 )
 """Members of a built-in class that are wrong for a subclass with another g."""
+
+
+class CustomAngle(AngleFunction):
+    """A g given as a function of θ ∈ [0, π] on tensors; autograd differentiates it.
+
+    Args:
+        g: Elementwise function of θ.
+        name: Name in printed modules and logs.
+    """
+
+    is_same_for_all_filters = True
+
+    def __init__(self, g: Callable[[Tensor], Tensor], name: str = "custom") -> None:
+        super().__init__()
+        if not callable(g):
+            raise TypeError(f"g must be a function of θ, got {g!r}.")
+        self.g = g
+        self.name = name
+
+    def forward(self, cosine: Tensor) -> Tensor:
+        """Return g for each cosine."""
+        return self.g(angle_from_cosine(cosine))
+
+    def at(self, theta: Tensor) -> Tensor:
+        """Return g(θ)."""
+        return self.g(inside_range(theta))
+
+    def for_inference(self, cosine: Tensor) -> Tensor:
+        """Return g(θ) without the bounded derivative, a Python function that TorchScript cannot hold."""
+        return self.g(math.pi / 2 - cosine.asin())
+
+    def extra_repr(self) -> str:
+        """Return the name."""
+        return self.name

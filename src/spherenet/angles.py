@@ -10,21 +10,21 @@ To use your own g, wrap a function of θ:
 
 or, if g has parameters, subclass `AngleFunction` and define `forward(cosine)`.
 
-A built-in g has the decorator `register_angle` and defines `value(cosine, k)`, and other methods if it has better formulas.
-If the kernels support it (`kernels/csrc/angles.h`, `kernels/triton/angles.py`), it sets `kernel_id`.
+A built-in g is registered by `register_angle`. It defines `value(cosine, k)`, and other methods if it has better
+formulas. If the kernels support it (`kernels/csrc/angles.h`, `kernels/triton/angles.py`), it sets `kernel_id`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from spherenet.angle_function import AngleFunction, Device, K, inside_range
+from spherenet.angle_function import AngleFunction, CustomAngle, Device, K
+from spherenet.cosine_powers import SharpenedCosineAngle, SquareCosineAngle
 from spherenet.elementary import (
     angle_from_cosine,
     asin,
@@ -47,7 +47,9 @@ __all__ = [
     "CustomAngle",
     "LearnableSigmoidAngle",
     "LinearAngle",
+    "SharpenedCosineAngle",
     "SigmoidAngle",
+    "SquareCosineAngle",
     "angle_from_cosine",
     "make_angle",
     "make_shared_angle",
@@ -315,39 +317,8 @@ class LearnableSigmoidAngle(_Sigmoid):
         return f"{shared}, initial_k={self.initial_k:g}"
 
 
-class CustomAngle(AngleFunction):
-    """A g given as a function of θ ∈ [0, π] on tensors; autograd differentiates it.
-
-    Args:
-        g: Elementwise function of θ.
-        name: Name in printed modules and logs.
-    """
-
-    is_same_for_all_filters = True
-
-    def __init__(self, g: Callable[[Tensor], Tensor], name: str = "custom") -> None:
-        super().__init__()
-        if not callable(g):
-            raise TypeError(f"g must be a function of θ, got {g!r}.")
-        self.g = g
-        self.name = name
-
-    def forward(self, cosine: Tensor) -> Tensor:
-        """Return g for each cosine."""
-        return self.g(angle_from_cosine(cosine))
-
-    def at(self, theta: Tensor) -> Tensor:
-        """Return g(θ)."""
-        return self.g(inside_range(theta))
-
-    def for_inference(self, cosine: Tensor) -> Tensor:
-        """Return g(θ) without the bounded derivative, a Python function that TorchScript cannot hold."""
-        return self.g(math.pi / 2 - cosine.asin())
-
-    def extra_repr(self) -> str:
-        """Return the name."""
-        return self.name
-
+register_angle(SquareCosineAngle)
+register_angle(SharpenedCosineAngle)
 
 OPERATORS = tuple(ANGLES)
 """Names of the angle functions."""

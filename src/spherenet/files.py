@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 __all__ = [
+    "APPEND",
     "LARGEST_JSON",
     "atomic_file",
     "atomic_folder",
@@ -29,6 +30,7 @@ __all__ = [
     "file_kind",
     "is_temporary",
     "make_folder",
+    "open_handle",
     "open_regular",
     "parse_json",
     "private_folder",
@@ -39,6 +41,7 @@ __all__ = [
     "to_json",
     "use_private_compiler_cache",
     "user_cache",
+    "user_path",
     "write_json",
     "write_text",
 ]
@@ -50,19 +53,23 @@ TEMPORARY = ".writing-"
 """Prefix of the names of unfinished files and folders."""
 
 
-def open_regular(path: str | os.PathLike[str], *, follow_links: bool = False) -> IO[bytes]:
-    """Open a regular file for reading.
+APPEND = os.O_RDWR | os.O_CREAT | os.O_APPEND
+"""Flags of `open_handle` to read and append, and to create a missing file."""
+
+
+def open_handle(path: str | os.PathLike[str], flags: int = os.O_RDONLY, *, follow_links: bool = False) -> int:
+    """Open a regular file and return its handle, e.g. for `os.write`. Nothing is written through a link or into a pipe.
 
     Raises:
-        OSError: If the file is missing, not readable, a pipe, a device, a folder, or a link that is not followed. Its
+        OSError: If the file is missing, not accessible, a pipe, a device, a folder, or a link that is not followed. Its
             `strerror` completes the sentence "cannot be read (…)".
     """
     # Without O_NONBLOCK, opening a pipe waits for a writer. It has no effect on regular files.
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+    flags |= getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
     if not follow_links:
         flags |= getattr(os, "O_NOFOLLOW", 0)
     try:
-        handle = os.open(path, flags)
+        handle = os.open(path, flags, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP and not follow_links:
             raise _not_regular(path, "a link") from None
@@ -71,11 +78,16 @@ def open_regular(path: str | os.PathLike[str], *, follow_links: bool = False) ->
         raise
     except ValueError as error:  # a NUL in the name
         raise OSError(errno.EINVAL, str(error), repr(path)) from None
-    kind = _kind(os.fstat(handle).st_mode)
-    if kind != "a regular file":
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
         os.close(handle)
-        raise _not_regular(path, kind)
-    return os.fdopen(handle, "rb")
+        raise _not_regular(path, _kind(mode))
+    return handle
+
+
+def open_regular(path: str | os.PathLike[str], *, follow_links: bool = False) -> IO[bytes]:
+    """Open a regular file for reading. Raises OSError as `open_handle` does."""
+    return os.fdopen(open_handle(path, follow_links=follow_links), "rb")
 
 
 def read_regular(path: str | os.PathLike[str], largest: int, *, follow_links: bool = False) -> bytes:
@@ -151,10 +163,12 @@ def atomic_file(path: Path) -> Iterator[Path]:
     e.g. external data of an ONNX file, are moved beside `path` before it.
 
     Raises:
-        OSError: If the file cannot be written, or if `path` is a folder.
+        OSError: If the file cannot be written, or if `path` is a folder, a device, a pipe or a socket.
     """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "a folder has that name", str(path))
+    if path.exists() and not path.is_file():  # a file in place of /dev/null would break other programs
+        raise _not_regular(path, _kind(path.stat().st_mode))
     with _temporary_folder(path) as folder:
         new = folder / path.name
         # The mode of a new file follows the user's umask. Some writers create private files.
@@ -291,6 +305,11 @@ def sync(path: str | os.PathLike[str]) -> None:
 
 
 # --- folders of the user -----------------------------------------------------------------------------------------
+
+
+def user_path(path: str | os.PathLike[str]) -> Path:
+    """Return a path in which ~ is replaced by the home folder; ~NAME of an unknown user is kept."""
+    return Path(os.path.expanduser(path))
 
 
 def user_cache(name: str) -> Path:

@@ -15,10 +15,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from spherenet.angles import ANGLES, SMALLEST_K, AngleFunction, make_angle, require_k
+from spherenet.angles import AngleFunction
+from spherenet.arguments import require_center, resolve_angle
 from spherenet.kernels.dispatch import (
     backend,
-    can_read_values,
     compiled_or_plain,
     implementation,
     needs_operators,
@@ -26,11 +26,22 @@ from spherenet.kernels.dispatch import (
 from spherenet.kernels.sphere_conv import SphereConvFunction, cached_unit_weight, forward, per_filter
 from spherenet.magnitudes import Magnitude, make_magnitude
 from spherenet.ops.geometry import Geometry, per_dimension, resolve_padding
-from spherenet.ops.norms import DEFAULT_EPS, autocast_is_on, without_autocast, working_dtype
-from spherenet.ops.sphere_conv import CENTERS, Affine, Operation, sphere_conv
+from spherenet.ops.norms import DEFAULT_EPS, autocast_is_on, without_autocast
+from spherenet.ops.sphere_conv import Affine, Operation, sphere_conv
+from spherenet.transposed import sphere_conv_transpose1d, sphere_conv_transpose2d, sphere_conv_transpose3d
 from spherenet.validation import require_floating, require_one_of, require_positive
 
-__all__ = ["backend", "sphere_conv1d", "sphere_conv2d", "sphere_conv3d", "sphere_layer", "sphere_linear"]
+__all__ = [
+    "backend",
+    "sphere_conv1d",
+    "sphere_conv2d",
+    "sphere_conv3d",
+    "sphere_conv_transpose1d",
+    "sphere_conv_transpose2d",
+    "sphere_conv_transpose3d",
+    "sphere_layer",
+    "sphere_linear",
+]
 
 Rescale = Tensor | float | None
 Size = int | Sequence[int]
@@ -61,7 +72,7 @@ def sphere_conv1d(
         input [N, C, L] or [C, L]; weight [O, C/groups, K].
     """
     geometry = _geometry(1, weight, stride, padding, dilation, groups)
-    angle, k = _resolve_angle(operator, k)
+    angle, k = resolve_angle(operator, k)
     affine, eps = Affine(bias, beta, gamma), require_positive("eps", eps)
     require_center(center, weight[0].numel() if len(weight) else 0)
     return sphere_layer(input, weight, affine, angle, geometry, eps, k, center, make_magnitude(magnitude))
@@ -94,7 +105,7 @@ def sphere_conv2d(
         padding: As in `torch.nn.functional.conv2d`.
         dilation: As in `torch.nn.functional.conv2d`.
         groups: As in `torch.nn.functional.conv2d`.
-        operator: "linear", "cosine", "sigmoid" or an `AngleFunction` object.
+        operator: "linear", "cosine", "sigmoid", "square-cosine" or an `AngleFunction` object.
         k: Parameter of the sigmoid: a number, or a tensor [O] or [].
         beta: Factor β, a number or a tensor [O] or []; None for 1.
         gamma: Shift γ, a number or a tensor [O] or []; None for 0.
@@ -107,7 +118,7 @@ def sphere_conv2d(
         ValueError: If a shape, operator, k or eps is not allowed.
     """
     geometry = _geometry(2, weight, stride, padding, dilation, groups)
-    angle, k = _resolve_angle(operator, k)
+    angle, k = resolve_angle(operator, k)
     affine, eps = Affine(bias, beta, gamma), require_positive("eps", eps)
     require_center(center, weight[0].numel() if len(weight) else 0)
     return sphere_layer(input, weight, affine, angle, geometry, eps, k, center, make_magnitude(magnitude))
@@ -138,7 +149,7 @@ def sphere_conv3d(
         input [N, C, D, H, W] or [C, D, H, W]; weight [O, C/groups, KD, KH, KW].
     """
     geometry = _geometry(3, weight, stride, padding, dilation, groups)
-    angle, k = _resolve_angle(operator, k)
+    angle, k = resolve_angle(operator, k)
     affine, eps = Affine(bias, beta, gamma), require_positive("eps", eps)
     require_center(center, weight[0].numel() if len(weight) else 0)
     return sphere_layer(input, weight, affine, angle, geometry, eps, k, center, make_magnitude(magnitude))
@@ -166,7 +177,7 @@ def sphere_linear(
     """
     if weight.dim() != 2:
         raise ValueError(f"weight must have 2 dimensions [out, in], got shape {list(weight.shape)}.")
-    angle, k = _resolve_angle(operator, k)
+    angle, k = resolve_angle(operator, k)
     affine, eps = Affine(bias, beta, gamma), require_positive("eps", eps)
     require_center(center, weight.shape[1])
     return sphere_layer(input, weight, affine, angle, Geometry(), eps, k, center, make_magnitude(magnitude))
@@ -232,7 +243,7 @@ def _evaluate(
             return _evaluate(batch, weight, affine, angle, geometry, eps, k, center, magnitude)
     has_kernel = angle.kernel_id is not None and (magnitude is None or magnitude.kernel_id is not None)
     extended = center is not None or magnitude is not None
-    name = implementation(batch, has_kernel=has_kernel, native_only=extended)
+    name = implementation(batch, has_kernel=has_kernel, native_only=extended or not angle.has_triton_kernel)
     radius = None if magnitude is None else magnitude.radius
     operation = Operation(angle, geometry, eps, name, False, center, magnitude)
     if name == "plain":
@@ -252,7 +263,12 @@ def _evaluate(
         or any(isinstance(value, Tensor) and value.requires_grad for value in arguments[2:])
     )
     # The cosine cannot be recovered from the output in these cases, see kernels/sphere_conv.py.
-    if learns and (has_affine or magnitude is not None or (batch.element_size() < 4 and not angle.is_identity)):
+    if learns and (
+        has_affine
+        or magnitude is not None
+        or not angle.is_recoverable
+        or (batch.element_size() < 4 and not angle.is_identity)
+    ):
         operation = operation._replace(save_cosine=True)
     if learns:
         out: Tensor = SphereConvFunction.apply(*arguments, operation)  # type: ignore[no-untyped-call]
@@ -263,16 +279,6 @@ def _evaluate(
 
         return operators.forward(*arguments[:6], operation, unit_weight)[0]  # type: ignore[arg-type]
     return forward(*arguments[:6], operation, unit_weight, radius)[0]  # type: ignore[arg-type]
-
-
-def require_center(center: str | None, kernel_entries: int | None) -> str | None:
-    """Return the argument `center` if it is allowed for kernels of this size; None for a size that is not known."""
-    if center is None:
-        return None
-    require_one_of("center", center, (None, *CENTERS))
-    if kernel_entries == 1:
-        raise ValueError(f"center must be None for kernels with a single entry, which is its own mean, got {center!r}.")
-    return center
 
 
 def _geometry(
@@ -290,32 +296,6 @@ def _geometry(
     elif require_one_of("padding", padding, ("same", "valid")) == "same" and any(s != 1 for s in stride):
         raise ValueError(f'padding must not be "same" for a strided convolution, got stride={tuple(stride)}.')
     return Geometry(tuple(weight.shape[2:]), stride, padding, dilation, groups)
-
-
-_NAMED = {name: make_angle(name) for name, angle_class in ANGLES.items() if not angle_class.is_learned}
-
-
-def _resolve_angle(
-    operator: str | AngleFunction, k: float | Tensor | None
-) -> tuple[AngleFunction, Tensor | float | None]:
-    """Return the angle function and its parameter for the arguments `operator` and `k` of a function."""
-    if not isinstance(operator, str) or operator not in ANGLES:
-        angle = make_angle(operator, k)  # type: ignore[arg-type]
-        return angle, angle.k
-    if operator not in _NAMED:
-        raise ValueError(f'operator must not be "{operator}" in a function, which owns no k: pass "sigmoid" and k.')
-    angle = _NAMED[operator]
-    if k is None:
-        return angle, angle.k
-    if not angle.takes_k:
-        raise ValueError(f'k must be None unless operator is "sigmoid", got k={k!r} with operator {operator!r}.')
-    if not isinstance(k, Tensor):
-        return angle, require_k(k)
-    require_floating("k", k)
-    # If values cannot be read, a wrong k shows as NaN.
-    if can_read_values(k) and not bool(((k >= SMALLEST_K) & k.isfinite()).all()):
-        raise ValueError(f"k must be finite and at least {SMALLEST_K:g} everywhere, got {k.detach()}.")
-    return angle, k.to(working_dtype(k.dtype))
 
 
 def _check_dtypes(input: Tensor, weight: Tensor) -> None:

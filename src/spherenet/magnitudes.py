@@ -6,7 +6,6 @@ SphereConv is h = 1. To add an h, subclass `Magnitude` and register its name in 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -166,7 +165,7 @@ class MixedMagnitude(Magnitude):
         return self.alpha * norm + self.beta * norm.log1p()
 
 
-MAGNITUDES: dict[str, Callable[..., Magnitude]] = {
+MAGNITUDES: dict[str, type[Magnitude]] = {
     cls.name: cls
     for cls in (BallMagnitude, TanhMagnitude, LinearMagnitude, SegmentedMagnitude, LogMagnitude, MixedMagnitude)
 }
@@ -196,6 +195,8 @@ def make_magnitude(
             raise ValueError(f"radius must be None for the magnitude {shown!r}, got {radius!r}.")
         return magnitude if isinstance(magnitude, Magnitude) else None
     cls = MAGNITUDES[require_one_of("magnitude", magnitude, ["sphere", *MAGNITUDES])]
+    if radius is not None and not cls.has_radius:
+        raise ValueError(f"radius must be None for the magnitude {cls.name!r}, which has none, got {radius!r}.")
     if isinstance(radius, str):
         require_one_of("radius", radius, ["learned"])
         return cls(num_filters=num_filters, device=device, dtype=dtype)

@@ -26,6 +26,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
 from spherenet.angles import AngleFunction
+from spherenet.magnitudes import Magnitude
 from spherenet.layers import AngularHead, SphereLayer
 from spherenet.losses import AngularLoss
 from spherenet.ops.norms import working_dtype
@@ -37,6 +38,7 @@ MODES = ("renormalize", "project")
 
 _NEVER_DECAYED = (
     AngleFunction,  # k: decay of the parameter behind it would pull every k toward 0.7
+    Magnitude,  # a radius, likewise
     _NormBase,  # BatchNorm, InstanceNorm and related layers
     nn.LayerNorm,
     nn.GroupNorm,
@@ -51,10 +53,10 @@ def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
 
     Decayed are weights with two dimensions or more: those of convolutions, linear layers, attention and recurrent
     layers, your own parameters, and an `AngularHead` under plain softmax. Not decayed are all parameters of sphere
-    layers (weight, k, β, γ, bias), of an `AngularHead` under a loss that normalizes its weights, of modules with
-    `scale_invariant = True`, of angle functions, normalization layers and embeddings, and all parameters with fewer
-    than two dimensions (biases, scales). A parameter that several modules share is decayed only if each of them would
-    decay it.
+    layers (weight, k, β, γ, radius, bias), of an `AngularHead` under a loss that normalizes its weights, of modules
+    with `scale_invariant = True`, of angle and magnitude functions, normalization layers and embeddings, and all
+    parameters with fewer than two dimensions (biases, scales). A parameter that several modules share is decayed only
+    if each of them would decay it.
 
     The loss of a head is found in the model: the nearest module that contains both of them. If the loss is not part of
     the model, pass both together, e.g. `param_groups(nn.ModuleList([model, criterion]), 5e-4)`.

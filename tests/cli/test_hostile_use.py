@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 
@@ -13,9 +14,10 @@ from safetensors.torch import load_file, save_file
 
 from command_line import TINY, command, one_sentence, spherenet
 from faults.folders import sign
-from made_runs import make_grid, make_run
+from made_runs import finish_job, make_grid, make_run
 from spherenet.cli.progress import Reporters
 from spherenet.errors import RunError
+from spherenet.experiments.jobs import create_settings, create_tuning_jobs
 from spherenet.export import load_model
 from spherenet.files import write_json
 from spherenet.report.grids import read_grid
@@ -25,6 +27,7 @@ from spherenet.report.tables import as_csv, markdown_page
 from spherenet.runs import RunDirectory
 from spherenet.text import plain
 from spherenet.training import Reporter
+from spherenet.training.config import TrainConfig
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J"
 
@@ -288,6 +291,85 @@ def test_report_files_are_complete_or_unchanged(tmp_path, monkeypatch, option):
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["grid", "target"]
 
 
+def test_best_setting_of_tune_is_complete_or_unchanged(tmp_path, monkeypatch, capsys):
+    settings = create_settings(TrainConfig(widths=[4, 4, 4]), ["cosine"], [], ["softmax"], [])
+    for job in create_tuning_jobs(settings, tmp_path / "runs", 2):
+        finish_job(job)
+    target = tmp_path / "best.yaml"
+    target.write_text("old")
+    tune = ["tune", "--widths", 4, 4, 4, "--try-operators", "cosine", "--number-of-folds", 2, "--output",
+            tmp_path / "runs", "--best", target]  # fmt: skip
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        assert spherenet(*tune) == 2
+    assert target.read_text() == "old"
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["best.yaml", "runs"]
+    capsys.readouterr()
+    assert spherenet(*tune) == 0
+    assert "operator: cosine" in target.read_text()
+    assert spherenet("train", "--config", target, "--output", target / "run") == 2  # a valid file of options
+    assert "--config" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("through_link", [False, True])
+def test_output_that_is_a_pipe_is_not_replaced(tmp_path, capsys, through_link):
+    """The same holds for devices: a file in place of /dev/null would break other programs."""
+    folder = make_grid(tmp_path / "grid", {"a": ("r", "c", 90.0, {0: [0.5]})})
+    os.mkfifo(tmp_path / "pipe")
+    target = tmp_path / "pipe"
+    if through_link:
+        target = tmp_path / "link"
+        target.symlink_to("pipe")
+    assert spherenet("report", folder, "--csv", target) == 2
+    assert one_sentence(message := capsys.readouterr().err), message
+    assert "must be a regular file, got a pipe" in message
+    assert stat.S_ISFIFO(target.stat().st_mode)
+    assert target.is_symlink() == through_link
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("reproduce", "table1", "--seeds", 2**40),
+        ("reproduce", "table1", "--jobs", 2**40),
+        ("reproduce", "table1", "--processes", 2**40),
+        ("tune", "--number-of-folds", 2**40),
+        ("tune", "--jobs", 2**40),
+        ("data", "--workers", 2**40),
+        ("bench", "--threads", 2**40),
+        ("theory", "conditioning", "--n", 2**20),
+        ("theory", "conditioning", "--depths", 2**20),
+        ("theory", "operators", "--m", 2**40),
+    ],
+    ids=lambda arguments: " ".join(map(str, arguments)),
+)
+def test_values_that_would_exhaust_the_machine_are_rejected(arguments, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert spherenet(*arguments) == 2
+    assert one_sentence(message := capsys.readouterr().err), message
+    assert " at most " in message or "from" in message
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("data", "folder", "--data-dir", "~no-such-user/x"),
+        ("data", "cifar10", "--data-dir", "~no-such-user/x"),
+        ("predict", "x.png", "--run", "~no-such-user/x"),
+    ],
+)
+def test_folder_of_an_unknown_user_is_reported_as_missing(arguments, capsys):
+    assert spherenet(*arguments) == 2
+    assert one_sentence(message := capsys.readouterr().err), message
+    assert "~no-such-user" in message
+
+
+def test_export_to_the_folder_of_an_unknown_user_is_written_to_that_name(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert spherenet("export", run, "~no-such-user/x") == 0
+    load_model("~no-such-user/x")
+
+
 def test_confusion_image_is_complete_or_unchanged(run, tmp_path, monkeypatch):
     target = tmp_path / "confusion.png"
     target.write_text("old")
@@ -385,7 +467,7 @@ def test_checkpoint_may_disappear_while_a_run_is_opened(run, monkeypatch):
 
 
 def test_invalid_folds_are_ignored_by_tuning(tmp_path):
-    from spherenet.experiments.tuning import read_score
+    from spherenet.experiments.jobs import read_score
     from spherenet.training.config import TrainConfig
 
     for fold, summary in enumerate(['{"accuracy": 0.5}', "{}", "nonsense"]):

@@ -32,6 +32,22 @@ def test_augmentation_none_differs_from_the_default():
     assert config().augmentation is None
 
 
+@pytest.mark.parametrize("center", ["auto", "none", "weight", "patch"])
+def test_center_is_a_choice_with_the_default_auto(center, tmp_path):
+    assert config().center == "auto"
+    assert config("--center", center).center == center
+    (tmp_path / "my.yaml").write_text(f"center: {center}\n")
+    assert config("--config", tmp_path / "my.yaml").center == center
+
+
+def test_magnitude_and_radius_options():
+    assert (config().magnitude, config().radius) == (None, None)
+    assert config("--magnitude", "none").magnitude is None
+    chosen = config("--magnitude", "ball", "--radius", "learned")
+    assert (chosen.magnitude, chosen.radius) == ("ball", "learned")
+    assert config("--magnitude", "tanh", "--radius", "2.5").radius == 2.5
+
+
 ALIASES = {
     "--train-pictures 100": {"train_images": 100},
     "--train-pictures=100": {"train_images": 100},

@@ -116,7 +116,7 @@ WRONG = {
     "depth": (["conditioning", "--depths", "1"], "--depths must be at least 2, got 1"),
     "steps": (["conditioning", "--steps", "-1"], "--steps must be at least 0, got -1"),
     "sphere": (["conditioning", "--operator", "none"], "--operator must be one of"),
-    "margin": (["operators", "--m", "1"], "--m must be a whole number of at least 2, got 1"),
+    "margin": (["operators", "--m", "1"], "--m must be a whole number from 2 to 1000, got 1"),
     "k": (["operators", "--k", "0"], "--k must be greater than 0"),
     "iterations": (["features", "--iterations", "0"], "--iterations must be at least 1, got 0"),
     "feature margin": (["features", "--m", "0.5"], "--m must be at least 1, got 0.5"),

@@ -13,6 +13,7 @@ import spherenet as sn
 from command_line import TINY, command, in_other_processes, one_sentence, spherenet
 from spherenet.runs import RunDirectory
 from spherenet.runs.checkpoints import load_checkpoint
+from spherenet.training.saved_runs import load_run
 
 
 def weights(run, role="step"):
@@ -91,6 +92,27 @@ LOSSES = ["w-cosine", "ga-linear", "a", "s-cosine", "arcface"]
 @pytest.mark.parametrize("loss", LOSSES)
 def test_losses_train(tmp_path, loss):
     assert spherenet("train", *TINY, "--loss", loss, "--output", tmp_path / "run") == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "center"),
+    [
+        (["--no-batch-norm"], "patch"),
+        (["--no-batch-norm", "--center", "none"], None),
+        (["--center", "weight", "--magnitude", "ball", "--radius", "learned"], "weight"),
+    ],
+    ids=str,
+)
+def test_centers_and_magnitudes_train_and_resume(tmp_path, options, center):
+    assert spherenet("train", *TINY, *options, "--output", tmp_path / "run") == 0
+    run = RunDirectory.open(tmp_path / "run")
+    assert run.config["model"]["center"] == center
+    (tmp_path / "run" / "summary.json").unlink()
+    assert spherenet("train", "--resume", tmp_path / "run") == 0
+    layers = sn.sphere_layers(load_run(tmp_path / "run", "last").model).values()
+    assert {layer.center for layer in layers} == {center}
+    magnitudes = {None if layer.magnitude is None else layer.magnitude.name for layer in layers}
+    assert magnitudes == {"ball" if "ball" in options else None}
 
 
 def test_annealing_follows_the_length_of_the_run(tmp_path, monkeypatch):

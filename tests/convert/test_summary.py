@@ -11,14 +11,14 @@ import spherenet as sn
 from spherenet.convert import sphere_summary, to_plain, to_sphere
 
 TABLE = """\
-name  layer            kind     operator  k    reason
-0     SphereConv2d     sphere   sigmoid   0.3  converted from Conv2d
-1     Identity         dropped  –         –    BatchNorm2d dropped after 0
-2     ReLU             changed  –         –    inplace disabled: the sphere layer before it saves its output
-3     Conv2d           plain    –         –    skipped by rule '3'
-4     BatchNorm2d      norm     –         –    BatchNorm kept: it does not directly follow a converted layer
-5     ConvTranspose2d  plain    –         –    not converted: ConvTranspose2d has no spherical counterpart
-7     Linear           plain    –         –    classifier (last layer of the model)
+name  layer            kind     operator  k    center  reason
+0     SphereConv2d     sphere   sigmoid   0.3  patch   converted from Conv2d
+1     Identity         dropped  –         –    –       BatchNorm2d dropped after 0
+2     ReLU             changed  –         –    –       inplace disabled: the sphere layer before it saves its output
+3     Conv2d           plain    –         –    –       skipped by rule '3'
+4     BatchNorm2d      norm     –         –    –       BatchNorm kept: it does not directly follow a converted layer
+5     ConvTranspose2d  plain    –         –    –       transposed convolution
+7     Linear           plain    –         –    –       classifier (last layer of the model)
 
 1 sphere, 3 plain, 1 norm, 1 dropped, 1 changed; 208 parameters, 108 of them in sphere layers (51.9%)"""
 

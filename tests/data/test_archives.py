@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import os
 import tarfile
 import tracemalloc
 from pathlib import Path
@@ -30,6 +31,13 @@ def write_archive(path, members, tar_format=tarfile.GNU_FORMAT):
         for info, data in members:
             archive.addfile(info, io.BytesIO(data))
     return path
+
+
+def test_pipe_is_refused(tmp_path):
+    """Opening a pipe would wait for a writer."""
+    os.mkfifo(tmp_path / "set.tar.gz")
+    with pytest.raises(DataError, match="must be a regular file, got a pipe"):
+        read_members(tmp_path / "set.tar.gz", MAX_SIZES)
 
 
 @pytest.mark.parametrize("tar_format", [tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT, tarfile.PAX_FORMAT])

@@ -141,6 +141,18 @@ def test_corrupt_part_is_deleted_and_downloaded_again(server, target):
     assert is_complete(target)
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("precious")], ids=["a pipe", "a link"])
+def test_part_that_is_not_a_regular_file_is_refused(server, target, make):
+    """In a folder that others can write to, a link would append to, or truncate, a file of this user."""
+    target.parent.mkdir()
+    precious = target.with_name("precious")
+    precious.write_text("precious")
+    make(target.with_name("file.tar.gz.part"))
+    with pytest.raises(DataError, match="must be a regular file, got"):
+        fetch(server, target)
+    assert precious.read_text() == "precious"
+
+
 def test_part_that_is_too_long_is_deleted(server, target):
     write_part(target, CONTENT + b"x")
     with pytest.raises(DataError, match="wrong checksum"):

@@ -1,6 +1,7 @@
 """docs/licenses.md lists every required package with its bound and version; bounds exclude known vulnerabilities."""
 
 import importlib.util
+import re
 
 import pytest
 
@@ -39,6 +40,16 @@ def test_base_install_has_nine_packages(script):
 def test_lower_bounds_exclude_known_vulnerabilities(script):
     bounds = script.required()
     assert {name for name, first in FIXED.items() if parse_version(bounds[name]) < parse_version(first)} == set()
+
+
+def test_lock_has_the_pinned_versions_with_hashes(script):
+    lines = (script.ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()[1:]
+    matches = [re.fullmatch(r"([a-z0-9.-]+)==(\S+) --hash=sha256:[0-9a-f]{64}", line) for line in lines]
+    assert all(matches)
+    locked = {match[1]: match[2].partition("+")[0] for match in matches}
+    pinned = script.pinned()
+    assert {name: version for name, version in locked.items() if name in pinned} == pinned
+    assert set(locked) - set(pinned) == {"setuptools"}  # required by torch, but not pinned for development
 
 
 def test_shipped_digits_are_listed_with_their_license(script):

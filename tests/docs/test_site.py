@@ -10,8 +10,8 @@ import yaml
 
 from docs.pages import DOCS, PAGES, ROOT
 
-PACKAGES = ["functional", "layers", "angles", "losses", "regularizers", "optim", "models", "convert", "export", "data",
-            "runs", "training", "estimators"]  # fmt: skip
+PACKAGES = ["functional", "layers", "angles", "magnitudes", "losses", "regularizers", "optim", "models", "convert",
+            "export", "data", "runs", "training", "estimators"]  # fmt: skip
 
 
 class _Loader(yaml.SafeLoader):

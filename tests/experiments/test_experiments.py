@@ -24,8 +24,8 @@ from spherenet.runs import RunDirectory
 from spherenet.training.config import TrainConfig
 
 CELL_COUNTS = {"table1": 48, "table2": 36, "table3": 6, "table4": 10, "fig-convergence-resnet": 8,
-              "fig-convergence-plain": 7, "fig-width": 8, "fig-ultradeep": 6, "learnable": 2, "fig-spherenorm": 20,
-              "s-softmax": 6, "weight-decay": 4, "imagenet": 3, "margin-schedule": 22}  # fmt: skip
+              "fig-convergence-plain": 7, "fig-width": 8, "fig-ultradeep": 6, "learnable": 2, "fig-spherenorm": 40,
+              "s-softmax": 6, "weight-decay": 4, "imagenet": 3, "margin-schedule": 22, "margin-forms": 43}  # fmt: skip
 
 
 def run_in_process(arguments, log):
@@ -43,6 +43,38 @@ def test_paper_preset_has_all_cells_with_the_papers_settings(id):
             config = cell.config
             assert (config.iterations, config.milestones, config.optimizer) == (64_000, [34_000, 54_000], "adam")
             assert config.learning_rate == (1e-4 if cell.starts_from else 1e-3)
+
+
+def test_experiments_are_centered_in_our_own_cells_only():
+    for experiment in EXPERIMENTS.values():
+        for preset in ("paper", "cpu", "smoke"):
+            for cell in experiment.cells(preset):
+                own = {"centered_weight": "weight", "centered_patch": "patch"}.get(cell.name.rpartition("_")[0], "none")
+                assert cell.config.center == own, cell.name
+
+
+def test_fig_spherenorm_compares_normalizations_at_the_same_batch_sizes():
+    cells = {cell.name: cell.config for cell in find_experiment("fig-spherenorm").cells("cpu")}
+    for size in (2, 4, 8, 16):
+        for row in ("batchnorm", "groupnorm", "spherenorm", "centered_weight", "centered_patch"):
+            assert cells[f"{row}_{size}"].batch_size == size
+        assert cells[f"groupnorm_{size}"].group_norm == 8
+        spherenorm = cells[f"spherenorm_{size}"]
+        assert cells[f"centered_patch_{size}"] == replace(spherenorm, center="patch")
+        assert cells[f"centered_weight_{size}"] == replace(spherenorm, center="weight")
+
+
+def test_margin_forms_vary_one_option_at_a_time():
+    cells = {cell.name: cell.config for cell in find_experiment("margin-forms").cells("cpu")}
+    assert len(cells) == 43
+    for name, loss in (("linear", "ga-linear"), ("cosine", "ga-cosine")):
+        for scale, value in (("norm", "norm"), ("s10", 10.0), ("s30", 30.0)):
+            without = cells[f"{name}_{scale}_m1"]
+            assert (without.loss, without.scale, without.m, without.annealing) == (loss, value, 1.0, False)
+            for margin, m in (("m1.2", 1.2), ("m1.5", 1.5), ("m4-annealed", 4.0)):
+                full, detached = (cells[f"{name}_{scale}_{margin}_{gradient}"] for gradient in ("full", "detached"))
+                assert detached == replace(full, margin_gradient="detached")
+                assert full == replace(without, m=m, annealing=m == 4.0)
 
 
 def test_paper_values_are_in_the_papers_source():

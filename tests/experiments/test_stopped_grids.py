@@ -6,12 +6,15 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from command_line import command
+from made_runs import finish_job
 from spherenet.experiments.jobs import Job
-from spherenet.experiments.runner import run_jobs
+from spherenet.experiments.runner import LocalLauncher, run_jobs
 from spherenet.runs import RunDirectory
 from spherenet.training.config import TrainConfig
 
@@ -23,7 +26,13 @@ with_ray = pytest.param("ray", 1, signal.SIGINT, marks=pytest.mark.skipif(not ha
 
 @pytest.mark.parametrize(
     ("launcher", "jobs", "number"),
-    [("local", 2, signal.SIGINT), ("local", 1, signal.SIGTERM), ("torchrun", 1, signal.SIGINT), with_ray],
+    [
+        ("local", 2, signal.SIGINT),
+        ("local", 1, signal.SIGTERM),
+        ("local", 1, signal.SIGHUP),
+        ("torchrun", 1, signal.SIGINT),
+        with_ray,
+    ],
 )
 def test_stopped_grid_saves_its_runs_and_starts_no_other(tmp_path, launcher, jobs, number):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -66,6 +75,67 @@ def wait_until(condition, process):
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+def test_interrupted_tune_saves_its_run_and_writes_no_best_setting(tmp_path):
+    """One setting is finished, so that there would be a best one."""
+    options = ["--widths", "4", "4", "4", "--batch-size", "32", "--log-every", "1", "--threads", "1", "--no-probes",
+               "--eval-every", "500000", "--iterations", "1000000"]  # fmt: skip
+    settings = ["--try-operators", "cosine", "linear", "none", "--number-of-folds", "2"]
+    runs, best = tmp_path / "runs", tmp_path / "best.yaml"
+    config = TrainConfig(
+        widths=[4, 4, 4], batch_size=32, log_every=1, threads=1, probes=False, eval_every=500_000, iterations=1_000_000
+    )
+    for fold in range(2):
+        finish_job(Job("cosine", runs / "cosine_softmax" / f"fold-{fold}", replace(config, folds=2, fold=fold)))
+    tune = subprocess.Popen(
+        command("tune", *options, *settings, "--output", runs, "--best", best),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+    )
+    try:
+        running = runs / "linear_softmax" / "fold-0"
+        wait_until(lambda: len(RunDirectory(running).metrics) > 3, tune)
+        tune.send_signal(signal.SIGINT)
+        output, errors = tune.communicate(timeout=TIMEOUT)
+    finally:
+        tune.kill()
+        tune.wait()
+    assert tune.returncode == 130, errors
+    assert "stopped; the same command resumes 4 runs" in errors
+    assert "cosine_softmax" in output
+    assert RunDirectory(running).newest_checkpoint()[0] is not None
+    assert not RunDirectory(running).in_use
+    assert sorted(path.parent.name for path in runs.glob("*/*/config.json")) == ["fold-0", "fold-0", "fold-1"]
+    assert not best.exists()
+
+
+def test_second_signal_during_stop_does_not_block():
+    """A signal handler runs inside any function, also inside the handler of an earlier signal."""
+    launcher = LocalLauncher()
+    with launcher._lock:
+        signal.signal(signal.SIGALRM, lambda *_: pytest.fail("stop waits for a lock of its own thread"))
+        signal.alarm(10)
+        try:
+            launcher.stop()
+        finally:
+            signal.alarm(0)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    assert launcher.stopped
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("elsewhere")], ids=["a pipe", "a link"])
+def test_log_that_is_not_a_regular_file_fails_its_run_only(tmp_path, make):
+    jobs = [Job(f"run {number}", tmp_path / str(number), TrainConfig()) for number in range(2)]
+    make(jobs[0].log)
+    jobs[1].log.mkdir()
+    results = run_jobs(jobs, LocalLauncher(), 1)
+    assert "must be a regular file, got" in results[0].failure
+    assert results[1].failure
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_no_job_starts_after_stop(tmp_path):

@@ -1,4 +1,4 @@
-"""Commands with mutated runs, models and option files end with a result or one sentence, in bounded time and memory."""
+"""Every command with mutated files or options ends with a result or one sentence, in bounded time and memory."""
 
 import json
 import random
@@ -13,12 +13,27 @@ from command_line import spherenet
 from faults.fork_server import build_data
 from faults.mutation import TIMEOUT, mutated_bytes, mutated_value
 from faults.scale import COMMAND_LINES
+from faults.small_sets import SMALL10, pickled_files, write_archive, write_folder
+from faults.small_sets import member as archive_member
+from made_runs import finish_job
+from spherenet.cli.main import verb_parser
+from spherenet.data import DATASETS
+from spherenet.data.cifar import cifar_info
+from spherenet.experiments import find_experiment
+from spherenet.experiments.jobs import create_jobs, create_settings, create_tuning_jobs, write_experiment
+from spherenet.experiments.runner import LocalLauncher
+from spherenet.training import build
 from spherenet.training import run as training
 from spherenet.training.config import TrainConfig
 
 POINT = 15
 CODES = {0, 1, 2}
 """Allowed exit codes; 70 is an internal error."""
+
+SHARES = {"runs": 36, "models": 10, "option files": 14, "grids": 12, "data": 10, "images": 4, "options": 14}
+"""Percent of the command lines per test."""
+
+TINY = TrainConfig(widths=[4, 4, 4], milestones=[3], iterations=1, batch_size=32)
 
 FILES = ("config.json", "metrics.jsonl", "summary.json", "checkpoints/{step}/manifest.json",
          "checkpoints/{step}/state.json", "checkpoints/{step}/model.safetensors")  # fmt: skip
@@ -40,6 +55,16 @@ def no_hang(arguments):
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
+
+
+def trials(test):
+    """Return the numbers of the command lines of a test."""
+    return range(COMMAND_LINES * SHARES[test] // 100)
+
+
+def test_shares_add_up_to_all_command_lines():
+    assert sum(SHARES.values()) == 100
+    assert sum(len(trials(test)) for test in SHARES) == COMMAND_LINES
 
 
 @pytest.fixture
@@ -78,8 +103,20 @@ def run_command(arguments, capsys):
     return code
 
 
+def use_few_digits(monkeypatch):
+    """Train and evaluate on the digits that the run was trained on; other data sets are read as always."""
+    original = build.build_data
+
+    def few_or_original(config, progress=None):
+        is_default = config.data == "mnist5k" and not config.folds and config.train_images is None
+        return build_data(config) if is_default else original(config, progress)
+
+    monkeypatch.setattr(training, "build_data", few_or_original)
+    monkeypatch.setattr(build, "build_data", few_or_original)
+
+
 def test_mutated_runs(run, image, tmp_path, capsys, monkeypatch, tried):
-    monkeypatch.setattr(training, "build_data", build_data)  # the digits that the run was trained on
+    use_few_digits(monkeypatch)
     chance = random.Random(0)
     step = sorted((run / "checkpoints").glob("step-*"))[-1].name
     files = [name.format(step=step) for name in FILES]
@@ -92,9 +129,11 @@ def test_mutated_runs(run, image, tmp_path, capsys, monkeypatch, tried):
         "export": lambda: ["export", run, target, "--overwrite", "--checkpoint", "last"],
         "resume": lambda: ["train", "--resume", run],
         "doctor --json": lambda: ["doctor", run, "--json"],
+        "evaluate": lambda: ["evaluate", run, "--checkpoint", "last"],
+        "evaluate --json": lambda: ["evaluate", run, "--checkpoint", "last", "--allow-changes", "--json"],
     }
     codes = set()
-    for _ in range(COMMAND_LINES * 6 // 10):
+    for _ in trials("runs"):
         verb = chance.choice(list(verbs))
         name = chance.choice(files)
         if verb == "resume":
@@ -116,7 +155,7 @@ def test_mutated_models(run, image, tmp_path, capsys, tried):
     capsys.readouterr()
     contents = {path.name: path.read_bytes() for path in model.iterdir() if path.name != "README.md"}
     codes = set()
-    for _ in range(COMMAND_LINES * 2 // 10):
+    for _ in trials("models"):
         name = chance.choice(sorted(contents))
         (model / name).write_bytes(mutated_file(contents[name], name, chance))
         codes.add(run_command(["predict", image, "--run", model, *chance.choice([[], ["--json"]])], capsys))
@@ -128,13 +167,168 @@ def test_mutated_models(run, image, tmp_path, capsys, tried):
 def test_mutated_option_files(tmp_path, capsys, tried):
     """Option files for --config, without training."""
     chance, path = random.Random(2), tmp_path / "my.yaml"
-    values = TrainConfig(widths=[4, 4, 4], milestones=[3], iterations=1).as_dict()
+    values = TINY.as_dict()
     text = "".join(f"{name}: {json.dumps(value)}\n" for name, value in values.items()).encode()
     codes = set()
-    for number in range(COMMAND_LINES * 2 // 10):
+    for number in trials("option files"):
         mutated = json.dumps(mutated_value(values, chance)).encode() if number % 2 else mutated_bytes(text, chance)
         path.write_bytes(mutated)
+        verb = chance.choice(["train", "train", "tune"])
         # The output folder cannot be created, so that nothing is trained with valid options.
-        codes.add(run_command(["train", "--config", path, "--output", path / "run"], capsys))
-        tried("train with mutated options")
+        codes.add(run_command([verb, "--config", path, "--output", path / "run"], capsys))
+        tried(f"{verb} with mutated options")
     assert codes <= {1, 2}
+
+
+@pytest.fixture
+def no_training(monkeypatch):
+    """Let every run of a grid fail at once instead of starting a process."""
+    monkeypatch.setattr(LocalLauncher, "__call__", lambda self, arguments, log: 2)
+
+
+TUNE = ["tune", "--widths", 4, 4, 4, "--milestones", 3, "--iterations", 1, "--batch-size", 32, "--try-operators",
+        "cosine", "none", "--number-of-folds", 2]  # fmt: skip
+
+
+@pytest.fixture
+def grids(tmp_path):
+    """Return the folder of a finished tuning and the folder of finished experiments."""
+    tuned, reproduced = tmp_path / "tuned", tmp_path / "reproduced"
+    settings = create_settings(TINY, ["cosine", "none"], [], ["softmax"], [])
+    experiment = find_experiment("table3")
+    folder = reproduced / "smoke" / "table3"
+    write_experiment(experiment, "smoke", folder)
+    for job in create_tuning_jobs(settings, tuned, 2) + create_jobs(experiment.cells("smoke"), folder, range(1)):
+        finish_job(job)
+    return tuned, reproduced
+
+
+def test_mutated_grids(grids, no_training, capsys, tried):
+    chance, (tuned, reproduced) = random.Random(3), grids
+    files = {root: sorted(path for path in root.rglob("*.json*") if path.is_file()) for root in grids}
+    best = tuned.with_name("best.yaml")
+    verbs = {
+        "tune": (tuned, [*TUNE, "--output", tuned, "--best", best]),
+        "tune --json": (tuned, [*TUNE, "--output", tuned, "--json"]),
+        "reproduce": (reproduced, ["reproduce", "table3", "--preset", "smoke", "--output", reproduced]),
+        "report of a grid": (reproduced, ["report", reproduced / "smoke" / "table3"]),
+    }
+    codes = set()
+    for root, arguments in verbs.values():
+        assert run_command(arguments, capsys) == 0, root  # every run is finished
+    for _ in trials("grids"):
+        verb = chance.choice(list(verbs))
+        root, arguments = verbs[verb]
+        path = chance.choice(files[root])
+        content = path.read_bytes()
+        path.write_bytes(mutated_file(content, path.name, chance))
+        codes.add(run_command(arguments, capsys))
+        path.write_bytes(content)
+        tried(f"{verb} with a mutated file of a run")
+    assert 1 in codes
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    """Return a folder of images and two folders of a small CIFAR-10."""
+    monkeypatch.setitem(DATASETS, "cifar10", cifar_info(SMALL10, augmentation="flip"))
+    photos, files, archive = tmp_path / "photos", tmp_path / "files", tmp_path / "archive"
+    for number in range(6):
+        path = photos / f"class {number % 2}" / f"{number}.{('png', 'jpg')[number // 4]}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.effect_noise((9, 9), 50).save(path)
+    contents = pickled_files(SMALL10)
+    write_folder(files / SMALL10.python_folder, contents)
+    members = [archive_member(f"{SMALL10.python_folder}/{name}", content) for name, content in contents.items()]
+    write_archive(archive / SMALL10.python_archive, members)
+    return {"folder": photos, "cifar10": files, "cifar10 in an archive": archive}
+
+
+def test_mutated_data(data, capsys, tried):
+    chance, codes = random.Random(4), set()
+    files = {name: sorted(path for path in root.rglob("*") if path.is_file()) for name, root in data.items()}
+    for _ in trials("data"):
+        name = chance.choice(list(data))
+        path = chance.choice(files[name])
+        content = path.read_bytes()
+        path.write_bytes(mutated_bytes(content, chance))
+        options = chance.choice([[], ["--json"]])
+        codes.add(run_command(["data", name.split()[0], "--data-dir", data[name], *options], capsys))
+        path.write_bytes(content)
+        tried(f"data with a mutated file: {name}")
+    assert {0, 2} <= codes
+
+
+def test_mutated_images(tmp_path, capsys, tried):
+    chance, codes = random.Random(5), set()
+    originals = {}
+    for suffix in ("png", "jpg", "bmp", "gif", "tif"):
+        Image.effect_noise((12, 8), 50).save(tmp_path / f"original.{suffix}")
+        originals[suffix] = (tmp_path / f"original.{suffix}").read_bytes()
+    for _ in trials("images"):
+        suffix = chance.choice(list(originals))
+        path = tmp_path / f"mutated.{suffix}"
+        path.write_bytes(mutated_bytes(originals[suffix], chance))
+        codes.add(run_command(["theory", "phase", path, *chance.choice([[], ["--json"]])], capsys))
+        tried("theory phase of a mutated image")
+    assert {0, 2} <= codes
+
+
+TEXTS = ("", " ", "x", "-1", "0", "1", "2", "0.5", "-0.0", "1e-400", "1e400", "nan", "-inf", "9" * 30, "1_0", "0x1",
+         "²", "none", "null", "true", "[]", "{}", "[/x]", "\x1b[2J", "\u202e", "\udcff", "../x", "~no-such-user/x",
+         "x.png", "x/y.png", "x" * 300, "cosine", "softmax", "train", "cpu", "meta", "cuda:99", "=", "--")  # fmt: skip
+"""Unexpected values of options. Numbers that would only take long, such as a million rounds, are not among them."""
+
+NOT_TRIED = {"--help", "-h", "--print-config", "--download", "--suite", "--ray", "--config"}
+"""Options that print and exit, use the network, start a cluster or take minutes. Option files have a separate test."""
+
+
+def options_of(parser):
+    """Return the tried options of a parser, by their longest names, with the number of values."""
+    actions = [action for action in parser._actions if action.option_strings]
+    named = {max(action.option_strings, key=len): action for action in actions}
+    return {
+        name: (0, 0) if action.nargs == 0 else (1, 3) if action.nargs == "+" else (1, 1)
+        for name, action in named.items()
+        if name not in NOT_TRIED
+    }
+
+
+def mutated_options(options, chance):
+    """Return one to three options with unexpected values."""
+    words = []
+    for name in chance.sample(sorted(options), chance.choice((1, 1, 2, 3))):
+        least, most = options[name]
+        words += [name, *(chance.choice(TEXTS) for _ in range(chance.randint(least, most)))]
+    return words
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more processes than processors
+def test_unexpected_options(run, image, grids, data, no_training, tmp_path, capsys, monkeypatch, tried):
+    """Every verb of which no test above covers the options."""
+    use_few_digits(monkeypatch)
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")  # some values are valid names of files to write
+    chance, (tuned, reproduced) = random.Random(6), grids
+    labs = {lab.prog.split()[-1]: lab for lab in verb_parser("theory").labs}
+    bench = ["bench", "--operators", "cosine", "--widths", 2, 2, 2, "--network", "cnn-3", "--batch-size", 1,
+             "--rounds", 2, "--warmup", 1, "--mode", "inference"]  # fmt: skip
+    conditioning = ["theory", "conditioning", "--c", 1, 2, "--depths", 2, "--steps", 0]
+    commands = {
+        "evaluate": (["evaluate", run], verb_parser("evaluate")),
+        "reproduce": (["reproduce", "table3", "--preset", "smoke", "--output", reproduced], verb_parser("reproduce")),
+        "tune": ([*TUNE, "--output", tuned], verb_parser("tune")),
+        "data": (["data", "folder", "--data-dir", data["folder"]], verb_parser("data")),
+        "bench": (bench, verb_parser("bench")),
+        "theory operators": (["theory", "operators"], labs["operators"]),
+        "theory color": (["theory", "color"], labs["color"]),
+        "theory phase": (["theory", "phase", image], labs["phase"]),
+        "theory conditioning": (conditioning, labs["conditioning"]),
+    }
+    codes = set()
+    for _ in trials("options"):
+        verb = chance.choice(list(commands))
+        arguments, parser = commands[verb]
+        codes.add(run_command([*arguments, *mutated_options(options_of(parser), chance)], capsys))
+        tried(f"{verb} with unexpected options")
+    assert {0, 2} <= codes

@@ -28,6 +28,22 @@ CONSTRUCTORS = {
     "angle for other filters": (
         lambda: linear(operator=sn.LearnableSigmoidAngle(5)), ValueError, "must have 4 k.*with 5",
     ),
+    "power for other filters": (
+        lambda: linear(operator=sn.SharpenedCosineAngle(5)), ValueError, "must have 4 p.*with 5",
+    ),
+    "power below its floor": (lambda: sn.SharpenedCosineAngle(p=0.1), ValueError, "p must be greater than 0.1"),
+    "negative power": (lambda: sn.SharpenedCosineAngle(p=-1), ValueError, "p must be greater than 0, got -1"),
+    "k for a power": (lambda: linear(operator="square-cosine", k=2.0), ValueError, "k must be None.*square-cosine"),
+    "unknown center": (lambda: conv(center="pach"), ValueError, "center.*'pach'.*mean 'patch'"),
+    "center as a switch": (lambda: conv(center=True), ValueError, "center must be one of.*got True"),
+    "center of single entries": (
+        lambda: sn.SphereConv2d(1, 4, 1, center="weight"), ValueError, "center must be None.*single entry.*'weight'",
+    ),
+    "center of depthwise single entries": (
+        lambda: sn.SphereConv2d(4, 4, 1, groups=4, center="patch"), ValueError, "center must be None.*'patch'",
+    ),
+    "center of one feature": (lambda: sn.SphereLinear(1, 4, center="patch"), ValueError, "center must be None"),
+    "center of one hidden unit": (lambda: sn.SphereLSTM(3, 1, center="weight"), ValueError, "center must be None"),
     "zero eps": (lambda: conv(eps=0), ValueError, "eps must be greater than 0, got 0"),
     "negative eps": (lambda: conv(eps=-1e-4), ValueError, "eps must be greater than 0, got -0.0001"),
     "rescale word": (lambda: conv(rescale="fixed"), ValueError, "rescale must.*got 'fixed'"),
@@ -58,6 +74,17 @@ CALLS = {
     "function without k": (
         lambda: sphere_linear(ROW, W2, operator="learnable"), ValueError, "owns no k",
     ),
+    "function without p": (
+        lambda: sphere_linear(ROW, W2, operator="sharpened-cosine"), ValueError, "pass a SharpenedCosineAngle object",
+    ),
+    "center of a function": (lambda: sphere_linear(ROW, W2, center="both"), ValueError, "center must be one of"),
+    "center of a function with single entries": (
+        lambda: sphere_linear(ROW[:, :1], W2[:, :1], center="patch"), ValueError, "center must be None",
+    ),
+    "center of lazy single entries": (
+        lambda: sn.LazySphereConv2d(4, 1, center="patch")(torch.randn(2, 1, 5, 5)), ValueError, "center must be None",
+    ),
+    "magnitude of a function": (lambda: sphere_linear(ROW, W2, magnitude="tan"), ValueError, "mean 'tanh'"),
     "function, wrong operator": (
         lambda: sphere_linear(ROW, W2, operator="tanh"), ValueError, "operator.*'tanh'",
     ),

@@ -261,3 +261,87 @@ def test_feature_batch_norm_normalizes_the_features(name):
     assert scores.shape == (8, 10)
     again = sn.create_model(**model.config)
     assert again.state_dict().keys() == model.state_dict().keys()
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, None),
+        ({"batch_norm": False}, "patch"),
+        ({"batch_norm": False, "group_norm": 2}, None),
+        ({"batch_norm": False, "center": None}, None),
+        ({"batch_norm": False, "center": "none"}, None),
+        ({"batch_norm": False, "center": "weight"}, "weight"),
+        ({"center": "patch"}, "patch"),
+        ({"center": "auto"}, None),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", ["cnn-3", "resnet-32"])
+def test_center_is_patch_by_default_without_batch_norm_only(name, options, expected):
+    with torch.device("meta"):
+        model = sn.create_model(name, operator="cosine", **SMALL[name], **options)
+        again = sn.create_model(**model.config)
+    assert {layer.center for layer in sn.sphere_layers(model).values()} == {expected}
+    assert model.config["center"] == again.config["center"] == expected
+    assert str(again) == str(model)
+
+
+@pytest.mark.parametrize("operator", [None, "none"])
+def test_plain_networks_are_never_centered(operator):
+    model = sn.create_model("cnn-3", operator=operator, batch_norm=False, widths=(2, 2, 2))
+    assert model.config["center"] is None
+    for name, value in (("center", "weight"), ("magnitude", "ball"), ("radius", 2.0)):
+        with pytest.raises(ValueError, match=f"{name} must be None if operator is None"):
+            sn.create_model("cnn-3", operator=operator, **{name: value})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"magnitude": "ball", "radius": "learned"},
+        {"magnitude": "linear", "center": "weight"},
+        {"magnitude": sn.TanhMagnitude(radius=2.0)},
+        {"batch_norm": False},
+        {"batch_norm": False, "group_norm": 3},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("shortcut", ["plain", "operator"])
+def test_centers_and_magnitudes_run_forward_and_backward(options, shortcut):
+    model = sn.create_model("resnet-32", operator="cosine", shortcut=shortcut, **SMALL["resnet-32"], **options)
+    loss, _ = model(torch.randn(2, 3, 32, 32), torch.tensor([1, 2]))
+    loss.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    radii = [name for name, _ in model.named_parameters() if name.endswith("raw_radius")]
+    assert len(radii) == (len(sn.sphere_layers(model)) if "radius" in options else 0)
+
+
+def test_kernels_with_a_single_entry_are_not_centered():
+    model = sn.create_model("cnn-3", operator="cosine", batch_norm=False, widths=(1, 1, 1), input_size=8)
+    centers = {name: layer.center for name, layer in sn.sphere_layers(model).items()}
+    assert centers.pop("features.fully_connected") is None  # 1 × 1 pixels of one channel
+    assert set(centers.values()) == {"patch"}
+
+
+def test_group_norm_replaces_batch_norm():
+    model = sn.create_model("cnn-3", operator=None, batch_norm=False, group_norm=8, widths=(4, 6, 8))
+    norms = [module.num_groups for module in model.modules() if isinstance(module, nn.GroupNorm)]
+    assert norms == [4, 2, 8]  # greatest common divisors of 8 and the widths
+    assert not [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"center": "kernel"}, "center must be one of None, 'none', 'auto', 'weight', 'patch', got 'kernel'"),
+        ({"magnitude": "bal"}, "magnitude must be one of .* Did you mean 'ball'"),
+        ({"radius": 1.0}, "radius must be None for the magnitude 'sphere'"),
+        ({"group_norm": 8}, "group_norm must be 0 unless batch_norm is False, got 8"),
+        ({"group_norm": -1, "batch_norm": False}, "group_norm must be an integer of at least 0, got -1"),
+    ],
+    ids=str,
+)
+def test_invalid_center_magnitude_and_group_norm_are_rejected(options, message):
+    with pytest.raises(ValueError, match=message):
+        sn.create_model("cnn-3", **options)

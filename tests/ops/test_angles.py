@@ -6,17 +6,33 @@ import pytest
 import torch
 
 import spherenet as sn
-from cases import OPERATORS
+from cases import OPERATORS, POWERS
 from oracle import sphere_conv as reference
-from spherenet.angles import ANGLES, AngleFunction, CosineAngle, LinearAngle, SigmoidAngle, make_angle
+from spherenet.angles import (
+    ANGLES,
+    AngleFunction,
+    CosineAngle,
+    LinearAngle,
+    SharpenedCosineAngle,
+    SigmoidAngle,
+    SquareCosineAngle,
+    make_angle,
+)
 
 K = [0.1, 0.3, 0.7, 2.0]
-FUNCTIONS = {"linear": LinearAngle(), "cosine": CosineAngle()} | {f"sigmoid-{k}": SigmoidAngle(k) for k in K}
+P = [1.0, 1.7, 2.0, 3.5]
+FUNCTIONS = {"linear": LinearAngle(), "cosine": CosineAngle(), "square-cosine": SquareCosineAngle()}
+FUNCTIONS |= {f"sigmoid-{k}": SigmoidAngle(k) for k in K}
+FUNCTIONS |= {f"sharpened-{p}": SharpenedCosineAngle(p=p, dtype=torch.float64) for p in P}
 REFERENCE = {
     "linear": (reference.g_linear, reference.slope_linear),
     "cosine": (reference.g_cosine, reference.slope_cosine),
+    "square-cosine": (lambda t: t.cos() * t.cos().abs(), lambda t: -2 * t.cos().abs() * t.sin()),
 } | {
     f"sigmoid-{k}": (lambda t, k=k: reference.g_sigmoid(t, k), lambda t, k=k: reference.slope_sigmoid(t, k)) for k in K
+}
+REFERENCE |= {
+    f"sharpened-{p}": (lambda t, p=p: reference.g_power(t, p), lambda t, p=p: reference.slope_power(t, p)) for p in P
 }
 every_function = pytest.mark.parametrize("name", FUNCTIONS)
 
@@ -130,7 +146,7 @@ def test_gradcheck_of_sigmoid_with_k():
     assert torch.autograd.gradcheck(SigmoidAngle.value, (cosine, k), check_forward_ad=True)
 
 
-@pytest.mark.parametrize("operator", OPERATORS, ids=str)
+@pytest.mark.parametrize("operator", [*OPERATORS, *POWERS], ids=str)
 def test_named_angles_equal_reference(operator):
     angle = make_angle(**operator.arguments, num_filters=5, dtype=torch.float64)
     theta = interior(50)[:, None].expand(50, 5)
@@ -183,7 +199,91 @@ def test_learned_k_starts_at_initial_value_and_stays_positive(k):
     assert sn.LearnableSigmoidAngle(3, k).to(torch.bfloat16).k.dtype == torch.float32
 
 
-@pytest.mark.parametrize("name", ["linear", "cosine", "sigmoid-0.3"])
+@pytest.mark.parametrize("p", [0.3, 0.9, 1.0, 1.5, 2.0, 4.0])
+def test_gradcheck_of_sharpened_cosine_with_power(p):
+    """Away from c = 0, where the floor of |c| is not active."""
+    angle = SharpenedCosineAngle(6, p, dtype=torch.float64)
+    cosine = torch.linspace(-0.95, 0.95, 6, dtype=torch.float64, requires_grad=True)
+
+    def run(cosine, raw):
+        return torch.func.functional_call(angle, {"raw_p": raw}, (cosine,))
+
+    assert torch.autograd.gradcheck(run, (cosine, angle.raw_p))
+    assert torch.autograd.gradgradcheck(run, (cosine, angle.raw_p))
+    assert torch.autograd.gradcheck(run, (cosine, angle.raw_p), check_forward_ad=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("p", [0.11, 0.5, 0.99, 1.0, 1.5, 2.0, 5.0])
+def test_derivatives_of_sharpened_cosine_are_bounded_at_zero(p, dtype):
+    angle = SharpenedCosineAngle(p=p, dtype=dtype)
+    cosine = torch.tensor([0.0, 1e-30, -1e-10, 1e-6, -1e-3, 0.3], dtype=dtype, requires_grad=True)
+    value = angle(cosine)
+    assert value[0] == 0
+    gradients = torch.autograd.grad(value.sum(), (cosine, angle.raw_p), create_graph=True)
+    floor = 4 * torch.finfo(dtype).eps ** 0.5
+    bound = max(p, p * floor ** (angle.p.item() - 1))
+    assert (gradients[0] >= 0).all()
+    assert gradients[0].max() <= 1.001 * bound
+    for gradient in gradients:
+        assert gradient.isfinite().all()
+        for second in torch.autograd.grad(gradient.sum(), (cosine, angle.raw_p), retain_graph=True):
+            assert second.isfinite().all()
+    torch.testing.assert_close(angle.derivative(cosine.detach()), gradients[0])
+
+
+@pytest.mark.parametrize("p", [0.2, 0.5, 2.0, 40.0])
+def test_learned_power_starts_at_initial_value_and_has_a_lower_bound(p):
+    angle = SharpenedCosineAngle(3, p, dtype=torch.float64)
+    torch.testing.assert_close(angle.p, torch.full((3,), p, dtype=torch.float64), rtol=1e-12, atol=0)
+    with torch.no_grad():
+        angle.raw_p.fill_(-1e4)
+    assert (angle.p >= 0.1).all()
+    angle.reset_parameters()
+    torch.testing.assert_close(angle.p, torch.full((3,), p, dtype=torch.float64), rtol=1e-12, atol=0)
+    assert SharpenedCosineAngle(3).to(torch.bfloat16).p.dtype == torch.float32
+    assert f"3 filters, initial_p={p:g}" in repr(angle)
+    assert "shared, initial_p=2" in repr(SharpenedCosineAngle())
+
+
+def test_learned_power_is_trained():
+    """A layer recovers the powers of another layer with the same kernels."""
+    torch.manual_seed(0)
+    target, layer = (sn.SphereLinear(4, 3, operator="sharpened-cosine") for _ in range(2))
+    layer.weight = target.weight
+    powers = torch.tensor([0.5, 1.0, 4.0])
+    target.angle = SharpenedCosineAngle(3)
+    with torch.no_grad():
+        target.angle.raw_p.copy_((powers - 0.1).expm1().log())
+    optimizer, x = torch.optim.Adam([layer.angle.raw_p], 0.05), torch.randn(256, 4)
+    for _ in range(400):
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(layer(x), target(x)).backward()
+        optimizer.step()
+    torch.testing.assert_close(layer.angle.p, powers, rtol=0.02, atol=0)
+
+
+def test_powers_one_and_two_equal_cosine_and_square_cosine():
+    cosine = torch.linspace(-1, 1, 1001, dtype=torch.float64)
+    for p, angle in ((1.0, CosineAngle()), (2.0, SquareCosineAngle())):
+        sharpened = SharpenedCosineAngle(p=p, dtype=torch.float64)
+        torch.testing.assert_close(sharpened(cosine), angle(cosine), rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(sharpened.for_inference(cosine), angle.for_inference(cosine), rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(sharpened.psi(cosine, 2.5), angle.psi(cosine, 2.5), rtol=1e-9, atol=1e-9)
+
+
+def test_margin_loss_with_powers():
+    features, labels = torch.randn(6, 4, requires_grad=True), torch.arange(6) % 3
+    for angle in ("square-cosine", SharpenedCosineAngle()):
+        head = sn.AngularHead(4, 3)
+        loss = sn.GASoftmaxLoss(m=2.0, angle=angle)(head(features), labels)
+        loss.backward()
+        assert features.grad.isfinite().all()
+    with pytest.raises(ValueError, match="SharpenedCosineAngle"):
+        sn.GASoftmaxLoss(angle="sharpened-cosine")
+
+
+@pytest.mark.parametrize("name", ["linear", "cosine", "square-cosine", "sigmoid-0.3"])
 def test_factors_give_value_and_slope(name):
     angle = FUNCTIONS[name]
     cosine, grad = interior(200).cos(), torch.rand(200, dtype=torch.float64)

@@ -31,6 +31,14 @@ def names_of(model, groups):
     return {group["name"]: {names[id(p)] for p in group["params"]} for group in groups}
 
 
+def test_learned_radii_are_not_decayed():
+    layer = SphereLinear(6, 7, magnitude="ball", radius="learned")
+    for model in (layer, layer.magnitude):
+        names = names_of(model, param_groups(model, 5e-4))
+        assert names["decay"] == set()
+        assert any(name.endswith("raw_radius") for name in names["no_decay"])
+
+
 def test_only_plain_weights_are_decayed():
     model = Net()
     groups = param_groups(model, 5e-4)

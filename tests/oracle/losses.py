@@ -1,4 +1,4 @@
-"""The slow and obvious form of every loss: one sample and one class at a time, formulas of docs/concepts.md (Eq. 5 to 9).
+"""The slow and obvious form of every loss: one sample and one class at a time (docs/concepts.md, Eq. 5 to 9).
 
 This is the oracle behind every fast path in the tests. It is differentiable (away from θ = 0 and π, where
 acos has no derivative), runs in any floating dtype and is meant for float64. Nothing else may use it.

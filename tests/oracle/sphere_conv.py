@@ -1,4 +1,4 @@
-"""Reference implementation of the operators: one patch at a time, formulas of docs/concepts.md (Eq. 1 to 3).
+"""Reference implementation of the operators: one patch at a time, formulas of docs/concepts.md (Eq. 1 to 3, 14, 15).
 
 This is the oracle behind every fast path in the tests. It is differentiable (away from θ = 0 and π, where
 acos has no derivative), runs in any floating dtype and is meant for float64. Nothing else may use it.
@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["g_cosine", "g_linear", "g_sigmoid", "patches", "slope_cosine", "slope_linear", "slope_sigmoid",
-           "sphere_conv", "sphere_linear", "theta"]  # fmt: skip
+__all__ = ["MAGNITUDES", "g_cosine", "g_linear", "g_power", "g_sigmoid", "patches", "slope_cosine", "slope_linear",
+           "slope_power", "slope_sigmoid", "sphere_conv", "sphere_linear", "theta"]  # fmt: skip
 
 
 def g_linear(theta: Tensor) -> Tensor:
@@ -35,6 +35,11 @@ def g_sigmoid(theta: Tensor, k: Tensor | float) -> Tensor:
     return scale * (1 - torch.exp(u)) / (1 + torch.exp(u))
 
 
+def g_power(theta: Tensor, p: Tensor | float) -> Tensor:
+    """sign(cos θ)·|cos θ|^p."""
+    return torch.sign(torch.cos(theta)) * torch.cos(theta).abs() ** p
+
+
 def slope_linear(theta: Tensor) -> Tensor:
     """dg/dθ = −2/π."""
     return torch.full_like(theta, -2 / math.pi)
@@ -53,10 +58,47 @@ def slope_sigmoid(theta: Tensor, k: Tensor | float) -> Tensor:
     return -scale * 2 * torch.exp(u) / (k * (1 + torch.exp(u)) ** 2)
 
 
-def theta(w: Tensor, x: Tensor, eps: float) -> Tensor:
-    """The angle between two vectors of any shape: acos(wᵀx / (‖w‖‖x‖)), ‖v‖ = sqrt(Σv² + eps)."""
-    length = torch.sqrt((w * w).sum() + eps) * torch.sqrt((x * x).sum() + eps)
-    return torch.acos((w * x).sum() / length)
+def slope_power(theta: Tensor, p: Tensor | float) -> Tensor:
+    """dg/dθ = −p·|cos θ|^(p−1)·sin θ."""
+    return -p * torch.cos(theta).abs() ** (p - 1) * torch.sin(theta)
+
+
+def theta(w: Tensor, x: Tensor, eps: float, center: str | None = None) -> Tensor:
+    """The angle between two vectors of any shape: acos(wᵀx / (‖w‖‖x‖)), ‖v‖ = sqrt(Σv² + eps).
+
+    center="weight" subtracts the mean of w first, and center="patch" the means of both.
+    """
+    if center is not None:
+        w = w - w.sum() / w.numel()
+    length = torch.sqrt((w * w).sum() + eps) * norm(x, eps, center)
+    return torch.acos((w * centered(x, center)).sum() / length)
+
+
+def centered(x: Tensor, center: str | None) -> Tensor:
+    """A patch without its mean if center="patch"."""
+    return x - x.sum() / x.numel() if center == "patch" else x
+
+
+def norm(x: Tensor, eps: float, center: str | None = None) -> Tensor:
+    """The norm of a patch, sqrt(Σx² + eps)."""
+    x = centered(x, center)
+    return torch.sqrt((x * x).sum() + eps)
+
+
+def h_segmented(r: Tensor, radius: Tensor | float, alpha: float, beta: float) -> Tensor:
+    """α·r below the radius, and a line with slope β above it."""
+    return alpha * r if float(r) < float(radius) else beta * r + (alpha - beta) * radius
+
+
+MAGNITUDES: dict[str, Callable[[Tensor, Tensor | float, float, float], Tensor]] = {
+    "ball": lambda r, radius, alpha, beta: r / radius if float(r) < float(radius) else 1 + 0 * r / radius,
+    "tanh": lambda r, radius, alpha, beta: torch.tanh(r / radius),
+    "linear": lambda r, radius, alpha, beta: alpha * r,
+    "segmented": h_segmented,
+    "log": lambda r, radius, alpha, beta: alpha * torch.log(1 + r),
+    "mixed": lambda r, radius, alpha, beta: alpha * r + beta * torch.log(1 + r),
+}
+"""h(‖x‖) by name, for the arguments norm, radius, α and β."""
 
 
 def patches(
@@ -83,10 +125,13 @@ def sphere_conv(
     dilation: Sequence[int],
     groups: int,
     eps: float,
+    center: str | None = None,
+    h: Callable[[Tensor, int], Tensor] | None = None,
 ) -> Tensor:
-    """SphereConv by five nested loops: g(θ) for each image, filter and patch.
+    """SphereConv by five nested loops: h(‖x‖)·g(θ) for each image, filter and patch.
 
     padded: [N, C, *spatial], padded already. weight: [O, C/groups, *kernel]. g: (θ, filter's index) → value.
+    h: (‖x‖, filter's index) → value, or None for 1.
     """
     filters_a_group = weight.shape[0] // groups
     channels_a_group = padded.shape[1] // groups
@@ -96,11 +141,33 @@ def sphere_conv(
         for index, w in enumerate(weight):
             first = (index // filters_a_group) * channels_a_group
             seen, size = patches(image[first : first + channels_a_group], weight.shape[2:], stride, dilation)
-            maps.append(torch.stack([g(theta(w, x, eps), index) for x in seen]).reshape(size))
+            maps.append(torch.stack([output(w, x, g, h, index, eps, center) for x in seen]).reshape(size))
         images.append(torch.stack(maps))
     return torch.stack(images)
 
 
-def sphere_linear(x: Tensor, weight: Tensor, g: Callable[[Tensor, int], Tensor], eps: float) -> Tensor:
+def output(
+    w: Tensor,
+    x: Tensor,
+    g: Callable[[Tensor, int], Tensor],
+    h: Callable[[Tensor, int], Tensor] | None,
+    index: int,
+    eps: float,
+    center: str | None,
+) -> Tensor:
+    """h(‖x‖)·g(θ) of one kernel and one patch."""
+    value = g(theta(w, x, eps, center), index)
+    return value if h is None else h(norm(x, eps, center), index) * value
+
+
+def sphere_linear(
+    x: Tensor,
+    weight: Tensor,
+    g: Callable[[Tensor, int], Tensor],
+    eps: float,
+    center: str | None = None,
+    h: Callable[[Tensor, int], Tensor] | None = None,
+) -> Tensor:
     """SphereLinear by two loops. x: [N, in], weight: [out, in]."""
-    return torch.stack([torch.stack([g(theta(w, row, eps), i) for i, w in enumerate(weight)]) for row in x])
+    rows = [[output(w, row, g, h, i, eps, center) for i, w in enumerate(weight)] for row in x]
+    return torch.stack([torch.stack(values) for values in rows])

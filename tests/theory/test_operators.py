@@ -66,7 +66,7 @@ def test_only_the_cosine_has_saddle_points(m):
 
 
 def test_invalid_margin_and_k_raise_value_error():
-    with pytest.raises(ValueError, match="m must be a whole number of at least 2, got 1"):
+    with pytest.raises(ValueError, match="m must be a whole number from 2 to 1000, got 1"):
         margin_slopes(operators([0.3]), 1)
     with pytest.raises(ValueError, match="k must be greater than 0"):
         operators([0.3, -1])

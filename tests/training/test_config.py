@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from spherenet.data import load_dataset
+from spherenet.runs import RunDirectory
 from spherenet.training import TrainConfig
 from spherenet.training.build import build_model, lambda_setter
 from spherenet.training.config import RENAMED
+from spherenet.training.saved_runs import config_of
 from training_problem import config
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -121,3 +123,38 @@ def test_mode_of_kept_norms_is_checked():
     assert TrainConfig().keep_norms_mode == "renormalize"
     with pytest.raises(ValueError, match="keep_norms_mode must be one of renormalize, project, got 'sphere'"):
         TrainConfig(keep_norms_mode="sphere")
+
+
+def test_center_and_magnitude_reach_the_model():
+    dataset = load_dataset("mnist5k")
+    options = {"center": "weight", "magnitude": "ball", "radius": "learned"}
+    chosen = TrainConfig(widths=[2, 2, 2], **options)
+    model = build_model(chosen, dataset)
+    assert {name: model.config[name] for name in options} == options
+    assert TrainConfig.from_dict(json.loads(json.dumps(chosen.as_dict()))) == chosen
+    assert build_model(TrainConfig(widths=[2, 2, 2]), dataset).config["center"] is None
+    assert build_model(TrainConfig(widths=[2, 2, 2], batch_norm=False), dataset).config["center"] == "patch"
+    grouped = TrainConfig(widths=[2, 2, 2], batch_norm=False, group_norm=2)
+    assert build_model(grouped, dataset).config["center"] is None
+    assert TrainConfig(center=None) == TrainConfig(center="none")
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"center": "kernel"}, ValueError, "center must be one of auto, none, weight, patch, got 'kernel'"),
+        ({"magnitude": "cube"}, TypeError, "magnitude must be"),
+        ({"radius": "large"}, TypeError, "radius must be"),
+        ({"radius": math.inf}, ValueError, "radius must be at most"),
+        ({"group_norm": -1}, ValueError, "group_norm must be a finite number of at least 0, got -1"),
+    ],
+)
+def test_wrong_center_magnitude_and_group_norm_are_rejected(change, error, message):
+    with pytest.raises(error, match=message):
+        config(**change)
+
+
+def test_runs_of_earlier_versions_are_not_centered():
+    loaded = [config_of(RunDirectory.open(path.parent)) for path in sorted(RESULTS.rglob("config.json"))]
+    assert len(loaded) > 10
+    assert {chosen.center for chosen in loaded} == {"none"}

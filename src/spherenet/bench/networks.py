@@ -175,7 +175,9 @@ def contestants(operators: Iterable[str], *, sphere_norm: bool = False, authors:
     for operator in operators:
         networks.append(Contestant(operator, {"operator": operator}))
         if sphere_norm:
-            networks.append(Contestant(f"{operator}, no BatchNorm", {"operator": operator, "batch_norm": False}))
+            networks.append(
+                Contestant(f"{operator}, no BatchNorm", {"operator": operator, "batch_norm": False, "center": None})
+            )
         if authors:
             networks.append(Contestant(f"{operator}, authors' formula", {"operator": operator}, authors=True))
     return networks

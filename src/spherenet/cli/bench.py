@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["bench_parser", "run_bench"]
 
+MAX_THREADS = 1_024
+"""Largest number of threads, as for training."""
+
 
 def bench_parser() -> Parser:
     """Return the parser of `spherenet bench`."""
@@ -40,7 +43,14 @@ def bench_parser() -> Parser:
     add_option(parser, "--batch-size", type=int, default=128, at_least=1, help="images per batch")
     add_option(parser, "--rounds", type=int, default=15, at_least=2, help="measured rounds")
     add_option(parser, "--warmup", type=int, default=2, at_least=1, help="rounds before the measured ones")
-    add_option(parser, "--threads", type=int, at_least=1, help="threads of torch; by default torch's choice")
+    add_option(
+        parser,
+        "--threads",
+        type=int,
+        at_least=1,
+        at_most=MAX_THREADS,
+        help="threads of torch; by default torch's choice",
+    )
     add_option(parser, "--device", default="cpu", help="cpu, cuda, cuda:1, …")
     text = "also measure sphere layers without BatchNorm; the CNN twin keeps it"
     parser.add_argument("--sphere-norm", action="store_true", help=text)

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 __all__ = ["data_parser", "run_data"]
 
+MAX_WORKERS = 256
+"""Largest number of processes, as for training."""
 MAX_NAMED = 5
 """Number of unreadable images named in the error message; all of them are printed."""
 
@@ -37,7 +39,9 @@ def data_parser() -> Parser:
     text = "fraction of a folder without val/ that is used for testing"
     add_option(parser, "--val-fraction", type=float, default=0.1, help=text)
     add_option(parser, "--seed", type=int, default=0, help="seed of the choice of these images")
-    add_option(parser, "--workers", type=int, default=0, at_least=0, help="processes that decode images")
+    add_option(
+        parser, "--workers", type=int, default=0, at_least=0, at_most=MAX_WORKERS, help="processes that decode images"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     return parser
 

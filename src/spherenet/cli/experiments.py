@@ -1,20 +1,36 @@
-"""The verbs that run many trainings: `reproduce` (the paper's experiments) and `tune` (cross-validation)."""
+"""The verbs `reproduce` and `tune`, and the progress of a grid of runs."""
 
 from __future__ import annotations
 
 import os
+import signal
+import sys
+import threading
+import time
 from argparse import Namespace
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from spherenet.cli.options import ConfigParser, Parser, add_option, config_from
 from spherenet.cli.output import print_json, print_message
+from spherenet.experiments.jobs import Job
+from spherenet.experiments.runner import GridReporter, LocalLauncher, Result, run_jobs, steps_done
+from spherenet.text import plain
 from spherenet.training.config import RENAMED, TrainConfig
 
 if TYPE_CHECKING:
-    from spherenet.experiments.tuning import Score
+    from spherenet.experiments.jobs import Score
+if TYPE_CHECKING:
+    from spherenet.experiments.runner import RayLauncher
 
-__all__ = ["reproduce_parser", "run_reproduce", "run_tune", "tune_parser"]
+__all__ = ["reproduce_parser", "run_reproduce", "run_tune", "run_watched", "tune_parser"]
+
+MAX_SEEDS = 1_000
+"""Largest number of runs per cell and of folds."""
+MAX_JOBS = 1_024
+"""Largest number of runs at the same time and of processes per run."""
 
 
 def reproduce_parser() -> Parser:
@@ -36,15 +52,16 @@ def reproduce_parser() -> Parser:
     parser.add_argument("--list", action="store_true", help="list the experiments, or with ID the cells of one")
     presets = Literal["paper", "cpu", "smoke"]
     add_option(parser, "--preset", type=presets, default="cpu", help="size of the experiment")
-    add_option(parser, "--seeds", type=int, default=1, at_least=1, help="runs per cell")
+    add_option(parser, "--seeds", type=int, default=1, at_least=1, at_most=MAX_SEEDS, help="runs per cell")
     add_option(parser, "--only", type=list[str], metavar="CELL", help="cells, rows or columns of the table to run")
     add_option(parser, "--output", default="results", metavar="DIR", help="folder for the runs")
     add_option(parser, "--data-dir", metavar="DIR", help="folder of the data sets; by default SPHERENET_DATA")
-    add_option(parser, "--jobs", type=int, default=1, at_least=1, help="runs at the same time")
-    add_option(parser, "--processes", type=int, default=1, at_least=1, help="processes per run, started with torchrun")
+    add_option(parser, "--jobs", type=int, default=1, at_least=1, at_most=MAX_JOBS, help="runs at the same time")
+    text = "processes per run, started with torchrun"
+    add_option(parser, "--processes", type=int, default=1, at_least=1, at_most=MAX_JOBS, help=text)
     text = "Ray cluster to run on: its address, auto (the running one) or local (a new one)"
     add_option(parser, "--ray", metavar="ADDRESS", help=text)
-    add_option(parser, "--gpus", type=int, default=0, at_least=0, help="with --ray: GPUs per process")
+    add_option(parser, "--gpus", type=int, default=0, at_least=0, at_most=MAX_JOBS, help="with --ray: GPUs per process")
     return parser
 
 
@@ -57,7 +74,7 @@ def run_reproduce(arguments: Namespace) -> int:
         raise ValueError("ID must be the name of an experiment: spherenet reproduce --list shows them.")
     from rich.console import Console
 
-    from spherenet.cli.grid_progress import run_watched
+    from spherenet.cli.experiments import run_watched
     from spherenet.experiments import find_experiment
     from spherenet.experiments.jobs import create_jobs, select_cells, write_experiment
     from spherenet.experiments.runner import LocalLauncher, RayLauncher, visible_gpus
@@ -143,11 +160,12 @@ def tune_parser() -> ConfigParser:
     add_option(grid, "--try-k", type=list[float], help="values of k of the sigmoid and learnable operators")
     add_option(grid, "--try-losses", type=list[str], default=["softmax"], help="losses")
     add_option(grid, "--try-s", type=list[float], help="values of the scale s of s-…, cosface and arcface losses")
-    add_option(grid, "--number-of-folds", type=int, default=3, at_least=2, help="folds of the cross-validation")
+    text = "folds of the cross-validation"
+    add_option(grid, "--number-of-folds", type=int, default=3, at_least=2, at_most=MAX_SEEDS, help=text)
     run = parser.add_argument_group("run")
     add_option(run, "--output", default="runs/tune", metavar="DIR", help="folder for the runs")
     add_option(run, "--best", type=str | None, metavar="FILE", help="YAML file to write the best setting to")
-    add_option(run, "--jobs", type=int, default=1, at_least=1, help="runs at the same time")
+    add_option(run, "--jobs", type=int, default=1, at_least=1, at_most=MAX_JOBS, help="runs at the same time")
     run.add_argument("--json", action="store_true", help="print the scores as JSON")
     return parser
 
@@ -155,9 +173,9 @@ def tune_parser() -> ConfigParser:
 def run_tune(arguments: Any) -> int:
     """Train all folds of all settings, print the scores, write the best setting and return the exit code."""
     from spherenet.angles import OPERATORS
-    from spherenet.cli.grid_progress import run_watched
+    from spherenet.cli.experiments import run_watched
+    from spherenet.experiments.jobs import best_score, create_settings, create_tuning_jobs, read_score
     from spherenet.experiments.runner import LocalLauncher, visible_gpus
-    from spherenet.experiments.tuning import best_score, create_settings, create_tuning_jobs, read_score
     from spherenet.losses import list_losses
     from spherenet.validation import require_one_of
 
@@ -174,16 +192,19 @@ def run_tune(arguments: Any) -> int:
     scores = [read_score(name, setting, folder, folds) for name, setting in settings.items()]
     best = best_score(scores, folds)
     _print_scores(scores, best, arguments.json)
+    failed = [result for result in results if result.failure is not None]
+    if launch.stopped:  # the best of the finished settings may not be the best of all
+        print_message(f"spherenet tune: stopped; the same command resumes {len(failed)} runs.")
+        return 130
     if best is not None and arguments.best is not None:
         import yaml  # type: ignore[import-untyped]
 
         from spherenet.files import write_text
 
         write_text(Path(arguments.best), yaml.safe_dump(best.config.as_dict(), sort_keys=False))
-    failed = [result for result in results if result.failure is not None]
     for result in failed:
         print_message(f"spherenet tune: {result.job.name} failed: {result.failure}")
-    return 130 if launch.stopped else 1 if failed else 0
+    return 1 if failed else 0
 
 
 def _print_scores(scores: list[Score], best: Score | None, as_json: bool) -> None:
@@ -204,3 +225,142 @@ def _print_scores(scores: list[Score], best: Score | None, as_json: bool) -> Non
         row = (score.name, f"{score.mean:.2%}", deviation, str(len(score.accuracies)))
         table.add_row(*row, style="bold" if score is best else None)
     Console().print(table)
+
+
+def run_watched(title: str, jobs: Sequence[Job], launch: LocalLauncher | RayLauncher, workers: int) -> list[Result]:
+    """Run jobs and report progress on stderr: progress bars in a terminal, else lines.
+
+    On Ctrl-C, SIGTERM and SIGHUP the runs save a checkpoint and stop, and `launch.stopped` is set.
+
+    Args:
+        title: Title of the grid.
+        jobs: Runs of the grid.
+        launch: Launcher of the runs.
+        workers: Number of runs at a time.
+    """
+    previous = {}
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
+            previous[number] = signal.signal(number, lambda *_: launch.stop())
+    reporter = _ProgressBars(title) if sys.stderr.isatty() else _LogLines(title)
+    try:
+        return run_jobs(jobs, launch, workers, reporter, stopped=lambda: launch.stopped)
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+class _IterationCounter(GridReporter):
+    """Count the iterations of all jobs, for the remaining time."""
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+        self.active: dict[Job, int] = {}
+        self.lock = threading.Lock()
+
+    def started(self, jobs: Sequence[Job], done: int) -> None:
+        self.total = sum(job.config.iterations for job in jobs)
+        self.jobs_left, self.jobs_before = len(jobs), done
+        self.ended_steps = 0
+        self.start_time = time.monotonic()
+
+    def running(self, job: Job) -> None:
+        with self.lock:
+            self.active[job] = steps_done(job)
+            self.ended_steps -= self.active[job]  # steps of an earlier session do not count for the speed
+            self.total -= self.active[job]
+
+    def ended(self, result: Result) -> None:
+        with self.lock:
+            if result.job in self.active:
+                del self.active[result.job]
+            self.ended_steps += result.job.config.iterations
+            self.jobs_left -= 1
+
+    def steps(self) -> int:
+        with self.lock:
+            running = list(self.active)
+        return self.ended_steps + sum(steps_done(job) for job in running)
+
+    def seconds_left(self) -> float | None:
+        steps = self.steps()
+        if steps <= 0:
+            return None
+        return (self.total - steps) * (time.monotonic() - self.start_time) / steps
+
+
+class _LogLines(_IterationCounter):
+    """Print a line when a run starts and when it ends."""
+
+    def started(self, jobs: Sequence[Job], done: int) -> None:
+        super().started(jobs, done)
+        self._print(f"{len(jobs)} runs to do, {done} done before")
+
+    def running(self, job: Job) -> None:
+        super().running(job)
+        self._print(f"{job.name}: started")
+
+    def ended(self, result: Result) -> None:
+        super().ended(result)
+        left = self.seconds_left()
+        when = "" if left is None else f", about {left / 60:.0f} min"
+        outcome = "done" if result.failure is None else f"failed: {result.failure}"
+        self._print(f"{result.job.name}: {outcome}; {self.jobs_left} runs{when} left")
+
+    def _print(self, line: str) -> None:
+        # One write per line, because lines of two threads would be mixed otherwise.
+        with suppress(OSError):  # the terminal is closed; the grid continues
+            sys.stderr.write(f"{self.title}  {plain(line)}\n")
+            sys.stderr.flush()
+
+
+class _ProgressBars(_IterationCounter):
+    """Progress bars for the grid and for each active run, read from the metrics of the runs."""
+
+    def started(self, jobs: Sequence[Job], done: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+        super().started(jobs, done)
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            TaskProgressColumn(),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._grid_task = self._bars.add_task(self._description(), total=max(1, self.total))
+        self._tasks: dict[Job, Any] = {}
+        self._bars.start()
+        self._ended = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        self._watcher.start()
+
+    def _description(self) -> str:
+        return f"{self.title}: {self.jobs_left} runs left"
+
+    def running(self, job: Job) -> None:
+        super().running(job)
+        self._tasks[job] = self._bars.add_task(f"  {job.name}", total=job.config.iterations)
+
+    def ended(self, result: Result) -> None:
+        super().ended(result)
+        if result.job in self._tasks:
+            self._bars.remove_task(self._tasks.pop(result.job))
+        if result.failure is not None:
+            message = plain(f"{result.job.name} failed: {result.failure}")
+            self._bars.console.print(message, highlight=False, markup=False)
+        self._bars.update(self._grid_task, description=self._description())
+
+    def finished(self) -> None:
+        self._ended.set()
+        self._watcher.join()
+        self._bars.stop()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(1.0):
+            for job, task in list(self._tasks.items()):
+                self._bars.update(task, completed=steps_done(job))
+            self._bars.update(self._grid_task, completed=self.steps(), total=max(1, self.total))

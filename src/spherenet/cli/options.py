@@ -45,11 +45,12 @@ class OptionType:
         hint: `bool`, `int`, `float`, `str`, `Literal[…]` or a union of these with None. For a list of values, the type
             of one element.
         at_least: The smallest number allowed.
+        at_most: The largest number allowed.
     """
 
-    def __init__(self, hint: Any, at_least: float | None = None) -> None:
+    def __init__(self, hint: Any, at_least: float | None = None, at_most: float | None = None) -> None:
         self.types = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-        self.at_least = at_least
+        self.at_least, self.at_most = at_least, at_most
 
     def __call__(self, value: object) -> Any:
         """Return the value as the option's type; ArgumentTypeError with what is allowed if that is impossible."""
@@ -62,6 +63,8 @@ class OptionType:
                 raise argparse.ArgumentTypeError(f"must be below 2^63 in magnitude, got {short(str(converted))}")
             if self.at_least is not None and converted is not None and not converted >= self.at_least:
                 raise argparse.ArgumentTypeError(f"must be at least {self.at_least}, got {converted}")
+            if self.at_most is not None and converted is not None and not converted <= self.at_most:
+                raise argparse.ArgumentTypeError(f"must be at most {self.at_most}, got {converted}")
             return converted
         allowed = " or ".join(map(_description, self.types))
         raise argparse.ArgumentTypeError(f"must be {allowed}, got {short(repr(value))}")
@@ -101,6 +104,7 @@ def add_option(
     default: Any = None,
     help: str,
     at_least: float | None = None,
+    at_most: float | None = None,
     metavar: str | None = None,
 ) -> None:
     """Add an option with a type to a parser or a group of one, and show its default in the help text.
@@ -112,13 +116,14 @@ def add_option(
         default: Value without the option. None is not shown: the help text says what happens then.
         help: A noun phrase.
         at_least: The smallest number allowed.
+        at_most: The largest number allowed, for values that would exhaust the machine.
         metavar: Name of the value in the help text.
     """
     element, is_list = _element_type(type)
     if default is not None:
         shown = " ".join(map(str, default)) if isinstance(default, (list, tuple)) else default
         help = f"{help} (default: {f'{shown:.4g}' if isinstance(shown, float) else shown})"
-    converter = OptionType(element, at_least)
+    converter = OptionType(element, at_least, at_most)
     if metavar is None:
         base = converter.types[0]
         metavar = "{" + ",".join(get_args(base)) + "}" if get_origin(base) is Literal else METAVARS.get(base)

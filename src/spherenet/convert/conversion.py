@@ -12,10 +12,12 @@ from spherenet.angles import AngleFunction, make_shared_angle
 from spherenet.convert.neighbors import disable_fast_paths, disable_inplace, drop_batch_norms, find_batch_norms
 from spherenet.convert.plan import Rules, Selection, make_plan
 from spherenet.convert.summary import record_reason, recorded_reason, restore_attributes
-from spherenet.convert.swap import SphereOptions, make_plain, make_spherical, require_revertible
+from spherenet.convert.swap import SphereOptions, can_be_centered, make_plain, make_spherical, require_revertible
 from spherenet.errors import ModelError
 from spherenet.layers import SphereLayer
+from spherenet.magnitudes import Magnitude
 from spherenet.ops.norms import DEFAULT_EPS
+from spherenet.ops.sphere_conv import CENTERS
 from spherenet.validation import require_one_of, suggest_options
 
 __all__ = ["to_plain", "to_sphere"]
@@ -38,7 +40,11 @@ def to_sphere(
     classifier: bool = False,
     attention: bool = False,
     shortcuts: bool = False,
+    transposed: bool = False,
     drop_batch_norm: bool = False,
+    center: str | None = "auto",
+    magnitude: str | Magnitude | None = None,
+    radius: float | str | None = None,
 ) -> M:
     """Return a model whose convolutions and linear layers are sphere layers.
 
@@ -48,9 +54,10 @@ def to_sphere(
     change, so train it afterwards.
 
     Some layers stay plain: subclasses of torch's layers that override methods; children of nn.MultiheadAttention,
-    which uses their weights without calling them; and, unless selected, classifiers, attention projections and
-    shortcuts. Such roles are recognized by names and order, see `spherenet.convert.layers`. `sphere_summary` lists the
-    decision for each layer. Skip any other layer whose weight is used without calling the layer.
+    which uses their weights without calling them; and, unless selected, classifiers, attention projections,
+    shortcuts and transposed convolutions. Such roles are recognized by names and order, see `spherenet.convert.layers`.
+    `sphere_summary` lists the decision for each layer. Skip any other layer whose weight is used without calling the
+    layer.
 
     If an in-place activation in an nn.Sequential would overwrite an output that a sphere layer saves for backward, its
     `inplace` is set to False. Elsewhere the layer notices and recomputes its output.
@@ -74,7 +81,13 @@ def to_sphere(
             head, …, the last layer, and a layer that shares its weight with an embedding.
         attention: Whether to convert the projections of attention modules too.
         shortcuts: Whether to convert 1×1 convolutions on shortcuts too.
+        transposed: Whether to convert transposed convolutions too, to `SphereConvTranspose1d/2d/3d`.
         drop_batch_norm: Whether to replace each BatchNorm that certainly follows a converted layer by nn.Identity.
+        center: None or "none", "weight" or "patch" as in `SphereConv2d`. "auto" is "patch" if `drop_batch_norm` is
+            True, otherwise None: after a ReLU all patches lie in one orthant and share a large common component, which
+            BatchNorm removes, or else centering. Kernels with a single entry are not centered.
+        magnitude: As in `SphereConv2d`.
+        radius: As in `SphereConv2d`.
 
     Returns:
         The converted copy, or the model itself if `inplace` is True.
@@ -96,11 +109,16 @@ def to_sphere(
             "use to_plain to convert a SphereNet to a plain model."
         )
     require_one_of("k_sharing", k_sharing, ("filter", "layer", "network"))
-    plan = make_plan(model, Selection(only, skip, classifier, attention, shortcuts))
+    require_one_of("center", center, (None, "none", "auto", *CENTERS))
+    if center == "auto":
+        center = "patch" if drop_batch_norm else None
+    elif center == "none":
+        center = None
+    plan = make_plan(model, Selection(only, skip, classifier, attention, shortcuts, transposed))
     selected = list(plan.convert.values())
     if k_sharing == "network":
         operator, k, k_sharing = _shared_angle(operator, k, selected), None, "layer"
-    options = SphereOptions(operator, k, k_sharing, rescale, eps)
+    options = SphereOptions(operator, k, k_sharing, rescale, eps, center, magnitude, radius)
     for layer in selected:
         options.check(layer)
     drop, keep = find_batch_norms(model, selected) if drop_batch_norm else ({}, {})
@@ -111,6 +129,8 @@ def to_sphere(
     for name in plan.convert:
         layer = model.get_submodule(name)
         reason = f"converted from {type(layer).__name__}"
+        if center is not None and not can_be_centered(layer):
+            reason += "; not centered: kernels have a single entry"
         make_spherical(layer, options)
         record_reason(layer, reason)
     for name, reason in plan.keep.items():
@@ -128,7 +148,8 @@ def to_sphere(
 def to_plain(model: M, *, inplace: bool = False) -> M:
     """Return a model whose sphere layers are plain torch layers; the inverse of `to_sphere`.
 
-    Weights and biases are kept. k, β and γ have no plain counterpart and are dropped, which `sphere_summary` reports.
+    Weights and biases are kept. k, β, γ, centering and magnitude functions have no plain counterpart and are dropped,
+    which `sphere_summary` reports.
     In-place activations and fast paths that `to_sphere` disabled are restored, but a dropped BatchNorm is not.
 
     Args:

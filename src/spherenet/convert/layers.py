@@ -24,6 +24,7 @@ from spherenet.layers import SphereLayer
 
 __all__ = [
     "CONVERTIBLE",
+    "TRANSPOSED",
     "Layer",
     "ancestor_names",
     "consecutive_modules",
@@ -40,6 +41,8 @@ __all__ = [
 ]
 
 CONVERTIBLE = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+"""Layers that are converted on request only."""
 
 _WRAPPERS = {
     "DistributedDataParallel": "wrapped by DistributedDataParallel: convert it before wrapping",
@@ -85,7 +88,7 @@ def find_layers(model: nn.Module) -> list[Layer]:
         sealed = sealed_reason(module) is not None
         if sealed or _is_opaque(module):
             opaque.add(name)
-        if sealed or isinstance(module, CONVERTIBLE) or _is_quantized_layer(module):
+        if sealed or isinstance(module, (*CONVERTIBLE, *TRANSPOSED)) or _is_quantized_layer(module):
             layer = layers.setdefault(id(module), Layer(module, []))
             layer.names.append(name)
             layer.ancestors |= {ancestor: modules[ancestor] for ancestor in ancestors}
@@ -230,7 +233,7 @@ def find_classifiers(model: nn.Module) -> dict[int, str]:
 
 def _computes_output(model: nn.Module, layer: nn.Module) -> bool:
     """Return whether the last layer of a model is neither normalized nor rectified."""
-    if not isinstance(layer, CONVERTIBLE):
+    if not isinstance(layer, (*CONVERTIBLE, *TRANSPOSED)):
         return False
     modules = list(model.modules())
     later = modules[modules.index(layer) + 1 :]

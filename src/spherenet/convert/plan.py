@@ -13,6 +13,7 @@ from torch import nn
 
 from spherenet.convert.layers import (
     CONVERTIBLE,
+    TRANSPOSED,
     Layer,
     ancestor_names,
     find_classifiers,
@@ -103,6 +104,7 @@ class Selection:
     classifier: bool = False
     attention: bool = False
     shortcuts: bool = False
+    transposed: bool = False
 
 
 @dataclass
@@ -181,4 +183,6 @@ def _reason_to_keep(
         return "attention projection"
     if not selection.shortcuts and is_shortcut(layer):
         return "shortcut"
+    if not selection.transposed and isinstance(layer.module, TRANSPOSED):
+        return "transposed convolution"
     return None

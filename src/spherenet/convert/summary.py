@@ -73,6 +73,8 @@ class LayerSummary:
         operator: Name of the angle function of a sphere layer.
         k: The sigmoid's k, as a number or, if filters differ, as (smallest, largest); None if there is none.
         reason: What a conversion did or why it did nothing; "as created" if no conversion looked at it.
+        center: What a sphere layer centers: None, "weight" or "patch".
+        magnitude: Name of the magnitude function of a sphere layer; None if it has none.
     """
 
     name: str
@@ -81,6 +83,8 @@ class LayerSummary:
     operator: str | None
     k: float | tuple[float, float] | None
     reason: str
+    center: str | None = None
+    magnitude: str | None = None
 
     def cells(self) -> tuple[str, ...]:
         """Return the row of the printed table."""
@@ -88,7 +92,8 @@ class LayerSummary:
             k = f"{self.k[0]:.3g} to {self.k[1]:.3g}"
         else:
             k = "–" if self.k is None else f"{self.k:.3g}"
-        return self.name or "(model)", self.layer, self.kind, self.operator or "–", k, self.reason
+        options = (self.operator or "–", k, self.center or "–", self.magnitude or "–")
+        return self.name or "(model)", self.layer, self.kind, *options, self.reason
 
 
 @dataclass(frozen=True)
@@ -124,7 +129,14 @@ class SphereSummary:
         return sum(layer.kind == kind for layer in self.layers)
 
     def __str__(self) -> str:
-        rows = [("name", "layer", "kind", "operator", "k", "reason"), *(layer.cells() for layer in self.layers)]
+        header = ("name", "layer", "kind", "operator", "k", "center", "magnitude", "reason")
+        rows: list[Sequence[str]] = [header, *(layer.cells() for layer in self.layers)]
+        # Columns of options that no layer uses are left out.
+        unused = [
+            name in ("center", "magnitude") and not any(getattr(layer, name) for layer in self.layers)
+            for name in header
+        ]
+        rows = [[cell for cell, skip in zip(row, unused, strict=True) if not skip] for row in rows]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         counts = [f"{self.count('sphere')} sphere", f"{self.count('plain')} plain"]
@@ -167,7 +179,9 @@ def sphere_summary(model: nn.Module) -> SphereSummary:
 def _summarize(name: str, module: nn.Module) -> LayerSummary:
     operator, k = (module.operator, _range_of(module.k)) if isinstance(module, SphereLayer) else (None, None)
     reason = recorded_reason(module) or "as created"
-    return LayerSummary(name, type(module).__name__, _kind_of(module), operator, k, reason)
+    center, magnitude = (module.center, module.magnitude) if isinstance(module, SphereLayer) else (None, None)
+    magnitude_name = None if magnitude is None else magnitude.name
+    return LayerSummary(name, type(module).__name__, _kind_of(module), operator, k, reason, center, magnitude_name)
 
 
 def _kind_of(module: nn.Module) -> str:

@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
 from spherenet.angles import AngleFunction
-from spherenet.convert.layers import CONVERTIBLE, num_filters, sealed_reason
+from spherenet.convert.layers import CONVERTIBLE, TRANSPOSED, num_filters, sealed_reason
 from spherenet.errors import ModelError
 from spherenet.layers import (
     LazySphereConv1d,
@@ -26,12 +27,17 @@ from spherenet.layers import (
     SphereConv1d,
     SphereConv2d,
     SphereConv3d,
+    SphereConvTranspose1d,
+    SphereConvTranspose2d,
+    SphereConvTranspose3d,
     SphereLayer,
     SphereLinear,
 )
+from spherenet.magnitudes import Magnitude
 
 __all__ = [
     "SphereOptions",
+    "can_be_centered",
     "make_plain",
     "make_spherical",
     "overridden_methods",
@@ -44,6 +50,9 @@ _SPHERE_CLASSES: dict[type[nn.Module], type[SphereLayer]] = {
     nn.Conv2d: SphereConv2d,
     nn.Conv3d: SphereConv3d,
     nn.Linear: SphereLinear,
+    nn.ConvTranspose1d: SphereConvTranspose1d,
+    nn.ConvTranspose2d: SphereConvTranspose2d,
+    nn.ConvTranspose3d: SphereConvTranspose3d,
     nn.LazyConv1d: LazySphereConv1d,
     nn.LazyConv2d: LazySphereConv2d,
     nn.LazyConv3d: LazySphereConv3d,
@@ -64,43 +73,57 @@ class SphereOptions:
     k_sharing: str
     rescale: str | Sequence[float] | None
     eps: float
+    center: str | None = None
+    magnitude: str | Magnitude | None = None
+    radius: float | str | None = None
 
     def check(self, layer: nn.Module) -> None:
         """Raise the errors of `make_spherical` without changing the layer."""
         self._set_up(SphereLayer(), layer)
 
     def apply(self, layer: nn.Module) -> None:
-        """Add k, β and γ to a layer that already has its sphere class."""
+        """Add the attributes of a sphere layer to a layer that already has its sphere class."""
         self._set_up(layer, layer)
 
     def _set_up(self, target: Any, layer: Any) -> None:
-        options = (self.operator, self.k, self.k_sharing, self.rescale, self.eps)
+        center = self.center if can_be_centered(layer) else None
+        options = (self.operator, self.k, self.k_sharing, self.rescale, self.eps, center, self.magnitude, self.radius)
         target._set_up_sphere(num_filters(layer), *options, layer.weight.device, layer.weight.dtype)
 
 
 def make_spherical(layer: Any, options: SphereOptions) -> None:
     """Change a convolution or linear layer into a sphere layer. `options.check(layer)` must have passed.
 
-    Learned k, β and γ are new parameters with the device and dtype of the weight. They are frozen if the weight is.
+    Learned k, β, γ and radii are new parameters with the device and dtype of the weight. They are frozen if the weight is.
     """
     layer.__class__ = _SPHERE_CLASSES[_torch_class(layer)]
     options.apply(layer)
     if not layer.weight.requires_grad:
         if isinstance(options.operator, str):  # an angle function object may be shared with trainable layers
             layer.angle.requires_grad_(False)
+        if isinstance(options.magnitude, str) and layer.magnitude is not None:
+            layer.magnitude.requires_grad_(False)
         if layer.rescale == "learned":
             layer.beta.requires_grad_(False)
             layer.gamma.requires_grad_(False)
 
 
 def make_plain(layer: Any) -> list[str]:
-    """Change a sphere layer into the torch layer; return which of k, β and γ were dropped."""
+    """Change a sphere layer into the torch layer; return which of its options were dropped."""
     dropped = ["k"] if layer.k is not None else []
     dropped += ["β and γ"] if layer.rescale is not None else []
+    dropped += ["centering"] if layer.center is not None else []
+    dropped += ["magnitude function"] if layer.magnitude is not None else []
     layer.__class__ = _PLAIN_CLASSES[type(layer)]
-    for name in ("angle", "beta", "gamma", "eps", "k_sharing", "rescale"):
+    for name in ("angle", "beta", "gamma", "eps", "k_sharing", "rescale", "center", "magnitude"):
         delattr(layer, name)
     return dropped
+
+
+def can_be_centered(layer: Any) -> bool:
+    """Return whether the kernels of a layer have several entries; a single one is its own mean."""
+    weight = layer.weight
+    return is_lazy(weight) or weight.numel() == 0 or weight.numel() > num_filters(layer)
 
 
 def overridden_methods(layer: nn.Module) -> list[str]:
@@ -145,7 +168,7 @@ def require_revertible(model: nn.Module) -> None:
 
 def _weight_problem(module: nn.Module) -> str | None:
     """Return why the weight of a layer cannot be converted and what to do about it, or None if it can."""
-    if not isinstance(module, CONVERTIBLE) or type(module).__module__.startswith("torch.ao."):
+    if not isinstance(module, (*CONVERTIBLE, *TRANSPOSED)) or type(module).__module__.startswith("torch.ao."):
         return "is quantized: convert the model before quantizing it"
     weight = module._parameters.get("weight")
     if isinstance(weight, Tensor) and not weight.is_floating_point():

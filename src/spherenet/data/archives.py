@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from spherenet.data.splits import Progress
 from spherenet.errors import DataError
-from spherenet.files import sync, user_cache
+from spherenet.files import APPEND, open_handle, open_regular, sync, user_cache, user_path
 
 __all__ = ["data_folder", "download", "read_members"]
 
@@ -41,7 +41,7 @@ def data_folder(data_dir: str | os.PathLike[str] | None = None) -> Path:
     """Return the folder of downloaded data: `data_dir`, else SPHERENET_DATA, else a folder in the user's cache."""
     folder = data_dir if data_dir is not None else os.environ.get("SPHERENET_DATA") or None
     if folder is not None:
-        return Path(folder).expanduser()
+        return user_path(folder)
     return user_cache("data")
 
 
@@ -88,7 +88,7 @@ def read_members(path: Path, max_sizes: Mapping[str, int]) -> dict[str, bytes]:
     """
     contents = {}
     try:
-        with gzip.open(path) as stream:
+        with open_regular(path, follow_links=True) as file, gzip.GzipFile(fileobj=file) as stream:
             bounded = _BoundedStream(stream, sum(max_sizes.values()) + MARGIN)
             for member in _members(bounded):
                 if member.name in max_sizes and member.type in FILE_TYPES:
@@ -226,7 +226,7 @@ def _one_line(reason: object) -> str:
 def _open_exclusively(part: Path) -> Iterator[IO[bytes]]:
     """Open the partial file for appending under a lock, which the system releases when the process ends."""
     while True:
-        with part.open("a+b") as file:
+        with os.fdopen(open_handle(part, APPEND), "a+b") as file:
             with contextlib.suppress(ImportError, OSError):  # not available on Windows and some network file systems
                 import fcntl
 

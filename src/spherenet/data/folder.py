@@ -18,6 +18,7 @@ from spherenet.data.images import SUFFIXES, Preprocessing, center_offset, decode
 from spherenet.data.splits import Batch, DataDir, Dataset, DatasetInfo, LoadOptions, Order, Progress, Split
 from spherenet.data.workers import read_ahead
 from spherenet.errors import DataError
+from spherenet.files import user_path
 
 __all__ = ["FOLDER", "FolderSplit", "Listing", "check_images", "list_folder"]
 
@@ -155,14 +156,14 @@ def _format_classes(names: list[str]) -> str:
 
 
 def _find(data_dir: DataDir) -> Path | None:
-    folder = Path(data_dir).expanduser() if data_dir is not None else None
+    folder = user_path(data_dir) if data_dir is not None else None
     return folder if folder is not None and os.path.isdir(folder) else None
 
 
 def _load(options: LoadOptions) -> Dataset:
     if options.data_dir is None:
         raise DataError("the data set 'folder' requires a folder of images: set data_dir (--data-dir).")
-    root = Path(options.data_dir).expanduser().absolute()
+    root = user_path(options.data_dir).absolute()
     resize = round(options.preprocessing.size[0] * IMAGENET_RESIZE / IMAGENET_SIZE)
     preprocessing = Preprocessing.standard(
         options.preprocessing.size, options.preprocessing.channels, resize=(resize, resize)

@@ -230,7 +230,11 @@ class TensorSplit(Split):
         # the call returns, so that the source may be freed; MPS does not guarantee this.
         non_blocking = device.type != "mps"
         for epoch, indices in order:
-            positions = self._positions[self.require_indices(indices)].to(device, non_blocking=non_blocking)
+            is_valid = isinstance(indices, Tensor) and indices.dtype == torch.int64 and indices.dim() == 1
+            is_valid = is_valid and indices.device.type == "cpu"
+            if not is_valid or (len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < len(self.labels)):
+                self.require_indices(indices)
+            positions = self._positions[indices].to(device, non_blocking=non_blocking)
             # Images as rows of a matrix: index_select copies each with one memcpy, indexing does not.
             selected = images.flatten(1).index_select(0, positions).view(-1, *images.shape[1:])
             if augmentation is not None:

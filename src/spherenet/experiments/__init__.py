@@ -29,6 +29,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         studies.WEIGHT_DECAY,
         studies.IMAGENET,
         studies.MARGIN_SCHEDULE,
+        studies.MARGIN_FORMS,
     )
 }
 """The experiments by id, in the order of `spherenet reproduce --list`."""

@@ -123,9 +123,9 @@ def cifar_config(
         operator: Operator of the network. Experiments do not rely on the default.
         iterations_cpu: Iterations of the cpu preset.
         widths_cpu: Filters per stage of the cpu preset.
-        options: Further options of `TrainConfig`.
+        options: Further options of `TrainConfig`. `center` is "none", the operator of the paper, unless it is given.
     """
-    options["operator"] = operator
+    options = {"operator": operator, "center": "none", **options}
     if preset == "paper":
         full: dict[str, Any] = {"data": "cifar10", "iterations": 64_000, "milestones": [34_000, 54_000]}
         return TrainConfig(**{**full, "eval_every": 500, "checkpoint_every": 1000, "log_every": 100, **options})

@@ -23,7 +23,7 @@ from typing import Any
 
 from spherenet.errors import RunError, SphereNetError, require_extra
 from spherenet.experiments.jobs import Job
-from spherenet.files import open_regular
+from spherenet.files import APPEND, open_handle, open_regular
 from spherenet.runs import MetricsFile
 
 __all__ = [
@@ -90,7 +90,7 @@ class LocalLauncher:
             names = [gpus[position % len(gpus)] for position in range(first, first + processes) if gpus]
             self._devices.put({"CUDA_VISIBLE_DEVICES": ",".join(names)} if names else {})
         self._running: set[subprocess.Popen[bytes]] = set()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a second signal may call `stop` inside `stop`
         self.stopped = False
 
     def __call__(self, arguments: list[str], log: Path) -> int:
@@ -108,7 +108,7 @@ class LocalLauncher:
             self._devices.put(devices)
 
     def _run(self, command: list[str], environment: dict[str, str], log: Path) -> int:
-        with open(log, "ab") as output, self._lock:
+        with os.fdopen(open_handle(log, APPEND), "ab") as output, self._lock:
             if self.stopped:
                 return TERMINATED
             process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)  # noqa: S603
@@ -257,7 +257,7 @@ class RayLauncher:
         ray: Any = require_extra("cluster", "ray")
         self._ray = ray
         self._stopped = threading.Event()  # `stop` is called from another thread
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # as in LocalLauncher
         self._tasks: list[Any] = []
         try:
             ray.init(address=None if address == "local" else address, log_to_driver=False, include_dashboard=False)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from spherenet.errors import ModelError
 from spherenet.export.card import ModelCard, library_versions
 from spherenet.export.weights import WEIGHTS_FILE, StoredWeights, require_free, write_weights, writing
-from spherenet.files import atomic_folder, read_regular
+from spherenet.files import atomic_folder, read_regular, user_path
 from spherenet.losses import Annealing, MarginLoss, options_of_earlier_versions
 from spherenet.models import Classifier, create_model
 from spherenet.text import first_line, short
@@ -215,8 +215,9 @@ def _checked_arguments(config: object, source: str) -> dict[str, Any]:
         options["class_weight"] = _vector(options["class_weight"])
     if "feature_batch_norm" not in config:  # saved before margins had a scale
         options = options_of_earlier_versions(config.get("loss"), options, config.get("num_classes", 10))
-    # A config without an operator means plain convolutions, whatever the default of create_model.
-    return {"operator": None} | arguments | {"loss_options": options}
+    # A config without these keys means plain convolutions, or layers that are not centered, whatever the defaults of
+    # create_model.
+    return {"operator": None, "center": None} | arguments | {"loss_options": options}
 
 
 def _vector(values: list[float]) -> Tensor:
@@ -312,7 +313,7 @@ def load_model(folder: str | os.PathLike[str], *, device: str | torch.device = "
         target = torch.device(device)
     except RuntimeError as error:
         raise ValueError(f'device must be a torch device such as "cpu" or "cuda:0", got {device!r}.') from error
-    path = Path(folder).expanduser()
+    path = user_path(folder)
     model = build_on_meta(_read(path)["model"], str(path / CONFIG_FILE))
     model.load_state_dict(StoredWeights.open(path / WEIGHTS_FILE).read_for(model), assign=True)
     return model.eval().to(target)
@@ -324,7 +325,7 @@ def load_metadata(folder: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
         ModelError: If config.json is missing, corrupt or of an unknown format.
     """
-    metadata: dict[str, Any] = _read(Path(folder).expanduser())["metadata"]
+    metadata: dict[str, Any] = _read(user_path(folder))["metadata"]
     return metadata
 
 

@@ -1,11 +1,12 @@
 """Sphere layers for inference, made of plain torch operations with constants computed once.
 
-    out = scale·h(c) + shift,   c = cos θ,   h = c, asin c, tanh(asin(c)/(2k)) or a custom g
+    out = h(‖x‖)·scale·s(c) + shift,   c = cos θ,   s = c, asin c, tanh(asin(c)/(2k)) or a custom g
 
 scale contains β and the constant factor of g (Eq. 1: 2/π or C(k)), shift contains β·b + γ (Eq. 3). A BatchNorm that
-follows is folded into both. A call computes the convolution, the patch norms and h. Intermediate tensors are
-overwritten, because allocating memory costs more than the arithmetic. The layers are not meant for training: their
-gradients are infinite at θ = 0 and π.
+follows is folded into both. Centered kernels are constants like others; centered patches need the sums of x besides
+those of x² (Eq. 14). h is 1 unless the layer has a magnitude function (Eq. 15). A call computes the convolution, the
+patch norms, s and h. Intermediate tensors are overwritten, because allocating memory costs more than the arithmetic.
+The layers are not meant for training: their gradients are infinite at θ = 0 and π.
 
 As in `spherenet.functional`, the cosine is 0 for zero patches and for patches whose squares overflow. If they overflow,
 1/‖x‖ is 0, and weights of norm 2⁻²⁰ instead of 1 keep the product finite that it multiplies. This saves a pass over the
@@ -14,6 +15,7 @@ output that would search for infinities. Infinite inputs give NaN.
 
 from __future__ import annotations
 
+import copy
 from typing import Any, TypeAlias
 
 import torch
@@ -22,10 +24,12 @@ from torch.nn import functional as F
 
 from spherenet.angles import AngleFunction
 from spherenet.layers import SphereConv1d, SphereConv2d, SphereConv3d, SphereLayer, SphereLinear
+from spherenet.magnitudes import Magnitude
 from spherenet.ops.geometry import Geometry, convolve, resolve_padding
 from spherenet.ops.norms import SHRINK, autocast_is_on, direction, without_autocast, working_dtype
+from spherenet.ops.sphere_conv import FLAT, center_weight
 
-__all__ = ["BatchNorm", "FrozenAngle", "FrozenSphereConv", "FrozenSphereLinear"]
+__all__ = ["BatchNorm", "FrozenAngle", "FrozenMagnitude", "FrozenSphereConv", "FrozenSphereLinear"]
 
 BatchNorm: TypeAlias = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 
@@ -37,7 +41,7 @@ WEIGHT_NORM = 2.0**-20
 
 
 class FrozenAngle(nn.Module):
-    """Angle function with scale and shift per filter: scale·h(c) + shift. It may overwrite its input.
+    """Angle function with scale and shift per filter: scale·s(c) + shift. It may overwrite its input.
 
     Args:
         angle: Angle function g.
@@ -79,8 +83,8 @@ class FrozenAngle(nn.Module):
             shaped = None if value is None else value.to(dtype).reshape(-1, *(1,) * spatial_dims)
             self.register_buffer(name, shaped)
 
-    def forward(self, cosine: Tensor) -> Tensor:
-        """Return scale·h(c) + shift."""
+    def forward(self, cosine: Tensor, magnitude: Tensor | None = None) -> Tensor:
+        """Return scale·s(c) + shift, or magnitude·scale·s(c) + shift."""
         out = _reusable(cosine)
         value = torch.clamp(cosine, -1, 1, out=out)
         if self.angle is not None:
@@ -89,6 +93,8 @@ class FrozenAngle(nn.Module):
             value = self.angle_class.shape(value, self.steepness, out)
         if self.scale is not None:
             value = torch.mul(value, self.scale, out=out)
+        if magnitude is not None:
+            value = torch.mul(value, magnitude, out=out)
         return value if self.shift is None else torch.add(value, self.shift, out=out)
 
     def _custom(self, cosine: Tensor) -> Tensor:
@@ -99,12 +105,39 @@ class FrozenAngle(nn.Module):
         return value.movedim(-1, 1) if self.spatial_dims else value
 
 
+class FrozenMagnitude(nn.Module):
+    """Magnitude function with a constant radius: norms → h.
+
+    Args:
+        magnitude: Magnitude function.
+        dtype: Dtype of the computation.
+        shape: Shape of one radius per filter.
+
+    Shape:
+        Norms that broadcast against `shape` → h, of the same shape or with one value per filter.
+    """
+
+    radius: Tensor | None
+
+    def __init__(self, magnitude: Magnitude, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        radius = magnitude.radius
+        self.fixed_radius = radius if isinstance(radius, float) else 0.0
+        self.register_buffer("radius", radius.detach().to(dtype).reshape(shape) if isinstance(radius, Tensor) else None)
+        self.magnitude = copy.deepcopy(magnitude)
+        self.magnitude.raw_radius = None
+
+    def forward(self, norm: Tensor) -> Tensor:
+        """Return h for each norm."""
+        return self.magnitude.value(norm, self.fixed_radius if self.radius is None else self.radius)
+
+
 class _FrozenSphereLayer(nn.Module):
     """Base class of the frozen layers: short weights, folded constants and the dtype of the computation."""
 
     short_weight: Tensor
 
-    def __init__(self, layer: SphereLayer, batch_norm: BatchNorm | None, spatial_dims: int) -> None:
+    def __init__(self, layer: SphereLayer, batch_norm: BatchNorm | None, spatial_dims: int, groups: int = 1) -> None:
         super().__init__()
         weight: Tensor = layer.weight.detach()  # type: ignore[operator]
         self.spatial_dims = spatial_dims
@@ -112,11 +145,20 @@ class _FrozenSphereLayer(nn.Module):
         self.dtype = working_dtype(weight.dtype)
         # float16 cannot represent short weights. Its products may overflow when norms do not, which `_cosine` checks.
         self.weight_norm = WEIGHT_NORM if weight.dtype != torch.float16 else 1.0
-        unit_weight = direction(weight, tuple(range(1, weight.dim())), layer.eps)
+        self.center_patch = layer.center == "patch"
+        self.kernel_entries = weight[0].numel() if len(weight) else 1
+        centered = weight if layer.center is None else center_weight(weight)
+        unit_weight = direction(centered, tuple(range(1, weight.dim())), layer.eps).to(weight.dtype)
         # Not called `weight`, so that code which reads the weight of plain layers does not use this one.
         self.register_buffer("short_weight", unit_weight * self.weight_norm)
         scale, shift = _scale_and_shift(layer, weight, batch_norm)
         self.angle = FrozenAngle(layer.angle, scale, shift, self.dtype, spatial_dims)
+        filters = (len(weight),) if groups == 1 else (groups, len(weight) // groups)
+        self.magnitude = (
+            None
+            if layer.magnitude is None
+            else FrozenMagnitude(layer.magnitude, self.dtype, (*filters, *(1,) * spatial_dims))
+        )
 
     def _squares(self, x: Tensor) -> Tensor:
         """Return (x/64)², see `ops.norms`."""
@@ -126,6 +168,21 @@ class _FrozenSphereLayer(nn.Module):
     def _inverse_norm(self, sums: Tensor) -> Tensor:
         """Return 1/(‖x‖‖w‖) from Σ(x/64)², with the norm of the short weights; 0 if the sum overflowed."""
         return (sums + self.eps * SHRINK**2).rsqrt() * (SHRINK / self.weight_norm)
+
+    def _centered_inverse_norm(self, squares: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
+        """Return 1/(‖x‖‖w‖) of centered patches from Σx² and Σx in float64, and which patches are flat."""
+        variation = squares - sums * sums / self.kernel_entries
+        flat = variation <= FLAT * squares
+        inverse_norm = (torch.where(flat, 0.0, variation) + self.eps).rsqrt().to(self.dtype) / self.weight_norm
+        return inverse_norm, flat
+
+    def _magnitude(self, inverse_norm: Tensor) -> Tensor | None:
+        """Return h(‖x‖), or None without a magnitude function; a norm that overflowed counts as 0."""
+        if self.magnitude is None:
+            return None
+        norm = torch.where(inverse_norm == 0, 0.0, 1 / (inverse_norm * self.weight_norm))
+        value: Tensor = self.magnitude(norm)
+        return value
 
     def _cosine(self, product: Tensor, inverse_norm: Tensor) -> Tensor:
         """Return cos θ from ‖x‖‖w‖·cos θ, which may be overwritten."""
@@ -154,7 +211,7 @@ class FrozenSphereConv(_FrozenSphereLayer):
     box: Tensor
 
     def __init__(self, layer: SphereConv1d | SphereConv2d | SphereConv3d, batch_norm: BatchNorm | None = None) -> None:
-        super().__init__(layer, batch_norm, len(layer.kernel_size))
+        super().__init__(layer, batch_norm, len(layer.kernel_size), layer.groups)
         self.geometry = Geometry(
             layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.groups, layer.padding_mode
         )
@@ -173,21 +230,34 @@ class FrozenSphereConv(_FrozenSphereLayer):
     def _forward_batch(self, x: Tensor) -> Tensor:
         x, geometry = resolve_padding(x, self.geometry)
         product = convolve(x, self.short_weight, geometry)
-        squares = self._squares(x)
-        # One map per group: sum over the channels first, then over each window.
-        maps = (
-            squares.sum(1, keepdim=True) if self.groups == 1 else torch.unflatten(squares, 1, (self.groups, -1)).sum(2)
-        )
-        if not geometry.is_pointwise:
-            # Some convolution algorithms return a tiny negative for a sum of zeros.
-            maps = convolve(maps, self.box, geometry).clamp_min(0)
-        inverse_norm = self._inverse_norm(maps)
+        flat = None
+        if self.center_patch:
+            wide = _widened(x)
+            squares = _window_sum(self._per_group(wide * wide), geometry)
+            sums = _window_sum(self._per_group(wide), geometry)
+            inverse_norm, flat = self._centered_inverse_norm(squares, sums)
+        else:
+            maps = self._per_group(self._squares(x))
+            if not geometry.is_pointwise:
+                # Some convolution algorithms return a tiny negative for a sum of zeros.
+                maps = convolve(maps, self.box, geometry).clamp_min(0)
+            inverse_norm = self._inverse_norm(maps)
         if self.groups > 1:
             # One norm for all filters of a group.
             product, inverse_norm = torch.unflatten(product, 1, (self.groups, -1)), inverse_norm.unsqueeze(2)
-        cosine = self._cosine(product, inverse_norm)
-        out: Tensor = self.angle(cosine if self.groups == 1 else cosine.flatten(1, 2))
+            flat = None if flat is None else flat.unsqueeze(2)
+        if flat is not None:
+            product = torch.where(flat, 0.0, product)
+        cosine, magnitude = self._cosine(product, inverse_norm), self._magnitude(inverse_norm)
+        if self.groups > 1:
+            magnitude = None if magnitude is None else magnitude.expand(cosine.shape).flatten(1, 2)
+            cosine = cosine.flatten(1, 2)
+        out: Tensor = self.angle(cosine, magnitude)
         return out.to(x.dtype) if out.dtype != x.dtype else out
+
+    def _per_group(self, maps: Tensor) -> Tensor:
+        """Return one map per group, the sum over its channels: windows are then summed once per group."""
+        return maps.sum(1, keepdim=True) if self.groups == 1 else torch.unflatten(maps, 1, (self.groups, -1)).sum(2)
 
     def extra_repr(self) -> str:
         """Return the geometry."""
@@ -205,13 +275,42 @@ class FrozenSphereLinear(_FrozenSphereLayer):
         """Return the layer's output."""
         x = self._in_weight_dtype(x)
         with without_autocast(x):
-            inverse_norm = self._inverse_norm(self._squares(x).sum(-1, keepdim=True))
-            out: Tensor = self.angle(self._cosine(F.linear(x, self.short_weight), inverse_norm))
+            product = F.linear(x, self.short_weight)
+            if self.center_patch:
+                wide = _widened(x)
+                squares, sums = (wide * wide).sum(-1, keepdim=True), wide.sum(-1, keepdim=True)
+                inverse_norm, flat = self._centered_inverse_norm(squares, sums)
+                product = torch.where(flat, 0.0, product)
+            else:
+                inverse_norm = self._inverse_norm(self._squares(x).sum(-1, keepdim=True))
+            out: Tensor = self.angle(self._cosine(product, inverse_norm), self._magnitude(inverse_norm))
             return out.to(x.dtype) if out.dtype != x.dtype else out
 
     def extra_repr(self) -> str:
         """Return the sizes."""
         return f"{list(self.short_weight.shape)}, form={self.angle.form!r}"
+
+
+def _widened(x: Tensor) -> Tensor:
+    """Return x in float64, in which Σx² − (Σx)²/n does not cancel; MPS has no float64."""
+    return x if x.device.type == "mps" else x.double()
+
+
+def _window_sum(maps: Tensor, geometry: Geometry) -> Tensor:
+    """Return the sums over the windows of a convolution as sums of slices, one dimension after the other.
+
+    ONNX Runtime has neither convolutions nor poolings in float64, but slices.
+    """
+    if any(geometry.padding):
+        maps = F.pad(maps, [int(amount) for amount in reversed(geometry.padding) for _ in range(2)])
+    for dim, (size, stride, dilation) in enumerate(
+        zip(geometry.kernel_size, geometry.stride, geometry.dilation, strict=True), start=2
+    ):
+        before: tuple[slice, ...] = (slice(None),) * dim
+        length = (size - 1) * dilation
+        terms = [maps[(*before, slice(i * dilation, i * dilation - length or None, stride))] for i in range(size)]
+        maps = sum(terms[1:], terms[0])
+    return maps
 
 
 def _reusable(tensor: Tensor) -> Tensor | None:

@@ -26,7 +26,7 @@ from spherenet.export.programs import (
     trace_program,
 )
 from spherenet.export.weights import writing
-from spherenet.files import atomic_file
+from spherenet.files import atomic_file, user_path
 from spherenet.text import first_line
 from spherenet.validation import require_one_of
 
@@ -207,7 +207,7 @@ def export_model(
     chosen = format_of(target) if format is None else require_one_of("format", format, FORMATS)
     if chosen == "folder":
         save_model(model, target, metadata=metadata, card=card, overwrite=overwrite)  # type: ignore[arg-type]
-        return Path(target).expanduser().resolve()
+        return user_path(target).resolve()
     return _FILES[chosen](model, target, example=example, metadata=metadata, check=check)
 
 

@@ -20,7 +20,7 @@ from spherenet.errors import ModelError
 from spherenet.export.folder import metadata_as_json
 from spherenet.export.freeze import freeze
 from spherenet.export.weights import writing
-from spherenet.files import atomic_file
+from spherenet.files import atomic_file, user_path
 from spherenet.models import Classifier
 from spherenet.text import first_line
 
@@ -216,7 +216,7 @@ def trace_program(model: nn.Module, example: Tensor) -> ExportedProgram:
 
 def output_file(folder_or_file: str | os.PathLike[str], name: str) -> Path:
     """Return the file to write: the path itself, or a file of this name if the path is a folder."""
-    path = Path(folder_or_file).expanduser()
+    path = user_path(folder_or_file)
     return path / name if path.is_dir() else path
 
 

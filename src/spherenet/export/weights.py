@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +22,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from spherenet.errors import ModelError
-from spherenet.files import atomic_file
+from spherenet.files import atomic_file, user_path
+from spherenet.layers.base import SphereLayer, different_options
 from spherenet.losses import obsolete_state
 from spherenet.text import first_line, first_names
 
@@ -40,6 +42,9 @@ WEIGHTS_FILE = "model.safetensors"
 
 _TIED = "tied_tensors"
 """Header entry with {name: name under which the shared tensor is stored} as JSON."""
+
+_LAYERS = "sphere_layers"
+"""Header entry with {name: options} of the sphere layers as JSON; absent if there are none."""
 
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
@@ -68,7 +73,7 @@ def save_weights(model: nn.Module, file: str | os.PathLike[str]) -> None:
 def writing(target: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield the resolved target, whose parent folders are created. Raise ModelError if writing to it fails."""
     # Through links: the file or folder that they point to is replaced, not the link.
-    path = Path(target).expanduser().resolve()
+    path = user_path(target).resolve()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield path
@@ -112,9 +117,13 @@ def load_weights(model: nn.Module, folder_or_file: str | os.PathLike[str]) -> No
 
     Raises:
         ModelError: If the file is corrupt or does not fit the module, with the first names that are missing, unexpected
-            or of another shape. The module is unchanged then.
+            or of another shape, or of sphere layers that are plain in the module or have another operator, k, center,
+            magnitude or fixed rescaling. The module is unchanged then.
     """
     stored = StoredWeights.open(folder_or_file)
+    different = stored.different_layers(model)
+    if different:
+        raise ModelError(f"{stored.path} does not fit the model: {first_names(different)}.")
     model.load_state_dict(stored.read_for(model))
 
 
@@ -128,6 +137,8 @@ class Match(NamedTuple):
 
 def load_matching(model: nn.Module, folder_or_file: str | os.PathLike[str]) -> Match:
     """Load every tensor whose name and shape fit, e.g. to fine-tune a model to other classes.
+
+    If a sphere layer of the file is a plain layer of the model, or has other options there, a warning names it.
 
     Args:
         model: Module to change.
@@ -145,6 +156,9 @@ def load_matching(model: nn.Module, folder_or_file: str | os.PathLike[str]) -> M
     if not loaded:
         names = first_names(stored.shapes)
         raise ModelError(f"{stored.path} must contain a tensor that fits the model, got only others: {names}.")
+    different = stored.different_layers(model)
+    if different:
+        warnings.warn(f"{stored.path} does not fit the model: {first_names(different)}.", stacklevel=2)
     tensors = stored.read()
     model.load_state_dict({name: tensors[name] for name in loaded}, strict=False)
     left_in_model = [name for name in state if name not in loaded]
@@ -156,7 +170,9 @@ def write_weights(model: nn.Module, path: Path) -> None:
     state = _state_of(model)
     tied = _tied_names(state)
     tensors = {name: _compact(tensor) for name, tensor in state.items() if name not in tied}
+    layers = {name: module.saved_options() for name, module in model.named_modules() if isinstance(module, SphereLayer)}
     header = {"format": "pt"} | ({_TIED: json.dumps(tied)} if tied else {})
+    header |= {_LAYERS: json.dumps(layers)} if layers else {}
     try:
         safetensors_torch.save_file(tensors, path, header)
     except (safetensors.SafetensorError, ValueError) as error:
@@ -172,17 +188,19 @@ class StoredWeights:
         shapes: Shape of each tensor by name.
         dtypes: Dtype of each tensor by name.
         tied: For each name that shares a stored tensor, the name under which it is stored.
+        sphere_layers: Options of each sphere layer by name; empty if the file does not contain them.
     """
 
     path: Path
     shapes: dict[str, tuple[int, ...]]
     dtypes: dict[str, torch.dtype]
     tied: dict[str, str]
+    sphere_layers: dict[str, object]
 
     @classmethod
     def open(cls, folder_or_file: str | os.PathLike[str]) -> StoredWeights:
         """Read the header. Raises ModelError if the file is missing or is not a valid safetensors file."""
-        path = Path(folder_or_file).expanduser()
+        path = user_path(folder_or_file)
         path = path / WEIGHTS_FILE if path.is_dir() else path
         if not path.is_file():
             raise ModelError(f"the file {path} does not exist.")
@@ -193,13 +211,24 @@ class StoredWeights:
                     entry = file.get_slice(name)
                     shapes[name], dtypes[name] = tuple(entry.get_shape()), _DTYPES[entry.get_dtype()]
                 tied = _checked_ties(file.metadata(), shapes)
+                layers = json.loads((file.metadata() or {}).get(_LAYERS, "{}"))
         except (safetensors.SafetensorError, OSError, ValueError, RecursionError) as error:
             raise ModelError(f"{path} is not a valid safetensors file: {first_line(error)}.") from error
         except KeyError as error:
             raise ModelError(f"{path} must contain tensors of type {', '.join(_DTYPES)}, got {error}.") from error
         for alias, name in tied.items():
             shapes[alias], dtypes[alias] = shapes[name], dtypes[name]
-        return cls(path, shapes, dtypes, tied)
+        return cls(path, shapes, dtypes, tied, layers if isinstance(layers, dict) else {})
+
+    def different_layers(self, model: nn.Module) -> list[str]:
+        """Return the saved sphere layers whose options are not those of the model's module of the same name."""
+        modules = dict(model.named_modules())
+        different = {
+            name: different_options(saved, modules[name])
+            for name, saved in self.sphere_layers.items()
+            if name in modules
+        }
+        return [f"{name or type(model).__name__} was saved with {text}" for name, text in different.items() if text]
 
     def read(self) -> dict[str, Tensor]:
         """Return every tensor on the CPU. Tied names share one tensor."""

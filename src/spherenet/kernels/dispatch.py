@@ -110,8 +110,9 @@ def implementation(x: Tensor, *, has_kernel: bool = True, native_only: bool = Fa
     Args:
         x: Input of the layer.
         has_kernel: Whether there is a kernel for the layer's angle function.
-        native_only: Whether only the native kernels support the layer: centered layers and magnitude functions. For
-            dispatch modes and tensor subclasses the plain formula is used, which consists of torch's own operators.
+        native_only: Whether only the native kernels support the layer: centered layers, magnitude functions and some
+            angle functions. For dispatch modes and tensor subclasses the plain formula is used, which consists of
+            torch's own operators.
     """
     if torch.compiler.is_compiling():  # the compiler cannot read a context variable
         return "plain"

@@ -148,19 +148,6 @@ def _constant_angle(kernel_id: str, k: float | None, dtype: torch.dtype) -> _Ang
     return _AngleArguments(kernel_id, k, None, dtype)
 
 
-def _angle_arguments(
-    operation: Operation,
-    k: Tensor | float | None,
-    affine: Affine | None,
-    radius: Tensor | float | None,
-    dtype: torch.dtype,
-) -> _AngleArguments:
-    kernel_id: Any = operation.angle.kernel_id
-    if affine is None and not isinstance(k, Tensor) and operation.magnitude is None:
-        return _constant_angle(kernel_id, k, dtype)
-    return _AngleArguments(kernel_id, k, affine, dtype, operation.magnitude, radius)
-
-
 # --- scratch memory ----------------------------------------------------------------------------------------------
 
 _SCRATCH_LIMIT = 256 << 20
@@ -262,7 +249,11 @@ def forward(
     inverse_norm = torch.empty_strided(*plan.out_map, dtype=work)
     cosine = torch.empty_like(product, dtype=work) if operation.save_cosine else None
     mean = torch.empty_strided(*plan.out_map, dtype=work) if operation.center == "patch" else None
-    arguments = _angle_arguments(operation, k, affine, radius, work)
+    kernel_id: Any = operation.angle.kernel_id
+    if affine is None and not isinstance(k, Tensor) and operation.magnitude is None:
+        arguments = _constant_angle(kernel_id, k, work)
+    else:
+        arguments = _AngleArguments(kernel_id, k, affine, work, operation.magnitude, radius)
     load().forward(
         plan.struct,
         arguments.struct,
@@ -323,7 +314,11 @@ def backward(
     spread = torch.empty_strided(*plan.x_map, dtype=work) if needs_x else None
     mean_spread = torch.empty_strided(*plan.x_map, dtype=work) if needs_x and mean is not None else None
     sums = torch.empty(4, saved.shape[1], dtype=work) if needs_k or needs_affine else None
-    arguments = _angle_arguments(operation, k, affine, radius, work)
+    kernel_id: Any = operation.angle.kernel_id
+    if affine is None and not isinstance(k, Tensor) and operation.magnitude is None:
+        arguments = _constant_angle(kernel_id, k, work)
+    else:
+        arguments = _AngleArguments(kernel_id, k, affine, work, operation.magnitude, radius)
     pointers = BackwardStruct(
         grad.data_ptr(),
         saved.data_ptr(),

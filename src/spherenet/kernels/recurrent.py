@@ -50,7 +50,7 @@ def fused_recurrence(
     if implementation(from_input) != "native":
         return None
     bias, beta, gamma = (per_filter(value, layer.weight) for value in (layer.bias, layer.beta, layer.gamma))
-    save_cosine = not (bias is None and beta is None and gamma is None)
+    save_cosine = not (bias is None and beta is None and gamma is None) or not angle.is_recoverable
     operation = Operation(angle, Geometry(), layer.eps, "native", save_cosine)
     c = state[1] if len(state) == 2 else None
     outputs, *last = _Recurrence.apply(  # type: ignore[no-untyped-call]

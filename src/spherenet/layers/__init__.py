@@ -13,6 +13,7 @@ from spherenet.layers.conv import (
 )
 from spherenet.layers.head import AngularHead
 from spherenet.layers.recurrent import SphereGRU, SphereGRUCell, SphereLSTM, SphereLSTMCell
+from spherenet.layers.transposed import SphereConvTranspose1d, SphereConvTranspose2d, SphereConvTranspose3d
 
 __all__ = [
     "AngularHead",
@@ -23,6 +24,9 @@ __all__ = [
     "SphereConv1d",
     "SphereConv2d",
     "SphereConv3d",
+    "SphereConvTranspose1d",
+    "SphereConvTranspose2d",
+    "SphereConvTranspose3d",
     "SphereGRU",
     "SphereGRUCell",
     "SphereLSTM",

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
 
 from spherenet.angles import AngleFunction, make_angle
-from spherenet.functional import require_center
+from spherenet.arguments import require_center
 from spherenet.magnitudes import Magnitude, make_magnitude
 from spherenet.validation import OptionCheck, require_number, require_one_of, require_positive
 
-__all__ = ["SphereLayer", "make_lazy"]
+__all__ = ["METADATA_KEY", "Proxy", "SphereLayer", "different_options", "make_lazy", "record_as_leaf"]
+
+Proxy: Any = fx.Proxy
+"""Input of a layer while `torch.fx` traces it; `Any`, because annotations state a tensor."""
+
+METADATA_KEY = "spherenet"
+"""Entry of the metadata of a state dict with the options of a sphere layer."""
 
 
 class SphereLayer(OptionCheck, nn.Module):
@@ -30,7 +38,7 @@ class SphereLayer(OptionCheck, nn.Module):
     gamma: nn.Parameter | float | None
     eps: float
     center: str | None = None
-    magnitude: Magnitude | None = None
+    magnitude: Magnitude | None  # no default, which would hide the submodule
 
     def _set_up_sphere(
         self,
@@ -52,15 +60,19 @@ class SphereLayer(OptionCheck, nn.Module):
         self.k_sharing = k_sharing
         num_k = None if k_sharing == "layer" else num_filters
         self.angle = make_angle(operator, k, num_filters=num_k, device=device, dtype=dtype)
-        k_of_angle = self.angle.k
-        if isinstance(k_of_angle, Tensor) and k_of_angle.dim() == 1 and len(k_of_angle) != num_filters:
-            raise ValueError(
-                f"operator must have {num_filters} k, one per filter, got an object with {len(k_of_angle)}."
-            )
+        for name in ("k", "p"):
+            value = getattr(self.angle, name, None)
+            if isinstance(value, Tensor) and value.dim() == 1 and len(value) != num_filters:
+                raise ValueError(
+                    f"operator must have {num_filters} {name}, one per filter, got an object with {len(value)}."
+                )
         kernel = getattr(self, "weight", None)  # lazy layers do not know their kernels yet
-        size = kernel[0].numel() if isinstance(kernel, Tensor) and not is_lazy(kernel) and len(kernel) else None
+        size = kernel.numel() // max(1, num_filters) if isinstance(kernel, Tensor) and not is_lazy(kernel) else None
         self.center = require_center(center, size)
         self.magnitude = make_magnitude(magnitude, radius, num_filters=num_filters, device=device, dtype=dtype)
+        radii = None if self.magnitude is None else self.magnitude.raw_radius
+        if radii is not None and len(radii) != num_filters:
+            raise ValueError(f"magnitude must have {num_filters} radii, one per filter, got {len(radii)}.")
         self.rescale = _check_rescale(rescale)
         if self.rescale == "learned":
             self.beta = nn.Parameter(torch.ones(num_filters, device=device, dtype=dtype))
@@ -94,6 +106,45 @@ class SphereLayer(OptionCheck, nn.Module):
                 nn.init.ones_(self.beta)
                 nn.init.zeros_(self.gamma)
 
+    def saved_options(self) -> dict[str, Any]:
+        """Return the options that change the output and that the tensors of a state dict do not contain."""
+        return {
+            "operator": self.operator,
+            "k": self.k if isinstance(self.k, float) else None,
+            "center": self.center,
+            "magnitude": "sphere" if self.magnitude is None else self.magnitude.name,
+            "rescale": list(self.rescale) if isinstance(self.rescale, tuple) else self.rescale,
+        }
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """Add the options to the metadata of the state dict, which strict loading and safetensors ignore."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        metadata = getattr(destination, "_metadata", None)
+        if metadata is not None:
+            metadata.setdefault(prefix[:-1], {})[METADATA_KEY] = self.saved_options()
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: dict[str, Any], *arguments: Any
+    ) -> None:
+        """Load the tensors, with a warning if they were saved by a sphere layer with other options."""
+        saved = local_metadata.get(METADATA_KEY)  # None for a plain layer and for versions without this entry
+        different = different_options(saved, self)
+        if different:
+            warnings.warn(
+                f"{prefix[:-1] or type(self).__name__} was saved by a layer with {different}: its outputs will differ.",
+                stacklevel=2,
+            )
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *arguments)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute. Reject the fused weight of `torch.nn.utils.fusion`, which would not change the output."""
+        if name == "weight" and sys._getframe(1).f_globals.get("__name__") == "torch.nn.utils.fusion":
+            raise TypeError(
+                f"layer must be a plain layer to be fused with a BatchNorm, got {type(self).__name__}: its output does "
+                "not depend on the norms of its kernels. Use spherenet.freeze instead."
+            )
+        super().__setattr__(name, value)
+
     def extra_repr(self) -> str:
         """Return torch's own description followed by the options of a sphere layer."""
         options = [super().extra_repr(), f"operator={self.operator!r}"]
@@ -103,6 +154,33 @@ class SphereLayer(OptionCheck, nn.Module):
             options.append(f"rescale={self.rescale!r}")
         options.append(f"eps={self.eps:g}")
         return ", ".join(options)
+
+
+def different_options(saved: object, module: nn.Module | None) -> str:
+    """Return how the options of a saved sphere layer differ from those of a module, "" if they do not.
+
+    Args:
+        saved: Value of `SphereLayer.saved_options`, or anything else if the layer was not a sphere layer.
+        module: The module that loads its tensors.
+    """
+    if not isinstance(saved, dict):
+        return ""
+    if not isinstance(module, SphereLayer):
+        return f"operator={saved.get('operator')!r} instead of a plain layer"
+    own = module.saved_options()
+    names = [name for name, value in own.items() if name in saved and saved[name] != value]
+    return ", ".join(f"{name}={saved[name]!r} instead of {own[name]!r}" for name in names)
+
+
+def record_as_leaf(module: nn.Module, input: Tensor, *arguments: Any) -> Tensor:
+    """Record the call of a module with a `Proxy` as one node of the graph, as `torch.fx` does for torch's own layers.
+
+    Otherwise `torch.fx` would trace into the layer, whose checks and kernels require tensors.
+    """
+    tracer = cast(Any, input).tracer
+    arguments = tuple(argument for argument in arguments if argument is not None)
+    node: Tensor = tracer.create_proxy("call_module", tracer.path_of_module(module), (input, *arguments), {})
+    return node
 
 
 def make_lazy(layer: Any, device: Any, dtype: Any) -> None:

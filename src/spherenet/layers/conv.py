@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from spherenet.angles import AngleFunction
 from spherenet.functional import sphere_layer
-from spherenet.layers.base import SphereLayer, make_lazy
+from spherenet.layers.base import Proxy, SphereLayer, make_lazy, record_as_leaf
 from spherenet.magnitudes import Magnitude
 from spherenet.ops.geometry import Geometry
 from spherenet.ops.norms import DEFAULT_EPS
@@ -87,6 +87,8 @@ class _SphereConv(SphereLayer):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the output for a batched or unbatched input."""
+        if isinstance(input, Proxy):
+            return record_as_leaf(self, input)
         geometry = Geometry(self.kernel_size, self.stride, self.padding, self.dilation, self.groups, self.padding_mode)
         affine = Affine(self.bias, self.beta, self.gamma)
         return sphere_layer(
@@ -119,7 +121,8 @@ class SphereConv2d(_SphereConv, nn.Conv2d):
         groups: As in `torch.nn.Conv2d`.
         bias: As in `torch.nn.Conv2d`, but False by default.
         padding_mode: As in `torch.nn.Conv2d`.
-        operator: "linear", "cosine", "sigmoid", "learnable" or an `AngleFunction` object.
+        operator: "linear", "cosine", "sigmoid", "learnable", "square-cosine", "sharpened-cosine" or an
+            `AngleFunction` object.
         k: Parameter of the sigmoid (default 0.3), or initial value of a learned one (default 0.5).
         k_sharing: One learned k per "filter" or one for the "layer". To share one k in a network, pass the same
             `LearnableSigmoidAngle()` to all layers as operator.
@@ -197,6 +200,8 @@ class SphereLinear(SphereLayer, nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the output for an input [*, in_features]."""
+        if isinstance(input, Proxy):
+            return record_as_leaf(self, input)
         affine = Affine(self.bias, self.beta, self.gamma)
         return sphere_layer(
             input, self.weight, affine, self.angle, _FULLY_CONNECTED, self.eps, None, self.center, self.magnitude

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from spherenet.kernels import blockwise
 from spherenet.kernels.dispatch import blockwise as use_blocks
+from spherenet.layers.base import Proxy, record_as_leaf
 from spherenet.ops import angular
 from spherenet.ops.angular import AngularOutput
 from spherenet.ops.norms import DEFAULT_EPS, norm, without_autocast, working_dtype
@@ -81,7 +82,10 @@ class AngularHead(OptionCheck, nn.Module):
 
     def forward(self, features: Tensor) -> AngularOutput:
         """Return cosines, norms and bias for features [*, in_features]."""
-        require_floating("features", features)
+        if isinstance(features, Proxy):
+            return record_as_leaf(self, features)  # type: ignore[return-value]
+        if not isinstance(features, Tensor) or not features.is_floating_point():
+            require_floating("features", features)
         if features.dim() < 1 or features.shape[-1] != self.in_features:
             raise ValueError(
                 f"features must have {self.in_features} features in their last dimension, "

@@ -25,7 +25,9 @@ from torch.nn.utils.rnn import PackedSequence
 
 from spherenet.angles import AngleFunction
 from spherenet.kernels.recurrent import fused_recurrence
+from spherenet.layers.base import Proxy, record_as_leaf
 from spherenet.layers.conv import SphereLinear
+from spherenet.magnitudes import Magnitude
 from spherenet.ops.norms import DEFAULT_EPS
 from spherenet.validation import OptionCheck, require_floating, require_number
 
@@ -56,6 +58,9 @@ class _SphereCell(OptionCheck, nn.Module):
         k_sharing: str = "filter",
         rescale: str | Sequence[float] | None = "learned",
         eps: float = DEFAULT_EPS,
+        center: str | None = None,
+        magnitude: str | Magnitude | None = None,
+        radius: float | str | None = None,
         device: Any = None,
         dtype: Any = None,
     ) -> None:
@@ -63,9 +68,12 @@ class _SphereCell(OptionCheck, nn.Module):
         self.input_size = _require_size("input_size", input_size)
         self.hidden_size = _require_size("hidden_size", hidden_size)
         kernels = self.num_gates * hidden_size
-        sphere: dict[str, Any] = {"operator": operator, "k": k, "k_sharing": k_sharing, "rescale": rescale, "eps": eps}
-        self.ih = SphereLinear(input_size, kernels, bias, **sphere, device=device, dtype=dtype)
-        self.hh = SphereLinear(hidden_size, kernels, bias, **sphere, device=device, dtype=dtype)
+        sphere: dict[str, Any] = {
+            "operator": operator, "k": k, "k_sharing": k_sharing, "rescale": rescale, "eps": eps,
+            "center": center, "magnitude": magnitude, "radius": radius, "device": device, "dtype": dtype,
+        }  # fmt: skip
+        self.ih = SphereLinear(input_size, kernels, bias, **sphere)
+        self.hh = SphereLinear(hidden_size, kernels, bias, **sphere)
 
     @property
     def weight_ih(self) -> Tensor:
@@ -106,6 +114,9 @@ class SphereLSTMCell(_SphereCell):
         k_sharing: As in `SphereConv2d`.
         rescale: As in `SphereConv2d`.
         eps: As in `SphereConv2d`.
+        center: As in `SphereConv2d`.
+        magnitude: As in `SphereConv2d`.
+        radius: As in `SphereConv2d`.
         device: Device of the parameters.
         dtype: Dtype of the parameters.
 
@@ -122,6 +133,8 @@ class SphereLSTMCell(_SphereCell):
 
     def forward(self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
         """Return the next (h, c)."""
+        if isinstance(input, Proxy):
+            return record_as_leaf(self, input, hx)  # type: ignore[return-value]
         return cast(tuple[Tensor, Tensor], self._next(input, hx))
 
     def _step(self, from_input: Tensor, state: State) -> State:
@@ -143,6 +156,8 @@ class SphereGRUCell(_SphereCell):
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
         """Return the next h."""
+        if isinstance(input, Proxy):
+            return record_as_leaf(self, input, hx)
         return self._next(input, None if hx is None else (hx,))[0]
 
     def _step(self, from_input: Tensor, state: State) -> State:
@@ -238,6 +253,8 @@ class SphereLSTM(_SphereRecurrence):
 
     def forward(self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return the outputs of all steps and the last (h, c) of each layer and direction."""
+        if isinstance(input, Proxy):
+            return record_as_leaf(self, input, hx)  # type: ignore[return-value]
         return cast(tuple[Tensor, tuple[Tensor, Tensor]], self._run(input, hx))
 
 
@@ -248,6 +265,8 @@ class SphereGRU(_SphereRecurrence):
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the outputs of all steps and the last h of each layer and direction."""
+        if isinstance(input, Proxy):
+            return record_as_leaf(self, input, hx)  # type: ignore[return-value]
         output, (h,) = self._run(input, None if hx is None else (hx,))
         return output, h
 

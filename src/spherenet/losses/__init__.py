@@ -1,16 +1,16 @@
-"""Losses on an `AngularOutput`. They own no class weights, which belong to the head."""
+"""Losses on an `AngularOutput`, and their registry. They own no class weights, which belong to the head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 from spherenet.losses.additive_margins import ArcFaceLoss, CosFaceLoss, SphereFace2Loss
+from spherenet.losses.arguments import options_of, reject_unknown
 from spherenet.losses.base import AngularLoss, default_scale
-from spherenet.losses.margins import (
-    Annealing,
-    ASoftmaxLoss,
-    GASoftmaxLoss,
-    MarginLoss,
-    obsolete_state,
-)
-from spherenet.losses.registry import list_losses, make_loss, options_of_earlier_versions
+from spherenet.losses.margins import Annealing, ASoftmaxLoss, GASoftmaxLoss, MarginLoss, obsolete_state
 from spherenet.losses.softmax import SoftmaxLoss, SSoftmaxLoss, WSoftmaxLoss
+from spherenet.validation import require_one_of
 
 __all__ = [
     "ASoftmaxLoss",
@@ -30,3 +30,68 @@ __all__ = [
     "obsolete_state",
     "options_of_earlier_versions",
 ]
+
+_LOSSES: dict[str, tuple[type[AngularLoss], dict[str, Any]]] = {
+    "softmax": (SoftmaxLoss, {}),
+    "w-linear": (WSoftmaxLoss, {"angle": "linear"}),
+    "w-cosine": (WSoftmaxLoss, {"angle": "cosine"}),
+    "w-sigmoid": (WSoftmaxLoss, {"angle": "sigmoid"}),
+    "ga-linear": (GASoftmaxLoss, {"angle": "linear"}),
+    "ga-cosine": (GASoftmaxLoss, {"angle": "cosine"}),
+    "ga-sigmoid": (GASoftmaxLoss, {"angle": "sigmoid"}),
+    "a": (ASoftmaxLoss, {}),
+    "s-linear": (SSoftmaxLoss, {"angle": "linear"}),
+    "s-cosine": (SSoftmaxLoss, {"angle": "cosine"}),
+    "s-sigmoid": (SSoftmaxLoss, {"angle": "sigmoid"}),
+    "cosface": (CosFaceLoss, {}),
+    "arcface": (ArcFaceLoss, {}),
+    "sphereface-r1": (ASoftmaxLoss, {"form": "r1"}),
+    "sphereface-r2": (ASoftmaxLoss, {"form": "r2"}),
+    "sphereface2": (SphereFace2Loss, {}),
+}
+"""Class of each loss, and the options that its name fixes."""
+
+
+def list_losses() -> list[str]:
+    """Return the names that `make_loss` takes."""
+    return list(_LOSSES)
+
+
+def make_loss(loss: str | AngularLoss, **options: Any) -> AngularLoss:
+    """Return the loss of a name.
+
+    Args:
+        loss: Name of a loss (see `list_losses`), or a loss object, which is returned as it is.
+        **options: Keyword arguments of the loss's class, e.g. m, k, s, scale, annealing or label_smoothing. Not allowed
+            with a loss object.
+
+    Raises:
+        TypeError: If the loss has no such option, or `loss` is neither a name nor a loss.
+        ValueError: If the name is unknown, or an option is out of range.
+    """
+    if isinstance(loss, AngularLoss):
+        if options:
+            raise ValueError(f"options must be left out if loss is an object, got {', '.join(options)}.")
+        return loss
+    if not isinstance(loss, str):
+        raise TypeError(f"loss must be a name or an AngularLoss object, got {loss!r} of type {type(loss).__name__}.")
+    loss_class, fixed = _LOSSES[require_one_of("loss", loss, _LOSSES)]
+    reject_unknown(f"Loss {loss!r}", options, [name for name in options_of(loss_class) if name not in fixed])
+    return loss_class(**fixed, **options)
+
+
+def options_of_earlier_versions(loss: object, options: Mapping[str, Any], num_classes: int) -> dict[str, Any]:
+    """Return the options of a loss that was saved before margins had a `scale`, so that it computes the same today.
+
+    Then GA- and A-Softmax had the form of the paper, and CosFace and ArcFace the scale of S-Softmax.
+
+    Args:
+        loss: Name of the loss.
+        options: Options that were saved.
+        num_classes: Number of classes.
+    """
+    if loss in ("ga-linear", "ga-cosine", "ga-sigmoid", "a"):
+        return {"m": 4, "annealing": Annealing(), "scale": "norm", "margin_gradient": "full", **options}
+    if loss in ("cosface", "arcface"):
+        return {"s": default_scale(num_classes), **options}
+    return dict(options)

@@ -236,7 +236,8 @@ class AngularLoss(nn.Module):
         if not isinstance(output, AngularOutput):
             raise TypeError(f"output must be an AngularOutput of an AngularHead, got {type(output).__name__}.")
         cosine, feature_norm, weight_norm, bias = output
-        require_floating("output.cosine", cosine)
+        if not isinstance(cosine, Tensor) or not cosine.is_floating_point():
+            require_floating("output.cosine", cosine)
         if cosine.dim() < 1 or cosine.shape[-1] < 2:
             raise ValueError(
                 f"output.cosine must have at least 2 classes in its last dimension, got {list(cosine.shape)}."

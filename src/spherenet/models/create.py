@@ -11,9 +11,12 @@ from torch import Tensor, nn
 
 from spherenet.angles import AngleFunction
 from spherenet.layers import AngularHead
+from spherenet.layers.base import Proxy
 from spherenet.losses import AngularLoss, make_loss
+from spherenet.magnitudes import Magnitude
 from spherenet.models.networks import LayerFactory, PlainFeatures, ResidualFeatures
 from spherenet.ops.norms import DEFAULT_EPS
+from spherenet.ops.sphere_conv import CENTERS
 from spherenet.validation import require_one_of, suggest_options
 
 __all__ = ["Classifier", "create_model", "list_models"]
@@ -59,10 +62,28 @@ class Classifier(nn.Module):
             Scores [N, classes] without labels, (loss, scores) with labels, or the loss alone.
         """
         output = self.head(self.features(images))
+        if isinstance(output, Proxy):
+            return apply_criterion(self.criterion, output, labels, return_scores)
         if labels is None:
             return self.criterion.logits(output)
         result: Tensor | tuple[Tensor, Tensor] = self.criterion(output, labels, return_scores=return_scores)
         return result
+
+
+def apply_criterion(
+    criterion: AngularLoss, output: Any, labels: Tensor | None, return_scores: bool
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Return what `Classifier` returns for the output of its head, as one node if `torch.fx` traces the call."""
+    if isinstance(output, Proxy):
+        tracer = output.tracer
+        module = tracer.create_proxy("get_attr", tracer.path_of_module(criterion), (), {})
+        arguments = (module, output, labels, return_scores)
+        node: Tensor = tracer.create_proxy("call_function", apply_criterion, arguments, {})
+        return node
+    if labels is None:
+        return criterion.logits(output)
+    result: Tensor | tuple[Tensor, Tensor] = criterion(output, labels, return_scores=return_scores)
+    return result
 
 
 @dataclass(frozen=True)
@@ -107,8 +128,16 @@ def create_model(
     shortcut: str = "plain",
     head_bias: bool = False,
     feature_batch_norm: bool = False,
+    center: str | None = "auto",
+    magnitude: str | Magnitude | None = None,
+    radius: float | str | None = None,
+    group_norm: int = 0,
 ) -> Classifier:
     """Return a network of the paper, as a SphereNet or as its CNN twin.
+
+    A SphereNet without BatchNorm is centered by default. After a ReLU all patches lie in one orthant and share a large
+    common component, so that cosines with all of them are alike. BatchNorm removes this component; without BatchNorm,
+    centering does (Eq. 14).
 
     Args:
         name: Name of the network, e.g. "cnn-9" or "resnet-32"; see `list_models`.
@@ -128,6 +157,12 @@ def create_model(
         shortcut: 1×1 shortcut convolutions of residual networks: "plain" (v2), or with the "operator" (v1).
         head_bias: Whether the head has a bias for each class, for imbalanced data.
         feature_batch_norm: Whether the features are followed by BatchNorm, so that their norm cannot collapse.
+        center: None or "none", "weight" or "patch" as in `SphereConv2d`. "auto" is "patch" for a SphereNet without
+            BatchNorm and GroupNorm, otherwise None, since centering slows the start of deep networks with BatchNorm.
+        magnitude: As in `SphereConv2d`.
+        radius: As in `SphereConv2d`.
+        group_norm: Number of groups of a GroupNorm after each convolution, which requires `batch_norm=False`; 0 for
+            none.
 
     Raises:
         TypeError: If an option, or an option of the loss, is unknown.
@@ -137,7 +172,14 @@ def create_model(
         >>> model = sn.create_model("cnn-9", operator="sigmoid", k=0.3, loss="w-cosine")
     """
     network = _NETWORKS[require_one_of("name", name, _NETWORKS)]
-    layers = LayerFactory(operator, k, k_sharing, rescale, eps, batch_norm, relu, shortcut)
+    require_one_of("center", center, (None, "none", "auto", *CENTERS))
+    if center == "auto":
+        center = None if operator in (None, "none") or batch_norm or group_norm else "patch"
+    elif center == "none":
+        center = None
+    layers = LayerFactory(
+        operator, k, k_sharing, rescale, eps, batch_norm, relu, shortcut, center, magnitude, radius, group_norm
+    )
     criterion = make_loss(loss, **(loss_options or {}))
     stage_widths = network.widths if widths is None else tuple(widths)
     if len(stage_widths) != len(network.widths) or min(stage_widths) < 1:
@@ -167,5 +209,9 @@ def create_model(
         "shortcut": shortcut,
         "head_bias": head_bias,
         "feature_batch_norm": feature_batch_norm,
+        "center": center,
+        "magnitude": magnitude,
+        "radius": radius,
+        "group_norm": group_norm,
     }
     return Classifier(features, head, criterion, config)

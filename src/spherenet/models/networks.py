@@ -8,6 +8,7 @@ Each network takes a `LayerFactory`, widths, input channels and input size, and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,10 +18,14 @@ from torch.nn import functional as F
 
 from spherenet.angles import AngleFunction, make_shared_angle
 from spherenet.layers import SphereConv2d, SphereLinear
+from spherenet.magnitudes import Magnitude
 from spherenet.ops.norms import DEFAULT_EPS
 from spherenet.validation import require_one_of
 
 __all__ = ["LayerFactory", "PlainFeatures", "ResidualFeatures"]
+
+_SPHERE_OPTIONS = ("k", "rescale", "center", "magnitude", "radius")
+"""Options that must be None for plain convolutions."""
 
 
 @dataclass
@@ -36,9 +41,14 @@ class LayerFactory:
         batch_norm: Whether `unit` adds BatchNorm.
         relu: Whether `unit` adds ReLU.
         shortcut: 1×1 shortcut convolutions: "plain", or with the "operator".
+        center: As in `SphereConv2d`. Kernels with a single entry are not centered.
+        magnitude: As in `SphereConv2d`.
+        radius: As in `SphereConv2d`.
+        group_norm: Number of groups of the GroupNorm that `unit` adds instead of BatchNorm; 0 for none. If it does not
+            divide the number of channels, their greatest common divisor is used.
 
     Raises:
-        ValueError: If an argument is out of range, or k or rescale are given for plain convolutions.
+        ValueError: If an argument is out of range, or an option of sphere layers is given for plain convolutions.
     """
 
     operator: str | AngleFunction | None = "cosine"
@@ -49,6 +59,10 @@ class LayerFactory:
     batch_norm: bool = True
     relu: bool = True
     shortcut: str = "plain"
+    center: str | None = None
+    magnitude: str | Magnitude | None = None
+    radius: float | str | None = None
+    group_norm: int = 0
 
     def __post_init__(self) -> None:
         if self.operator == "none":
@@ -56,9 +70,14 @@ class LayerFactory:
         require_one_of("k_sharing", self.k_sharing, ("filter", "layer", "network"))
         require_one_of("shortcut", self.shortcut, ("plain", "operator"))
         if self.operator is None:
-            for name, value in (("k", self.k), ("rescale", self.rescale)):
+            for name in _SPHERE_OPTIONS:
+                value = getattr(self, name)
                 if value is not None:
                     raise ValueError(f"{name} must be None if operator is None (plain convolution), got {value!r}.")
+        if type(self.group_norm) is not int or self.group_norm < 0:
+            raise ValueError(f"group_norm must be an integer of at least 0, got {self.group_norm!r}.")
+        if self.group_norm and self.batch_norm:
+            raise ValueError(f"group_norm must be 0 unless batch_norm is False, got {self.group_norm}.")
         if self.k_sharing == "network":
             self.operator = make_shared_angle(self.operator, self.k)
             self.k, self.k_sharing = None, "layer"
@@ -66,7 +85,9 @@ class LayerFactory:
     @property
     def for_shortcuts(self) -> LayerFactory:
         """Factory of the shortcut convolutions."""
-        return self if self.shortcut == "operator" else replace(self, operator=None, k=None, rescale=None)
+        if self.shortcut == "operator":
+            return self
+        return replace(self, operator=None, **dict.fromkeys(_SPHERE_OPTIONS))
 
     def convolution(self, channels_in: int, channels_out: int, kernel: int, stride: int = 1) -> nn.Conv2d:
         """Return a convolution without bias that keeps the image size, apart from its stride.
@@ -77,7 +98,7 @@ class LayerFactory:
         layer = (
             nn.Conv2d(*geometry, bias=False)
             if self.operator is None
-            else SphereConv2d(*geometry, **self._sphere_options())
+            else SphereConv2d(*geometry, **self._sphere_options(channels_in * kernel * kernel))
         )
         nn.init.kaiming_normal_(layer.weight)
         return layer
@@ -87,7 +108,7 @@ class LayerFactory:
         layer = (
             nn.Linear(features_in, features_out, bias=False)
             if self.operator is None
-            else SphereLinear(features_in, features_out, **self._sphere_options())
+            else SphereLinear(features_in, features_out, **self._sphere_options(features_in))
         )
         nn.init.kaiming_normal_(layer.weight)
         return layer
@@ -95,22 +116,27 @@ class LayerFactory:
     def unit(
         self, channels_in: int, channels_out: int, kernel: int, stride: int = 1, relu: bool = True
     ) -> nn.Sequential:
-        """Return a convolution, followed by BatchNorm and ReLU if the network uses them."""
+        """Return a convolution, followed by BatchNorm or GroupNorm and ReLU if the network uses them."""
         layers: list[nn.Module] = [self.convolution(channels_in, channels_out, kernel, stride)]
         if self.batch_norm:
             layers.append(nn.BatchNorm2d(channels_out))
+        elif self.group_norm:
+            layers.append(nn.GroupNorm(math.gcd(self.group_norm, channels_out), channels_out))
         if relu and self.relu:
             # Not in place after a SphereConv, which needs its output for backward.
             layers.append(nn.ReLU(inplace=self.batch_norm))
         return nn.Sequential(*layers)
 
-    def _sphere_options(self) -> dict[str, Any]:
+    def _sphere_options(self, kernel_entries: int) -> dict[str, Any]:
         return {
             "operator": self.operator,
             "k": self.k,
             "k_sharing": self.k_sharing,
             "rescale": self.rescale,
             "eps": self.eps,
+            "center": self.center if kernel_entries > 1 else None,
+            "magnitude": self.magnitude,
+            "radius": self.radius,
         }
 
 

@@ -20,7 +20,21 @@ from spherenet.magnitudes import Magnitude
 from spherenet.ops.geometry import Geometry, convolve, convolve_backward, spread, window_sum
 from spherenet.ops.norms import SHRINK, working_dtype
 
-__all__ = ["CENTERS", "Affine", "Operation", "apply_affine", "apply_angle", "cosines", "sphere_conv", "unit_weight"]
+__all__ = [
+    "CENTERS",
+    "Affine",
+    "Operation",
+    "apply_affine",
+    "apply_angle",
+    "center_weight",
+    "cosines",
+    "cosines_from_sums",
+    "magnitudes_from",
+    "repeat_per_filter",
+    "sphere_conv",
+    "sum_per_group",
+    "unit_weight",
+]
 
 CENTERS = ("weight", "patch")
 """What may be centered (Eq. 14)."""
@@ -83,7 +97,7 @@ def sphere_conv(
     )
     value = apply_angle(cosine, angle, k)
     if magnitude is not None:
-        value = value * _magnitudes(inverse_norm, magnitude, radius, weight.shape[0])
+        value = value * magnitudes_from(inverse_norm, magnitude, radius, weight.shape[0])
     return apply_affine(value, affine).to(x.dtype)
 
 
@@ -93,37 +107,50 @@ def center_weight(weight: Tensor) -> Tensor:
     return wide - wide.mean(tuple(range(1, weight.dim())), keepdim=True)
 
 
-def _magnitudes(inverse_norm: Tensor, magnitude: Magnitude, radius: Tensor | float | None, filters: int) -> Tensor:
+def magnitudes_from(inverse_norm: Tensor, magnitude: Magnitude, radius: Tensor | float | None, filters: int) -> Tensor:
     """Return h(1/r) for maps r [N, groups, *spatial], 0 for a norm that overflowed (r = 0)."""
     overflow = inverse_norm == 0
     norm = torch.where(overflow, 0, 1 / torch.where(overflow, 1, inverse_norm))
     if radius is None:
         radius = magnitude.radius
     if isinstance(radius, Tensor):
-        norm = _per_filter(norm, filters)
+        norm = repeat_per_filter(norm, filters)
         radius = radius.to(norm.dtype).reshape(-1, *(1,) * (norm.dim() - 2))
-    return _per_filter(magnitude.value(norm, radius), filters)
+    return repeat_per_filter(magnitude.value(norm, radius), filters)
 
 
 def _centered_cosines(x: Tensor, unit: Tensor, geometry: Geometry, eps: float) -> tuple[Tensor, Tensor]:
-    """Return the cosines of centered patches and 1/sqrt(Σx² − (Σx)²/n + eps) (Eq. 14).
+    """Return the cosines of centered patches and 1/sqrt(Σx² − (Σx)²/n + eps) (Eq. 14)."""
+    wide = x if x.device.type == "mps" else x.double()
+    squares = window_sum(sum_per_group(wide * wide, geometry.groups), geometry)
+    sums = window_sum(sum_per_group(wide, geometry.groups), geometry, of_squares=False)
+    product = convolve(x, unit, geometry).to(working_dtype(x.dtype))
+    return cosines_from_sums(product, squares, sums, unit[0].numel(), eps)
+
+
+def cosines_from_sums(product: Tensor, squares: Tensor, sums: Tensor, size: int, eps: float) -> tuple[Tensor, Tensor]:
+    """Return the cosines of centered patches, and their inverse norms, from Σx² and Σx of each patch.
 
     The difference is computed in float64, because it cancels for patches of low contrast. A flat patch has the norm
-    sqrt(eps) and the cosine 0, with the gradient of the formula.
+    sqrt(eps) and the cosine 0, with the gradient of the formula. A patch whose squares would overflow in the working
+    dtype has the cosine 0 and the inverse norm 0.
+
+    Args:
+        product: Products of the patches with centered unit kernels [N, O, *out], in the working dtype.
+        squares: Sums of squares [N, groups, *out], in float64 if the device supports it.
+        sums: Sums [N, groups, *out], in the same dtype.
+        size: Number of entries of a patch.
+        eps: Number added under the square root.
     """
-    dtype = working_dtype(x.dtype)
-    wide = x if x.device.type == "mps" else x.double()
-    size = unit[0].numel()
-    squares = window_sum(_per_group(wide * wide, geometry.groups), geometry)
-    sums = window_sum(_per_group(wide, geometry.groups), geometry, of_squares=False)
     variation = squares - sums * sums / size
     flat = variation <= FLAT * squares
-    inverse_norm = (torch.where(flat, 0, variation) + eps).rsqrt().to(dtype)
-    inverse_norm = torch.where(variation.isfinite(), inverse_norm, 0)
-    product = convolve(x, unit, geometry).to(dtype)
-    of_filters = _per_filter(inverse_norm, unit.shape[0])
-    product = torch.where(_per_filter(flat, unit.shape[0]), product - product.detach(), product)
-    return torch.where(of_filters == 0, 0, product * of_filters), inverse_norm
+    overflow = squares >= torch.finfo(product.dtype).max / SHRINK**2  # as without centering
+    inverse_norm = (torch.where(flat | overflow, 0, variation) + eps).rsqrt().to(product.dtype)
+    inverse_norm = torch.where(overflow, 0, inverse_norm)
+    # Products that overflowed are masked before the multiplication, because the gradient of 0·inf is NaN.
+    product = torch.where(repeat_per_filter(overflow, product.shape[1]), 0, product)
+    product = torch.where(repeat_per_filter(flat, product.shape[1]), product - product.detach(), product)
+    return product * repeat_per_filter(inverse_norm, product.shape[1]), inverse_norm
 
 
 class _UnitWeight(ElementaryFunction):
@@ -170,12 +197,12 @@ def unit_weight(weight: Tensor, eps: float) -> Tensor:
     return unit
 
 
-def _per_filter(maps: Tensor, filters: int) -> Tensor:
+def repeat_per_filter(maps: Tensor, filters: int) -> Tensor:
     """Return a map [N, groups, *spatial] repeated for the filters of each group, unless it broadcasts."""
     return maps if maps.shape[1] == 1 else maps.repeat_interleave(filters // maps.shape[1], 1)
 
 
-def _per_group(maps: Tensor, groups: int) -> Tensor:
+def sum_per_group(maps: Tensor, groups: int) -> Tensor:
     """Return the sum of maps [N, channels, *spatial] over the channels of each group."""
     if groups == 1:
         return maps.sum(1, keepdim=True)
@@ -193,9 +220,9 @@ class _Cosines(ElementaryFunction):
     def forward(x: Tensor, unit: Tensor, geometry: Geometry, eps: float) -> tuple[Tensor, Tensor]:
         product = convolve(x, unit, geometry)
         shrunk = x.to(working_dtype(x.dtype)) * SHRINK
-        window = window_sum(_per_group(shrunk * shrunk, geometry.groups), geometry)
+        window = window_sum(sum_per_group(shrunk * shrunk, geometry.groups), geometry)
         inverse_norm = window.add(eps * SHRINK**2).rsqrt() * SHRINK
-        of_filters = _per_filter(inverse_norm, unit.shape[0])
+        of_filters = repeat_per_filter(inverse_norm, unit.shape[0])
         return torch.where(of_filters == 0, of_filters, product * of_filters), inverse_norm
 
     @staticmethod
@@ -209,15 +236,15 @@ class _Cosines(ElementaryFunction):
         geometry, groups = ctx.geometry, ctx.geometry.groups
         grad_x = grad_unit = s = None
         if grad is not None:
-            of_product = grad * _per_filter(inverse_norm, unit.shape[0])
+            of_product = grad * repeat_per_filter(inverse_norm, unit.shape[0])
             grad_x, grad_unit = convolve_backward(of_product.to(x.dtype), x, unit, geometry, *ctx.needs_input_grad[:2])
             if ctx.needs_input_grad[0]:
-                s = _per_group(of_product * cosine, groups) * inverse_norm
+                s = sum_per_group(of_product * cosine, groups) * inverse_norm
         if grad_norm is not None:
             of_norm = grad_norm * inverse_norm**3
             s = of_norm if s is None else s + of_norm
         if s is not None and ctx.needs_input_grad[0]:
-            m = _per_filter(spread(s, (x.shape[0], groups, *x.shape[2:]), geometry), x.shape[1])
+            m = repeat_per_filter(spread(s, (x.shape[0], groups, *x.shape[2:]), geometry), x.shape[1])
             grad_x = -x * m if grad_x is None else torch.addcmul(grad_x.to(m.dtype), x.to(m.dtype), m, value=-1)
             grad_x = grad_x.to(x.dtype)
         return grad_x, grad_unit, None, None
@@ -227,16 +254,16 @@ class _Cosines(ElementaryFunction):
         x, unit, cosine, inverse_norm = ctx.saved_tensors
         product = torch.zeros_like(cosine)
         norm_tangent = torch.zeros_like(inverse_norm)
-        of_filters = _per_filter(inverse_norm, unit.shape[0])
+        of_filters = repeat_per_filter(inverse_norm, unit.shape[0])
         if unit_tangent is not None:
             product = product + convolve(x, unit_tangent, ctx.geometry)
         if x_tangent is not None:
             product = product + convolve(x_tangent, unit, ctx.geometry)
-            along = _per_group(x.to(inverse_norm.dtype) * x_tangent, ctx.geometry.groups)
+            along = sum_per_group(x.to(inverse_norm.dtype) * x_tangent, ctx.geometry.groups)
             along = window_sum(along, ctx.geometry, of_squares=False)
             norm_tangent = -along * inverse_norm**3
             return (
-                of_filters * product - cosine * _per_filter(along * inverse_norm**2, unit.shape[0]),
+                of_filters * product - cosine * repeat_per_filter(along * inverse_norm**2, unit.shape[0]),
                 norm_tangent,
             )
         return of_filters * product, norm_tangent

@@ -254,8 +254,9 @@ def orthogonality(model: Modules, form: str = "raw", *, include: Collection[str]
 
     The penalty is Σ over layers of ‖WᵀW − I‖_F², where the columns of W are the flattened kernels. Kernels of different
     groups of a convolution are not compared, because they see different channels. Half-precision weights are computed
-    in float32, also under autocast. If layers are on several devices, the result is on the device of the first one. In
-    float32 the raw penalty is infinite if a kernel is longer than about 1e9.
+    in float32, also under autocast. Weights of centered layers enter with their mean, as those of other layers do. If
+    layers are on several devices, the result is on the device of the first one. In float32 the raw penalty is infinite
+    if a kernel is longer than about 1e9.
 
     Args:
         model: A model, a layer, or several of them. A weight that several layers share counts once.

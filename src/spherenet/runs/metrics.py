@@ -5,22 +5,18 @@ from __future__ import annotations
 import errno
 import json
 import os
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from spherenet.errors import RunError
-from spherenet.files import atomic_file, read_regular, sync
+from spherenet.files import APPEND, atomic_file, open_handle, read_regular, sync
 from spherenet.text import finite
 
 __all__ = ["MetricsFile"]
 
 LARGEST = 1 << 30
 """Largest size of a metrics file in bytes: a thousand times that of a long run."""
-
-# A link would lead out of the run, and opening a pipe would wait for a reader.
-_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
 class MetricsFile:
@@ -42,12 +38,13 @@ class MetricsFile:
         Raises:
             RunError: If the row cannot be written. The file is unchanged then.
         """
-        line = json.dumps(finite(dict(row)), allow_nan=False, ensure_ascii=False) + "\n"
         try:
-            handle = os.open(self.path, _APPEND, 0o666)
+            line = json.dumps(row, allow_nan=False, ensure_ascii=False) + "\n"
+        except ValueError:  # a number is NaN or infinite
+            line = json.dumps(finite(dict(row)), allow_nan=False, ensure_ascii=False) + "\n"
+        try:
+            handle = open_handle(self.path, APPEND)
             try:
-                if not stat.S_ISREG(os.fstat(handle).st_mode):
-                    raise OSError(errno.EINVAL, "must be a regular file", str(self.path))
                 data = line.encode()
                 written = os.write(handle, data)
                 if written != len(data):  # the disk became full within the line

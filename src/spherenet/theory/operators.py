@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MarginSlopes", "draw", "margin_slopes", "operators", "psi_slope", "saddle_points", "slope"]
 
+LARGEST_M = 1000
+"""Largest margin: ψ_m is evaluated at m − 1 angles."""
 FLAT = 1e-9
 """A smaller slope counts as zero; the sine of a multiple of π is about 1e-16 in float64."""
 
@@ -91,10 +93,10 @@ def margin_slopes(angles: dict[str, AngleFunction], m: int) -> list[MarginSlopes
     """Return the slopes of ψ_m where its segments meet, for every g.
 
     Raises:
-        ValueError: m < 2, so that ψ_m has a single segment.
+        ValueError: m < 2, so that ψ_m has a single segment, or m > 1,000.
     """
-    if m < 2:
-        raise ValueError(f"m must be a whole number of at least 2, got {m}.")
+    if not 2 <= m <= LARGEST_M:
+        raise ValueError(f"m must be a whole number from 2 to {LARGEST_M}, got {m}.")
     grid = torch.linspace(0, math.pi, 4001, dtype=torch.float64)
     slopes = []
     for name, angle in angles.items():

@@ -86,10 +86,11 @@ def _sorted_by_class(labels: Tensor) -> Tensor:
     return order[labels[order].argsort(stable=True)]
 
 
-def build_augmentation(config: TrainConfig) -> Augmentation:
-    """Return the augmentation of the training images."""
+def build_augmentation(config: TrainConfig) -> Augmentation | None:
+    """Return the augmentation of the training images, None if they are not changed."""
     name = default_augmentation(config.data) if config.augmentation is None else config.augmentation
-    return AUGMENTATIONS[require_one_of("augmentation", name, AUGMENTATIONS)]
+    augmentation = AUGMENTATIONS[require_one_of("augmentation", name, AUGMENTATIONS)]
+    return None if name == "none" else augmentation
 
 
 def build_model(config: TrainConfig, dataset: Dataset) -> Classifier:
@@ -146,6 +147,10 @@ def _create(config: TrainConfig, dataset: Dataset) -> Classifier:
         input_size=dataset.preprocessing.size,
         shortcut=config.shortcut,
         feature_batch_norm=config.feature_batch_norm,
+        center=config.center,
+        magnitude=config.magnitude,
+        radius=config.radius,
+        group_norm=config.group_norm,
     )
 
 

@@ -36,6 +36,8 @@ LIMITS = {
     "threads": 1024,
     "timeout": 1e6,
     "lambda_floor": 1e6,
+    "group_norm": 1 << 16,
+    "radius": 1e6,
     "m": 1e6,
     "s": 1e6,
     "scale": 1e6,
@@ -46,7 +48,7 @@ LIMITS = {
 
 AT_LEAST_ONE = ("iterations", "batch_size", "accumulate", "threads", "log_every", "eval_every", "eval_batch_size",
                 "checkpoint_every")  # fmt: skip
-AT_LEAST_ZERO = ("learning_rate", "momentum", "weight_decay", "workers", "seed")
+AT_LEAST_ZERO = ("learning_rate", "momentum", "weight_decay", "workers", "seed", "group_norm")
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,9 @@ class TrainConfig:
 
     model: str = _option("cnn-3", NETWORK, "network: cnn-3/9/18/45/60/69, resnet-32, resnet-32-wide or resnet-18")
     operator: str | None = _option(
-        "cosine", NETWORK, "convolution operator: linear, cosine, sigmoid, learnable; none for a plain CNN"
+        "cosine",
+        NETWORK,
+        "convolution operator: linear, cosine, sigmoid, learnable, square-cosine, sharpened-cosine; none for a CNN",
     )
     k: float | None = _option(
         None, NETWORK, "parameter k of the sigmoid operator (default: 0.3) or initial k of learnable (default: 0.5)"
@@ -108,6 +112,18 @@ class TrainConfig:
     relu: bool = _option(True, NETWORK, "ReLU after each convolution")
     shortcut: Literal["plain", "operator"] = _option(
         "plain", NETWORK, "1×1 shortcut convolutions of residual networks: plain, or with the operator"
+    )
+    group_norm: int = _option(
+        0, NETWORK, "number of groups of GroupNorm after each convolution, without BatchNorm; 0 for none"
+    )
+    center: Literal["auto", "none", "weight", "patch"] = _option(
+        "auto", NETWORK, "mean removed from kernels (weight), or also from patches (patch); auto: patch if no BatchNorm"
+    )
+    magnitude: Literal["sphere", "ball", "tanh", "linear", "segmented", "log", "mixed"] | None = _option(
+        None, NETWORK, "function of the patch norm that multiplies the operator; default: sphere, a constant of 1"
+    )
+    radius: float | Literal["learned"] | None = _option(
+        None, NETWORK, "radius of the magnitude: a number, or learned for one radius per filter; default: 1"
     )
     feature_batch_norm: bool = _option(False, NETWORK, "BatchNorm of the features, before the class weights")
 
@@ -180,6 +196,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if self.operator == "none":
             object.__setattr__(self, "operator", None)
+        if self.center is None:
+            object.__setattr__(self, "center", "none")
         for name, hint in _hints().items():
             value = getattr(self, name)
             if isinstance(value, tuple):  # as JSON and YAML return it

@@ -63,6 +63,7 @@ def _parse_config(run: RunDirectory, description: dict[str, Any]) -> TrainConfig
             values |= {"m": values.get("m") or 4.0, "scale": "norm", "margin_gradient": "full"}
         elif values.get("annealing") is True:  # the default then, without effect on other losses
             del values["annealing"]
+    values.setdefault("center", "none")  # missing if saved before centering became the default without BatchNorm
     try:
         return TrainConfig.from_dict(values)
     except TypeError as error:

@@ -21,8 +21,7 @@ from spherenet.training.build import build_augmentation, build_optimizer, build_
 from spherenet.training.config import TrainConfig
 from spherenet.training.deferred import DeferredSums, sum_dtype
 from spherenet.training.distributed import Processes
-from spherenet.training.evaluation import Evaluation, epoch_seed, evaluate, first_batch, training_order
-from spherenet.training.probes import Probes
+from spherenet.training.evaluation import Evaluation, Probes, epoch_seed, evaluate, first_batch, training_order
 from spherenet.training.signals import Reporter, StopRequested, StopSignals
 from spherenet.training.state import (
     Outcome,
@@ -216,7 +215,8 @@ class Trainer:
         sums[3] = stop_requested
         sums[4] = ~norm.isfinite()
         indices = torch.cat(batch_indices)
-        sums = processes.total(sums)
+        if processes.world > 1:
+            sums = processes.total(sums)
         if self.deferred is not None:
             self._finish_on_device(self.deferred, sums, norm, indices, buffers)
             # Several processes agree to stop when the sums are fetched.

@@ -108,13 +108,14 @@ void centered_norms(const double *sums, const double *squares, T *inverse, T *me
                     Flat flat) {
     for (int64_t i = 0; i < n; ++i) {
         double average = sums[i] / size, variation = squares[i] - sums[i] * average;
-        bool finite = variation - variation == 0;
-        if (finite && !(variation > FLAT * squares[i])) {
+        // The same bound as without centering, where Σ(x/64)² overflows in T. NaN is not flat and propagates.
+        bool overflow = squares[i] >= double(std::numeric_limits<T>::max()) / (SHRINK * SHRINK);
+        if (!overflow && variation <= FLAT * squares[i]) {
             variation = 0;
             flat(i);
         }
-        inverse[i] = finite ? T(1 / __builtin_sqrt(variation + eps)) : T(0);
-        mean[i] = finite ? T(average) : T(0);
+        inverse[i] = overflow ? T(0) : T(1 / __builtin_sqrt(variation + eps));
+        mean[i] = overflow ? T(0) : T(average);
     }
 }
 

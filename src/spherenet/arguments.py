@@ -1,0 +1,51 @@
+"""Arguments that all functions and layers share: operator with its parameter k, and center."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from spherenet.angles import ANGLES, SMALLEST_K, AngleFunction, make_angle, require_k
+from spherenet.kernels.dispatch import can_read_values
+from spherenet.ops.norms import working_dtype
+from spherenet.ops.sphere_conv import CENTERS
+from spherenet.validation import require_floating, require_one_of
+
+__all__ = ["require_center", "resolve_angle"]
+
+
+def require_center(center: str | None, kernel_entries: int | None) -> str | None:
+    """Return the argument `center` if it is allowed for kernels of this size; None for a size that is not known."""
+    if center is None:
+        return None
+    require_one_of("center", center, (None, *CENTERS))
+    if kernel_entries == 1:
+        raise ValueError(f"center must be None for kernels with a single entry, which is its own mean, got {center!r}.")
+    return center
+
+
+_NAMED = {name: make_angle(name) for name, angle_class in ANGLES.items() if not angle_class.is_learned}
+
+
+def resolve_angle(
+    operator: str | AngleFunction, k: float | Tensor | None
+) -> tuple[AngleFunction, Tensor | float | None]:
+    """Return the angle function and its parameter for the arguments `operator` and `k` of a function."""
+    if not isinstance(operator, str) or operator not in ANGLES:
+        angle = make_angle(operator, k)  # type: ignore[arg-type]
+        return angle, angle.k
+    if operator not in _NAMED:
+        instead = '"sigmoid" and k' if ANGLES[operator].takes_k else f"a {ANGLES[operator].__name__} object"
+        owned = "k" if ANGLES[operator].takes_k else "parameters"
+        raise ValueError(f'operator must not be "{operator}" in a function, which owns no {owned}: pass {instead}.')
+    angle = _NAMED[operator]
+    if k is None:
+        return angle, angle.k
+    if not angle.takes_k:
+        raise ValueError(f'k must be None unless operator is "sigmoid", got k={k!r} with operator {operator!r}.')
+    if not isinstance(k, Tensor):
+        return angle, require_k(k)
+    require_floating("k", k)
+    # If values cannot be read, a wrong k shows as NaN.
+    if can_read_values(k) and not bool(((k >= SMALLEST_K) & k.isfinite()).all()):
+        raise ValueError(f"k must be finite and at least {SMALLEST_K:g} everywhere, got {k.detach()}.")
+    return angle, k.to(working_dtype(k.dtype))

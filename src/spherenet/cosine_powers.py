@@ -1,0 +1,188 @@
+"""Angle functions that are powers of the cosine: sign(c)·c², and sign(c)·|c|^p with a learned p."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from spherenet.angle_function import AngleFunction, Device, K
+from spherenet.elementary import ElementaryFunction, elementary, save_tensors
+from spherenet.validation import require_positive
+
+__all__ = ["DEFAULT_P", "SMALLEST_P", "SharpenedCosineAngle", "SquareCosineAngle"]
+
+DEFAULT_P = 2.0
+"""Default initial value of a learned p, that of the published implementations of sharpened cosine similarity."""
+
+SMALLEST_P = 0.1
+"""Lower bound of a learned p: g is almost a step there."""
+
+
+class SquareCosineAngle(AngleFunction):
+    """g = sign(c)·c² for c = cos θ. Angles near π/2 have values near 0."""
+
+    name = kernel_id = "square-cosine"
+    constant_drop = 2.0
+    is_same_for_all_filters = True
+    has_triton_kernel = False
+    is_recoverable = False
+
+    @staticmethod
+    def value(cosine: Tensor, k: K = None) -> Tensor:
+        """Return c·|c|, with c clamped to [−1, 1]."""
+        cosine = cosine.clamp(-1, 1)
+        return cosine * cosine.abs()
+
+    def derivative(self, cosine: Tensor) -> Tensor:
+        """Return dg/dc = 2|c|."""
+        return 2 * cosine.clamp(-1, 1).abs()
+
+    @staticmethod
+    def inverse(value: Tensor, k: K = None) -> Tensor:
+        """Return c = sign(g)·sqrt(|g|)."""
+        return value.sign() * value.abs().clamp_max(1).sqrt()
+
+    @staticmethod
+    def factors(k: K) -> tuple[None, float]:
+        """Return the factors of c·|c|."""
+        return None, 1.0
+
+    @staticmethod
+    def shape(cosine: Tensor, inner: Any, out: Tensor | None = None) -> Tensor:
+        """Return c·|c|."""
+        return torch.mul(cosine, cosine.abs(), out=out)
+
+    @staticmethod
+    def multiply_by_slope_(grad: Tensor, cosine: Tensor, shape: Tensor, inner: Any) -> None:
+        """Multiply grad by 2|c|."""
+        grad.mul_(torch.abs(cosine, out=shape)).mul_(2)
+
+
+class SharpenedCosineAngle(AngleFunction):
+    """g = sign(c)·|c|^p with a trained p ≥ 0.1, one per filter or one for all: sharpened cosine similarity.
+
+    p = 0.1 + softplus(raw_p). p = 1 is the cosine and p = 2 its signed square. For p < 1 the derivative is infinite at
+    c = 0; |c| is kept above 4·sqrt(ε) of the dtype there, as sin θ is for the other angle functions.
+
+    Args:
+        num_filters: Number of p; None for a single one.
+        p: Initial value of each p, greater than 0.1.
+        device: Device of the parameter.
+        dtype: Dtype of the parameter.
+    """
+
+    name = "sharpened-cosine"
+    constant_drop = 2.0
+    is_learned = True
+
+    def __init__(
+        self,
+        num_filters: int | None = None,
+        p: float = DEFAULT_P,
+        *,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.initial_p = require_positive("p", p)
+        if self.initial_p <= SMALLEST_P:
+            raise ValueError(f"p must be greater than {SMALLEST_P:g}, got {p!r}.")
+        shape = () if num_filters is None else (num_filters,)
+        self.raw_p = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    @classmethod
+    def create(
+        cls, k: float | None, num_filters: int | None, device: Device, dtype: torch.dtype | None
+    ) -> SharpenedCosineAngle:
+        """Return an object with one p per filter."""
+        return cls(num_filters, device=device, dtype=dtype)
+
+    def reset_parameters(self) -> None:
+        """Set every p to its initial value."""
+        excess = self.initial_p - SMALLEST_P
+        # The inverse of softplus in a form that neither overflows nor cancels.
+        nn.init.constant_(self.raw_p, excess + math.log(-math.expm1(-excess)))
+
+    @property
+    def p(self) -> Tensor:
+        """The power, of shape [] or [filters], in float32 or float64."""
+        raw = self.raw_p.float() if self.raw_p.dtype in (torch.bfloat16, torch.float16) else self.raw_p
+        return SMALLEST_P + F.softplus(raw)
+
+    @property
+    def is_same_for_all_filters(self) -> bool:
+        """Whether there is a single p."""
+        return self.raw_p.dim() == 0
+
+    def forward(self, cosine: Tensor) -> Tensor:
+        """Return sign(c)·|c|^p for each cosine, filters last."""
+        value: Tensor = _signed_power(cosine.clamp(-1, 1), self.p.to(cosine.dtype).expand_as(cosine))
+        return value
+
+    def derivative(self, cosine: Tensor) -> Tensor:
+        """Return dg/dc = p·|c|^(p − 1), bounded at c = 0."""
+        return _slope(cosine.clamp(-1, 1), self.p.to(cosine.dtype))
+
+    def inverse(self, value: Tensor, k: K = None) -> Tensor:
+        """Return c = sign(g)·|g|^(1/p)."""
+        return value.sign() * value.abs().clamp_max(1) ** (1 / self.p.to(value.dtype))
+
+    def for_inference(self, cosine: Tensor) -> Tensor:
+        """Return sign(c)·|c|^p without the bounded derivative."""
+        return cosine.sign() * cosine.abs() ** self.p.detach().to(cosine.dtype)
+
+    def extra_repr(self) -> str:
+        """Return the number of p and their initial value."""
+        shared = "shared" if self.raw_p.dim() == 0 else f"{self.raw_p.numel()} filters"
+        return f"{shared}, initial_p={self.initial_p:g}"
+
+
+def _slope(cosine: Tensor, p: Tensor) -> Tensor:
+    """Return p·|c|^(p − 1) with |c| above a floor, which is small unless p < 1 makes the slope infinite at 0."""
+    eps = torch.finfo(cosine.dtype).eps
+    floor = torch.where(p < 1, 4 * eps**0.5, eps**2)
+    return p * torch.maximum(cosine.abs(), floor) ** (p - 1)
+
+
+class _SignedPower(ElementaryFunction):
+    """v = sign(c)·|c|^p:  dv = slope·dc + v·log|c|·dp, with the bounded slope."""
+
+    @staticmethod
+    def forward(cosine: Tensor, p: Tensor) -> Tensor:
+        return cosine.sign() * cosine.abs() ** p
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        save_tensors(ctx, *inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        if grad is None:
+            return None, None
+        cosine, p = ctx.saved_tensors
+        return grad * _slope(cosine, p), grad * _by_power(cosine, p)
+
+    @staticmethod
+    def jvp(ctx: Any, cosine_tangent: Tensor | None, p_tangent: Tensor | None) -> Tensor:
+        cosine, p = ctx.saved_tensors
+        tangent = torch.zeros_like(cosine)
+        if cosine_tangent is not None:
+            tangent = tangent + cosine_tangent * _slope(cosine, p)
+        if p_tangent is not None:
+            tangent = tangent + p_tangent * _by_power(cosine, p)
+        return tangent
+
+
+_signed_power = elementary(_SignedPower)
+
+
+def _by_power(cosine: Tensor, p: Tensor) -> Tensor:
+    """Return ∂v/∂p = v·log|c|, 0 at c = 0."""
+    smallest = torch.finfo(cosine.dtype).eps ** 2
+    value: Tensor = _signed_power(cosine, p) * cosine.abs().clamp_min(smallest).log()
+    return value
