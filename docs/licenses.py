@@ -33,10 +33,10 @@ of *Learning Multiple Layers of Features from Tiny Images* (2009).
 
 Lower bounds exclude versions with published vulnerabilities in features that the package uses: filelock before 3.20.1
 (symbolic links in place of lock files), jinja2 before 3.1.6, pillow before 12.2, onnx before 1.21, ray before 2.52.
-The other packages of the table below were checked too. torch is at least 2.10, which has the correction of
-`torch.load(weights_only=True)`, and the package does not call it. pyyaml is used with `safe_load` only. No version of
-numpy, safetensors, lazy-loader, rich, jsonargparse, scipy, plotly, matplotlib, onnxruntime, onnxscript, tensorboard,
-scikit-learn or huggingface-hub above its bound was known to be vulnerable. Packages that these require are not bounded.
+To build the package, setuptools before 78.1.1 is excluded as well. The bounds of the other packages in the table below
+were reviewed in November 2026 from memory, without a query of an advisory database, and needed no change: the package
+does not call `torch.load`, reads YAML with `safe_load` only, and decodes images only in the formats that it names.
+Packages that these require are pinned, but not bounded.
 
 `constraints.txt` pins the version of every package for development. It has no hashes, because pip then rejects an
 editable install. `requirements.lock` has the same versions with the SHA-256 of each file, for Linux x86-64, Python 3.11

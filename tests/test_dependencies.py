@@ -162,11 +162,11 @@ MISSING = """
 import json
 import torch
 import spherenet as sn
-from spherenet.cli.progress import TensorBoard
+from spherenet.cli.output import TensorBoard
 from spherenet.errors import MissingExtraError
 from spherenet.experiments.runner import RayLauncher
 from spherenet.export import export_onnx
-from spherenet.report.grids import _p_value
+from spherenet.report.runs import _p_value
 from spherenet.report.page import write_page
 from spherenet.report.tables import draw_confusion
 from spherenet.theory.drawing import new_figure, require_output

@@ -26,9 +26,9 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
 from spherenet.angles import AngleFunction
-from spherenet.magnitudes import Magnitude
 from spherenet.layers import AngularHead, SphereLayer
 from spherenet.losses import AngularLoss
+from spherenet.magnitudes import Magnitude
 from spherenet.ops.norms import working_dtype
 from spherenet.validation import require_number, require_one_of
 

@@ -15,14 +15,13 @@ from safetensors.torch import load_file, save_file
 from command_line import TINY, command, one_sentence, spherenet
 from faults.folders import sign
 from made_runs import finish_job, make_grid, make_run
-from spherenet.cli.progress import Reporters
+from spherenet.cli.output import Reporters
 from spherenet.errors import RunError
 from spherenet.experiments.jobs import create_settings, create_tuning_jobs
 from spherenet.export import load_model
 from spherenet.files import write_json
-from spherenet.report.grids import read_grid
 from spherenet.report.page import section_of_runs, write_page
-from spherenet.report.runs import read_run
+from spherenet.report.runs import read_grid, read_run
 from spherenet.report.tables import as_csv, markdown_page
 from spherenet.runs import RunDirectory
 from spherenet.text import plain
@@ -280,6 +279,22 @@ def test_json_contains_no_nan(run, capsys):
     assert json.loads(capsys.readouterr().out, parse_constant=reject)["loss"] is None
 
 
+def test_json_of_names_that_cannot_be_encoded_is_escaped(run, capsys, tmp_path):
+    from PIL import Image
+
+    Image.new("L", (28, 28)).save(tmp_path / "0.png")
+    config = json.loads((run / "config.json").read_text())
+    config["classes"] = [f"\ud800é{name}" for name in config["classes"]]
+    (run / "config.json").write_text(json.dumps(config))
+    for arguments in (["predict", tmp_path / "0.png", "--run", run], ["evaluate", run, "--allow-changes"]):
+        spherenet(*arguments, "--json")
+        said = capsys.readouterr()
+        assert "internal error" not in said.err
+        assert "Traceback" not in said.err
+    assert spherenet("predict", tmp_path / "0.png", "--run", run, "--json") == 0
+    assert json.loads(capsys.readouterr().out)[0]["classes"][0]["class"].startswith("\ud800é")
+
+
 @pytest.mark.parametrize("option", ["--markdown", "--csv"])
 def test_report_files_are_complete_or_unchanged(tmp_path, monkeypatch, option):
     folder = make_grid(tmp_path / "grid", {"a": ("r", "c", 90.0, {0: [0.5]})})
@@ -396,6 +411,24 @@ def dying_sync(path):
 files.sync = dying_sync
 main(["export", sys.argv[2], sys.argv[1], "--overwrite"])
 """
+
+
+def test_preprocessing_that_does_not_fit_the_network_is_one_sentence(run, tmp_path, capsys):
+    from PIL import Image
+
+    Image.new("L", (28, 28)).save(tmp_path / "0.png")
+    assert spherenet("export", run, tmp_path / "model") == 0
+    for folder, keys in ((run, ("preprocessing",)), (tmp_path / "model", ("metadata", "preprocessing"))):
+        config = json.loads((folder / "config.json").read_text())
+        preprocessing = config
+        for key in keys:
+            preprocessing = preprocessing[key]
+        preprocessing["size"] = [1, 12]
+        (folder / "config.json").write_text(json.dumps(config))
+        capsys.readouterr()
+        assert spherenet("predict", tmp_path / "0.png", "--run", folder) == 2
+        assert one_sentence(message := capsys.readouterr().err), message
+        assert "images of 1 × 12 with 1 channels" in message
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux exchanges two folders atomically")

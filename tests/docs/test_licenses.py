@@ -42,6 +42,12 @@ def test_lower_bounds_exclude_known_vulnerabilities(script):
     assert {name for name, first in FIXED.items() if parse_version(bounds[name]) < parse_version(first)} == set()
 
 
+def test_build_excludes_vulnerable_setuptools(script):
+    text = (script.ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    bound = re.search(r'^requires = \["setuptools>=([0-9.]+)"\]', text, re.MULTILINE)[1]
+    assert parse_version(bound) >= (78, 1, 1)
+
+
 def test_lock_has_the_pinned_versions_with_hashes(script):
     lines = (script.ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()[1:]
     matches = [re.fullmatch(r"([a-z0-9.-]+)==(\S+) --hash=sha256:[0-9a-f]{64}", line) for line in lines]

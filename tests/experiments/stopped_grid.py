@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from spherenet.cli.experiments import run_watched
+from spherenet.cli.grid_progress import run_watched
 from spherenet.experiments.jobs import Job
 from spherenet.experiments.runner import LocalLauncher
 from spherenet.training.config import TrainConfig

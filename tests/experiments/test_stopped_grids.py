@@ -117,7 +117,7 @@ def test_second_signal_during_stop_does_not_block():
     """A signal handler runs inside any function, also inside the handler of an earlier signal."""
     launcher = LocalLauncher()
     with launcher._lock:
-        signal.signal(signal.SIGALRM, lambda *_: pytest.fail("stop waits for a lock of its own thread"))
+        signal.signal(signal.SIGALRM, lambda *_: pytest.fail("stop waits for a lock that its thread holds"))
         signal.alarm(10)
         try:
             launcher.stop()

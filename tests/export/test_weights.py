@@ -95,9 +95,11 @@ def test_weights_of_a_folder_and_of_a_network_with_operator_object(network, tmp_
     assert torch.equal(model(images), reloaded(images))
     saved = network(operator="cosine")
     save_model(saved, tmp_path / "folder")
-    plain = network()
-    load_weights(plain, tmp_path / "folder")
-    assert torch.equal(plain.head.weight, saved.head.weight)
+    other = network(operator="cosine")
+    load_weights(other, tmp_path / "folder")
+    assert torch.equal(other.head.weight, saved.head.weight)
+    with pytest.raises(ModelError, match="operator='cosine' instead of a plain layer"):
+        load_weights(network(operator=None), tmp_path / "folder")
 
 
 def test_loaded_weights_do_not_depend_on_the_file(tmp_path):

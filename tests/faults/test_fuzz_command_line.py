@@ -95,7 +95,7 @@ def run_command(arguments, capsys):
     with no_hang(arguments):
         code = spherenet(*arguments)
     errors = capsys.readouterr().err
-    assert code in CODES, (code, arguments, errors)
+    assert code in CODES, (code, errors, arguments)
     assert "Traceback" not in errors
     assert "internal error" not in errors, (arguments, errors)
     assert len(errors) < 20_000
@@ -307,6 +307,7 @@ def mutated_options(options, chance):
 def test_unexpected_options(run, image, grids, data, no_training, tmp_path, capsys, monkeypatch, tried):
     """Every verb of which no test above covers the options."""
     use_few_digits(monkeypatch)
+    monkeypatch.setattr("torch.set_num_threads", lambda count: None)  # would apply to the next commands too
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")  # some values are valid names of files to write
     chance, (tuned, reproduced) = random.Random(6), grids

@@ -162,8 +162,9 @@ def test_missing_or_corrupt_library_logs_one_line(tmp_path, content):
 
 
 def test_library_of_another_version_is_rejected(monkeypatch):
+    version = library.INTERFACE_VERSION
     monkeypatch.setattr(library, "INTERFACE_VERSION", 99)
-    with pytest.raises(ValueError, match="interface version 1, this package needs 99"):
+    with pytest.raises(ValueError, match=f"interface version {version}, this package needs 99"):
         library.open_library(library.PATH)
 
 
@@ -178,12 +179,15 @@ def test_instruction_sets_give_same_results(name):
 import copy, torch, spherenet as sn
 from spherenet.kernels import native
 worst = 0
-for operator in ("cosine", "linear", "sigmoid", "learnable"):
+names = ("cosine", "linear", "sigmoid", "learnable", "square-cosine")
+extended = {"center": "patch", "magnitude": "tanh", "radius": 4.0}
+for operator, form in [(name, {}) for name in names] + [("linear", extended), ("sigmoid", {"center": "weight"})]:
     for rescale in (None, "learned"):
         for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
             for memory_format in (torch.contiguous_format, torch.channels_last):
                 torch.manual_seed(0)
-                layer = sn.SphereConv2d(6, 27, 3, groups=3, padding=1, operator=operator, rescale=rescale, dtype=dtype)
+                options = {"operator": operator, "rescale": rescale, "dtype": dtype, **form}
+                layer = sn.SphereConv2d(6, 27, 3, groups=3, padding=1, **options)
                 x = torch.randn(3, 6, 9, 7).to(dtype).contiguous(memory_format=memory_format)
                 # In float64: torch's first asin of a process in float32 is now and then off by 2e-5 on a busy machine.
                 wide = torch.float64 if dtype == torch.float32 else dtype

@@ -76,19 +76,16 @@ def test_linear_magnitude_of_cosine_is_a_convolution_with_unit_kernels():
 
 @every_magnitude
 @every_center
-@every_backend
 @pytest.mark.parametrize("operator", [*OPERATORS, *POWERS], ids=str)
-def test_linear_layers_equal_oracle(operator, backend, center, magnitude):
+def test_linear_layers_equal_oracle(operator, center, magnitude):
     layer = sn.SphereLinear(
         7, 5, **operator.arguments, center=center, magnitude=constants(magnitude), dtype=torch.float64
     )
-    with sn.backend(backend):
-        assert_equals_oracle(layer, torch.randn(6, 7, dtype=torch.float64), oracle_linear, operator)
+    assert_equals_oracle(layer, torch.randn(6, 7, dtype=torch.float64), oracle_linear, operator)
 
 
 @every_magnitude
 @every_center
-@every_backend
 @pytest.mark.parametrize(
     "geometry",
     [
@@ -99,28 +96,25 @@ def test_linear_layers_equal_oracle(operator, backend, center, magnitude):
     ],
     ids=str,
 )
-def test_convolutions_equal_oracle(geometry, backend, center, magnitude):
+def test_convolutions_equal_oracle(geometry, center, magnitude):
     operator = OPERATORS[3]
     radius = {"radius": "learned"} if magnitude in WITH_RADIUS else {}
     layer = geometry.layer(**operator.arguments, center=center, magnitude=magnitude, **radius, bias=True)
     if radius:
         nn.init.uniform_(layer.magnitude.raw_radius, 0, 4)
-    with sn.backend(backend):
-        assert_equals_oracle(layer, geometry.images(), oracle_conv, operator)
+    assert_equals_oracle(layer, geometry.images(), oracle_conv, operator)
 
 
 @with_radius
 @every_center
-@every_backend
-def test_channels_last_with_learned_radius_equals_oracle(magnitude, center, backend):
+def test_channels_last_with_learned_radius_equals_oracle(magnitude, center):
     geometry = Geometry(2, (5, 4), channels=4, filters=8, arguments={"groups": 2, "padding": 1})
     layer = geometry.layer(operator="linear", center=center, magnitude=magnitude, radius="learned", rescale="learned")
     layer = layer.to(memory_format=torch.channels_last)
     nn.init.uniform_(layer.magnitude.raw_radius, 0, 4)
     nn.init.normal_(layer.beta)
-    with sn.backend(backend):
-        x = geometry.images().to(memory_format=torch.channels_last)
-        assert_equals_oracle(layer, x, oracle_conv, OPERATORS[0])
+    x = geometry.images().to(memory_format=torch.channels_last)
+    assert_equals_oracle(layer, x, oracle_conv, OPERATORS[0])
 
 
 @every_magnitude

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import spherenet as sn
-from cases import GEOMETRIES, OPERATORS
+from cases import GEOMETRIES, OPERATORS, POWERS
 
-every_operator = pytest.mark.parametrize("operator", OPERATORS, ids=str)
+every_operator = pytest.mark.parametrize("operator", [*OPERATORS, *POWERS], ids=str)
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
 LAYERS = {

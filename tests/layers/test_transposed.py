@@ -86,7 +86,7 @@ def oracle(layer, x, operator):
 
 
 def convolve_with_options(layer, x):
-    """Return the output of the SphereConv function, whose options have oracles of their own."""
+    """Return the output of the SphereConv function, whose options are tested against separate oracles."""
     function = {3: functional.sphere_conv1d, 4: functional.sphere_conv2d, 5: functional.sphere_conv3d}[x.dim()]
     with sn.backend("reference"):
         return function(
@@ -340,7 +340,7 @@ BAD_INPUT = {
     "unknown center": (lambda: make(3, 4, 3, center="kernel"), ValueError, "center must be one of"),
     "unknown magnitude": (lambda: make(3, 4, 3, magnitude="bal"), ValueError, "magnitude must be one of"),
     "padding mode": (lambda: make(3, 4, 3, padding_mode="reflect"), ValueError, "zeros"),
-    "unknown option": (lambda: make(3, 4, 3, centre="weight"), TypeError, "did you mean 'center'"),
+    "unknown option": (lambda: make(3, 4, 3, cente="weight"), TypeError, "did you mean 'center'"),
     "groups": (lambda: make(3, 4, 3, groups=2), ValueError, "divisible by groups"),
     "channels": (lambda: make(3, 4, 3)(torch.randn(1, 2, 3, 3)), ValueError, "input must have 3 channels.*got 2"),
     "rank": (lambda: make(3, 4, 3)(torch.randn(3, 3)), ValueError, r"3 \(unbatched\) or 4 \(batched\).*got 2"),

@@ -87,11 +87,11 @@ def norm(x: Tensor, eps: float, center: str | None = None) -> Tensor:
 
 def h_segmented(r: Tensor, radius: Tensor | float, alpha: float, beta: float) -> Tensor:
     """α·r below the radius, and a line with slope β above it."""
-    return alpha * r if float(r) < float(radius) else beta * r + (alpha - beta) * radius
+    return alpha * r if bool(r < radius) else beta * r + (alpha - beta) * radius
 
 
 MAGNITUDES: dict[str, Callable[[Tensor, Tensor | float, float, float], Tensor]] = {
-    "ball": lambda r, radius, alpha, beta: r / radius if float(r) < float(radius) else 1 + 0 * r / radius,
+    "ball": lambda r, radius, alpha, beta: r / radius if bool(r < radius) else 1 + 0 * r / radius,
     "tanh": lambda r, radius, alpha, beta: torch.tanh(r / radius),
     "linear": lambda r, radius, alpha, beta: alpha * r,
     "segmented": h_segmented,

@@ -9,8 +9,7 @@ import pytest
 from command_line import one_sentence, spherenet
 from made_runs import make_grid, make_run
 from spherenet.errors import RunError
-from spherenet.report.grids import judge, read_grid
-from spherenet.report.runs import provenance, read_run
+from spherenet.report.runs import judge, provenance, read_grid, read_run
 from spherenet.report.tables import as_csv, as_markdown, markdown_page
 
 CELLS = {

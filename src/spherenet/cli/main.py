@@ -1,20 +1,22 @@
-"""Entry point of the command line: select the verb, run it, turn errors into one sentence and an exit code."""
+"""Entry point of the command line: select the verb, run it, turn errors into exit codes; completion for shells."""
 
 from __future__ import annotations
 
+import argparse
 import dis
 import importlib
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from spherenet import __version__
-from spherenet.cli.options import suggestion
+from spherenet.cli.options import OptionType, Parser, suggestion
 from spherenet.cli.output import discard_closed_streams, print_message
 from spherenet.errors import SphereNetError, TrainingError
 
-__all__ = ["VERBS", "main", "verb_parser"]
+__all__ = ["VERBS", "completion_parser", "main", "run_completion", "verb_parser"]
 
 VERBS = {
     "train": ("train", "train a network on a data set"),
@@ -28,7 +30,7 @@ VERBS = {
     "data": ("data", "list, download and check data sets"),
     "theory": ("theory", "demonstrate arguments of the paper numerically"),
     "bench": ("bench", "measure time and memory of SphereNets relative to plain CNNs"),
-    "completion": ("completion", "print a shell completion script for bash, zsh or fish"),
+    "completion": ("main", "print a shell completion script for bash, zsh or fish"),
 }
 """Module in this folder and summary of each verb. The module defines `VERB_parser()` and `run_VERB(arguments)`."""
 
@@ -127,3 +129,90 @@ def _is_raised_by_package(error: Exception) -> bool:
     code = trace.tb_frame.f_code
     in_package = Path(code.co_filename).is_relative_to(Path(__file__).parents[1])
     return in_package and dis.opname[code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
+
+
+def completion_parser() -> Parser:
+    """Return the parser of `spherenet completion`."""
+    parser = Parser(
+        "completion",
+        "Print a script that completes verbs, options and their choices in a shell.",
+        examples="""\
+  spherenet completion bash > ~/.local/share/bash-completion/completions/spherenet
+  spherenet completion zsh >> ~/.zshrc
+  spherenet completion fish > ~/.config/fish/completions/spherenet.fish""",
+    )
+    shells = OptionType(Literal["bash", "zsh", "fish"])
+    parser.add_argument("shell", type=shells, metavar="SHELL", help="bash, zsh or fish")
+    return parser
+
+
+def run_completion(arguments: Namespace) -> None:
+    """Print the script of a shell."""
+    if arguments.shell == "fish":
+        print(_fish_script())
+        return
+    if arguments.shell == "zsh":
+        print("autoload -U +X compinit && compinit\nautoload -U +X bashcompinit && bashcompinit")
+    print(_bash_script())
+
+
+def _bash_script() -> str:
+    words, choices = [], []
+    for verb in VERBS:
+        options = _options(verb_parser(verb))
+        words.append(f'    {verb}) words="{" ".join([*options, "--help", "--debug"])}" ;;')
+        choices += [
+            f'    "{verb} {option}") words="{" ".join(values)}" ;;' for option, (_, values) in options.items() if values
+        ]
+    lines = [
+        "_spherenet() {",
+        '  local words current="${COMP_WORDS[COMP_CWORD]}" verb="${COMP_WORDS[1]}"',
+        '  case "$verb" in',
+        *words,
+        "  esac",
+        '  case "$verb ${COMP_WORDS[COMP_CWORD-1]}" in',
+        *choices,
+        "  esac",
+        f'  if [ "$COMP_CWORD" -eq 1 ]; then words="{" ".join(VERBS)} --help --version"; fi',
+        '  COMPREPLY=($(compgen -W "$words" -- "$current"))',
+        "}",
+        "complete -o default -F _spherenet spherenet",
+    ]
+    return "\n".join(lines)
+
+
+def _fish_script() -> str:
+    lines = []
+    for verb, (_, summary) in VERBS.items():
+        lines.append(f"complete -c spherenet -n __fish_use_subcommand -f -a {verb} -d {_quoted(summary)}")
+        for option, (text, values) in _options(verb_parser(verb)).items():
+            line = f"complete -c spherenet -n '__fish_seen_subcommand_from {verb}'"
+            line += f" -l {option[2:]}" if option.startswith("--") else f" -f -a {option}"
+            line += f" -x -a {_quoted(' '.join(values))}" if values else ""
+            lines.append(f"{line} -d {_quoted(text)}")
+    return "\n".join(lines)
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def _options(parser: argparse.ArgumentParser) -> dict[str, tuple[str, list[str]]]:
+    """Return the options and demonstrations of a parser with their help text and choices."""
+    completions: dict[str, tuple[str, list[str]]] = {}
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, subparser in action.choices.items():
+                completions[name] = ((subparser.description or "").split("\n")[0], [])
+                completions |= _options(subparser)
+        elif action.help != argparse.SUPPRESS and action.dest != "help":
+            text = (action.help or "").replace("%%", "%")
+            names = [name for name in action.option_strings if name.startswith("--")]
+            completions |= {name: (text, _choices(action.type)) for name in names}
+    return completions
+
+
+def _choices(converter: Any) -> list[str]:
+    types = converter.types if isinstance(converter, OptionType) else ()
+    return [str(value) for expected in types if get_origin(expected) is Literal for value in get_args(expected)]

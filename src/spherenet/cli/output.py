@@ -1,17 +1,34 @@
-"""Output of the verbs: valid JSON, messages on stderr, progress bars, and quiet handling of closed pipes."""
+"""Output of the verbs: valid JSON, messages, closed pipes, and the progress of a training run in terminals and logs."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from functools import partialmethod
+from typing import TYPE_CHECKING, Any
 
+from spherenet.errors import require_extra
 from spherenet.text import finite, plain
+from spherenet.training import Reporter
 
-__all__ = ["discard_closed_streams", "print_json", "print_message", "progress_bar", "warn"]
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+__all__ = [
+    "Reporters",
+    "TensorBoard",
+    "discard_closed_streams",
+    "print_json",
+    "print_message",
+    "progress_bar",
+    "terminal_reporter",
+    "warn",
+]
 
 
 def print_message(message: str) -> None:
@@ -27,7 +44,12 @@ def warn(message: str) -> None:
 
 def print_json(value: Any) -> None:
     """Print a value as JSON, with null for NaN and infinities, which JSON does not support."""
-    print(json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False))
+    text = json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:  # a terminal of another encoding, or half of a surrogate pair from a file
+        text = json.dumps(finite(value), indent=2, allow_nan=False)
+    print(text)
 
 
 def discard_closed_streams() -> bool:
@@ -79,3 +101,164 @@ def progress_bar(description: str, *, in_bytes: bool = False) -> Iterator[Callab
     finally:
         if bars.live.is_started:
             bars.stop()
+
+
+def terminal_reporter(title: str) -> Reporter:
+    """Return a progress bar if stderr is a terminal, else a reporter that prints lines to stderr."""
+    return ProgressBar(title) if sys.stderr.isatty() else LogLines(title)
+
+
+def _evaluation(row: Mapping[str, Any]) -> str:
+    return f"step {row['step']}: test accuracy {row['accuracy']:.2%}, loss {row['loss']:.4f} ({row['seconds']:.0f} s)"
+
+
+class ProgressBar(Reporter):
+    """Progress bar with loss, accuracy, steps per second and remaining time. Evaluations are printed above it."""
+
+    def __init__(self, title: str) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._title = title
+        self._bar: Progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[numbers]}"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._speed = _Speed()
+        self._loss = self._accuracy = 0.0
+
+    def started(self, step: int, iterations: int) -> None:
+        """Show the bar."""
+        self._task = self._bar.add_task(self._title, total=iterations, completed=step, numbers="")
+        self._bar.start()
+
+    def stepped(self, step: int, loss: float, accuracy: float) -> None:
+        """Update the bar. Loss and accuracy are running means over about twenty steps."""
+        first = self._loss == 0 or math.isnan(self._loss)
+        self._loss = loss if first else 0.95 * self._loss + 0.05 * loss
+        self._accuracy = accuracy if first else 0.95 * self._accuracy + 0.05 * accuracy
+        speed = self._speed.update(step)
+        numbers = f"loss {self._loss:.3f}  accuracy {self._accuracy:.1%}  {speed:.1f} it/s"
+        self._bar.update(self._task, completed=step, numbers=numbers)
+
+    def logged(self, row: Mapping[str, Any]) -> None:
+        """Print evaluations above the bar."""
+        if row["split"] == "test":
+            self._bar.console.print(f"{self._title}  {_evaluation(row)}", highlight=False)
+
+    def warned(self, message: str) -> None:
+        """Print a warning above the bar."""
+        from rich.markup import escape
+
+        self._bar.console.print(f"[yellow]warning:[/yellow] {escape(plain(message))}", highlight=False)
+
+    def finished(self) -> None:
+        """Remove the bar."""
+        self._bar.stop()
+
+
+class LogLines(Reporter):
+    """One line per row of metrics, with steps per second and remaining time."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._speed = _Speed()
+
+    def started(self, step: int, iterations: int) -> None:
+        """Print the first and last step."""
+        self._iterations = iterations
+        self._speed.update(step)
+        self._print(f"training from step {step} to {iterations}")
+
+    def logged(self, row: Mapping[str, Any]) -> None:
+        """Print training and test metrics."""
+        if row["split"] == "train":
+            speed = self._speed.update(row["step"])
+            remaining = (self._iterations - row["step"]) / speed if speed else 0
+            self._print(
+                f"step {row['step']}/{self._iterations}: loss {row['loss']:.4f}, accuracy {row['accuracy']:.2%}, "
+                f"{speed:.2f} it/s, {remaining:.0f} s left"
+            )
+        elif row["split"] == "test":
+            self._print(_evaluation(row))
+
+    def warned(self, message: str) -> None:
+        """Print a warning."""
+        self._print(f"warning: {plain(message)}")
+
+    def _print(self, line: str) -> None:
+        print(f"{self._title}  {line}", file=sys.stderr, flush=True)
+
+
+class _Speed:
+    """Steps per second over about the last 30 seconds."""
+
+    def __init__(self) -> None:
+        self._history: list[tuple[float, int]] = []
+
+    def update(self, step: int) -> float:
+        """Record that a step is done and return the speed, 0 if it is unknown."""
+        history = self._history
+        history.append((time.monotonic(), step))
+        while len(history) > 2 and history[-1][0] - history[0][0] > 30:
+            history.pop(0)
+        (start, first), (end, last) = history[0], history[-1]
+        return (last - first) / (end - start) if end > start else 0.0
+
+
+class TensorBoard(Reporter):
+    """Write the numbers of each row as TensorBoard scalars.
+
+    Args:
+        folder: Folder of the TensorBoard files. It is created with the first row.
+
+    Raises:
+        ValueError: If the package tensorboard is not installed.
+    """
+
+    def __init__(self, folder: str) -> None:
+        require_extra("tensorboard", "tensorboard")
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._open: Callable[[], Any] = lambda: SummaryWriter(folder)
+        self._writer: Any = None
+
+    def logged(self, row: Mapping[str, Any]) -> None:
+        """Write a row."""
+        if self._writer is None:
+            self._writer = self._open()
+        for name, value in row.items():
+            if isinstance(value, float):
+                self._writer.add_scalar(f"{row['split']}/{name}", value, row["step"])
+
+    def finished(self) -> None:
+        """Close the files."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+class Reporters(Reporter):
+    """Several reporters as one. A reporter that fails, e.g. on a closed terminal, is dropped and the run continues."""
+
+    def __init__(self, reporters: Sequence[Reporter]) -> None:
+        self._reporters = list(reporters)
+
+    def _report(self, event: str, *arguments: Any) -> None:
+        """Call a method of all reporters."""
+        for reporter in list(self._reporters):
+            try:
+                getattr(reporter, event)(*arguments)
+            except (OSError, ValueError) as error:
+                self._reporters.remove(reporter)
+                self._report("warned", f"{type(reporter).__name__} is dropped ({error}).")
+
+    started = partialmethod(_report, "started")
+    stepped = partialmethod(_report, "stepped")
+    logged = partialmethod(_report, "logged")
+    warned = partialmethod(_report, "warned")
+    finished = partialmethod(_report, "finished")

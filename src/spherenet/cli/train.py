@@ -68,7 +68,7 @@ def run_train(arguments: Any) -> int:
     config = config_from(arguments, TrainConfig)
     if arguments.output is not None and arguments.resume is not None:
         raise ValueError("--output must be left out with --resume, which continues in the folder of the run.")
-    from spherenet.cli.progress import Reporters, TensorBoard, terminal_reporter
+    from spherenet.cli.output import Reporters, TensorBoard, terminal_reporter
     from spherenet.errors import RunTakenError
     from spherenet.runs import RunDirectory
     from spherenet.training import StopRequested

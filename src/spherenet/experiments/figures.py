@@ -250,9 +250,9 @@ def spherenorm_cells(preset: str) -> list[Cell]:
 
     paper preset: 40 cells of 64,000 iterations; the paper shows curves.
     cpu preset: batch sizes 2, 4, 8 and 16, at 2 and 8 only BatchNorm, GroupNorm and SphereNorm with and without
-    centering; 1,200 iterations. Expected accuracy (3 seeds) at batch sizes 4 and 16 with BatchNorm 34.0 and 43.4 %, with
-    SphereNorm 28.9 and 39.7 %. One seed takes about 40 minutes on one core (Intel Xeon, 2.80 GHz; estimated from the
-    16 minutes that the 10 cells of the paper's rows take).
+    centering; 1,200 iterations. Expected accuracy (3 seeds) at batch sizes 4 and 16: 34.0 and 43.4 % with BatchNorm,
+    28.9 and 39.7 % with SphereNorm. One seed takes about 40 minutes on one core (Intel Xeon, 2.80 GHz), estimated from
+    the 16 minutes that the 10 cells of the paper's rows take.
 
         spherenet reproduce fig-spherenorm --preset cpu --seeds 3
     """

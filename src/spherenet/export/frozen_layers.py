@@ -301,8 +301,9 @@ def _window_sum(maps: Tensor, geometry: Geometry) -> Tensor:
 
     ONNX Runtime has neither convolutions nor poolings in float64, but slices.
     """
-    if any(geometry.padding):
-        maps = F.pad(maps, [int(amount) for amount in reversed(geometry.padding) for _ in range(2)])
+    padding = [int(amount) for amount in geometry.padding]
+    if any(padding):
+        maps = F.pad(maps, [amount for amount in reversed(padding) for _ in range(2)])
     for dim, (size, stride, dilation) in enumerate(
         zip(geometry.kernel_size, geometry.stride, geometry.dilation, strict=True), start=2
     ):

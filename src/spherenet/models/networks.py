@@ -87,7 +87,8 @@ class LayerFactory:
         """Factory of the shortcut convolutions."""
         if self.shortcut == "operator":
             return self
-        return replace(self, operator=None, **dict.fromkeys(_SPHERE_OPTIONS))
+        no_options: dict[str, Any] = dict.fromkeys(_SPHERE_OPTIONS)
+        return replace(self, operator=None, **no_options)
 
     def convolution(self, channels_in: int, channels_out: int, kernel: int, stride: int = 1) -> nn.Conv2d:
         """Return a convolution without bias that keeps the image size, apart from its stride.

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from spherenet.errors import require_extra
 from spherenet.files import atomic_file
-from spherenet.report.grids import Grid, GridCell, Verdict, judge
-from spherenet.report.runs import Curve, ReportedRun, distinct_names, provenance
+from spherenet.report.runs import Curve, Grid, GridCell, ReportedRun, Verdict, distinct_names, judge, provenance
 from spherenet.text import as_number, csv_cell, markdown, plain
 
 if TYPE_CHECKING:

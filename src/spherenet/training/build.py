@@ -201,8 +201,7 @@ def build_penalty(config: TrainConfig, model: nn.Module) -> Callable[[nn.Module]
     return penalty
 
 
-def compiled(model: nn.Module) -> nn.Module:
+def compiled(model: nn.Module) -> Callable[..., Any]:
     """Return a model compiled with torch.compile. Raises OSError if there is no private folder for compiled code."""
     use_private_compiler_cache()
-    module: nn.Module = torch.compile(model)
-    return module
+    return torch.compile(model)

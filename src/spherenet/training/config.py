@@ -194,10 +194,9 @@ class TrainConfig:
     tensorboard: bool = _option(False, OUTPUT, "TensorBoard files in the run's folder")
 
     def __post_init__(self) -> None:
-        if self.operator == "none":
-            object.__setattr__(self, "operator", None)
-        if self.center is None:
-            object.__setattr__(self, "center", "none")
+        for name, alias, stored in (("operator", "none", None), ("center", None, "none")):
+            if getattr(self, name) == alias:
+                object.__setattr__(self, name, stored)
         for name, hint in _hints().items():
             value = getattr(self, name)
             if isinstance(value, tuple):  # as JSON and YAML return it

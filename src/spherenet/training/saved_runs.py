@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from spherenet.data import Dataset, Preprocessing, Split
 from spherenet.errors import CheckpointError, DataError, ModelError, RunError
 from spherenet.export import ModelCard, export_model, load_metadata, load_model
@@ -119,6 +121,7 @@ def load_predictor(path: str | Path, checkpoint: str = "best") -> Predictor:
     """
     if not _is_exported(path):
         run = load_run(path, checkpoint)
+        _require_image_size(run.model, run.preprocessing, path)
         return Predictor(run.model, run.classes, run.preprocessing, run.warnings)
     metadata = load_metadata(path)
     try:
@@ -126,7 +129,22 @@ def load_predictor(path: str | Path, checkpoint: str = "best") -> Predictor:
         preprocessing = Preprocessing.from_dict(metadata["preprocessing"])
     except (KeyError, TypeError, ValueError, DataError) as error:
         raise ModelError(f"{path} must have classes and preprocessing in its metadata ({error}).") from None
-    return Predictor(load_model(path), classes, preprocessing)
+    model = load_model(path)
+    _require_image_size(model, preprocessing, path)
+    return Predictor(model, classes, preprocessing)
+
+
+def _require_image_size(model: Classifier, preprocessing: Preprocessing, path: str | Path) -> None:
+    """Raise ModelError if a network does not take images of the size that its preprocessing gives."""
+    height, width = preprocessing.size
+    try:
+        with torch.no_grad():
+            model(torch.zeros(1, preprocessing.channels, height, width))
+    except (RuntimeError, ValueError):
+        shape = f"{height} × {width} with {preprocessing.channels} channels"
+        raise ModelError(
+            f"{path} has a preprocessing for images of {shape}, which its network does not take."
+        ) from None
 
 
 def export_run(
