@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -113,11 +113,21 @@ def suggest_options(function: Callable[P, T]) -> Callable[P, T]:
     return checked
 
 
-def reject_unknown_options(owner: str, options: Iterable[str], allowed: Iterable[str]) -> None:
-    """Raise TypeError for an option of `owner` that is not allowed, with the most similar allowed name."""
+def reject_unknown_options(
+    owner: str, options: Iterable[str], allowed: Iterable[str], synonyms: Mapping[str, Sequence[str]] | None = None
+) -> None:
+    """Raise TypeError for an option that is not allowed, with the most similar allowed name.
+
+    Args:
+        owner: Name of the class or function.
+        options: Names of the options.
+        allowed: Names that are allowed.
+        synonyms: Allowed names to suggest for names that do not look similar.
+    """
     choices = list(allowed)
     for name in options:
         if name not in choices:
-            similar = get_close_matches(name, choices, n=1)
+            similar = [choice for choice in choices if choice in (synonyms or {}).get(name, ())]
+            similar = similar or get_close_matches(name, choices, n=1)
             hint = f"; did you mean {similar[0]!r}?" if similar else "."
             raise TypeError(f"{owner} has no option {name!r}{hint} Allowed: {', '.join(choices)}.")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
 
 from torch import Tensor, nn
 
 from spherenet.angles import ANGLES, DEFAULT_K, AngleFunction, make_angle
-from spherenet.validation import require_floating, require_one_of, require_positive
+from spherenet.validation import reject_unknown_options, require_floating, require_one_of, require_positive
 
 if TYPE_CHECKING:
     from spherenet.losses.margins import Annealing
@@ -108,15 +107,9 @@ def options_of(loss: type[nn.Module]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def reject_unknown(owner: str, options: Mapping[str, object], allowed: Iterable[str]) -> None:
-    """Raise TypeError if an option is not allowed, with the most similar allowed name."""
-    choices = list(allowed)
-    for name in options:
-        if name not in choices:
-            similar = [c for c in choices if c in SIMILAR_OPTIONS.get(name, ())]
-            similar = similar or get_close_matches(name, choices, n=1)
-            hint = f"; did you mean {similar[0]!r}?" if similar else "."
-            raise TypeError(f"{owner} has no option {name!r}{hint} Allowed: {', '.join(choices)}.")
+def reject_unknown(owner: str, options: Iterable[str], allowed: Iterable[str]) -> None:
+    """Raise TypeError if an option of a loss is not allowed, with the most similar allowed name."""
+    reject_unknown_options(owner, options, allowed, SIMILAR_OPTIONS)
 
 
 def checked_class_weight(class_weight: object) -> Tensor | None:
