@@ -1,12 +1,12 @@
 """The experiments of the paper, and the tools that run grids of training runs.
 
 `EXPERIMENTS` lists what `spherenet reproduce` can run. To add an experiment, write a function that returns its cells in
-`tables.py`, `figures.py` or `studies.py`, wrap it in an `Experiment`, and add it to the list below.
+`tables.py`, `figures.py`, `studies.py` or `margins.py`, wrap it in an `Experiment`, and add it to the list below.
 """
 
 from __future__ import annotations
 
-from spherenet.experiments import figures, studies, tables
+from spherenet.experiments import figures, margins, studies, tables
 from spherenet.experiments.experiment import Experiment
 from spherenet.validation import require_one_of
 
@@ -28,8 +28,9 @@ EXPERIMENTS: dict[str, Experiment] = {
         studies.S_SOFTMAX,
         studies.WEIGHT_DECAY,
         studies.IMAGENET,
-        studies.MARGIN_SCHEDULE,
-        studies.MARGIN_FORMS,
+        studies.MAGNITUDES,
+        margins.MARGIN_SCHEDULE,
+        margins.MARGIN_FORMS,
     )
 }
 """The experiments by id, in the order of `spherenet reproduce --list`."""
