@@ -25,7 +25,8 @@ from spherenet.training.config import TrainConfig
 
 CELL_COUNTS = {"table1": 48, "table2": 36, "table3": 6, "table4": 10, "fig-convergence-resnet": 8,
               "fig-convergence-plain": 7, "fig-width": 8, "fig-ultradeep": 6, "learnable": 2, "fig-spherenorm": 40,
-              "s-softmax": 6, "weight-decay": 4, "imagenet": 3, "margin-schedule": 22, "margin-forms": 43}  # fmt: skip
+              "s-softmax": 6, "weight-decay": 4, "imagenet": 3, "magnitudes": 5, "margin-schedule": 22,
+              "margin-forms": 43}  # fmt: skip
 
 
 def run_in_process(arguments, log):
