@@ -11,7 +11,7 @@ import matplotlib as mpl
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from spherenet.report.runs import Grid, GridCell, read_grid
+from spherenet.report.grids import Grid, GridCell, read_grid
 
 RESULTS = Path(__file__).parents[2] / "results" / "cpu"
 COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44")

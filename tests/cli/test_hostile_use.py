@@ -20,8 +20,9 @@ from spherenet.errors import RunError
 from spherenet.experiments.jobs import create_settings, create_tuning_jobs
 from spherenet.export import load_model
 from spherenet.files import write_json
+from spherenet.report.grids import read_grid
 from spherenet.report.page import section_of_runs, write_page
-from spherenet.report.runs import read_grid, read_run
+from spherenet.report.runs import read_run
 from spherenet.report.tables import as_csv, markdown_page
 from spherenet.runs import RunDirectory
 from spherenet.text import plain

@@ -7,7 +7,7 @@ import pytest
 from docs.pages import DOCS
 from spherenet.experiments import find_experiment
 from spherenet.experiments.jobs import create_jobs, write_experiment
-from spherenet.report.runs import read_grid
+from spherenet.report.grids import read_grid
 from spherenet.report.tables import markdown_page
 
 FOLDERS = sorted((DOCS.parent / "results" / "cpu").iterdir())

@@ -19,7 +19,7 @@ from spherenet.experiments import EXPERIMENTS, find_experiment
 from spherenet.experiments.experiment import PAPER_MARGIN
 from spherenet.experiments.jobs import Job, command_line, create_jobs, select_cells, write_experiment
 from spherenet.experiments.runner import GridReporter, LocalLauncher, run_jobs
-from spherenet.report.runs import read_grid
+from spherenet.report.grids import read_grid
 from spherenet.runs import RunDirectory
 from spherenet.training.config import TrainConfig
 

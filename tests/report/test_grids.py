@@ -9,7 +9,9 @@ import pytest
 from command_line import one_sentence, spherenet
 from made_runs import make_grid, make_run
 from spherenet.errors import RunError
-from spherenet.report.runs import judge, provenance, read_grid, read_run
+from spherenet.report.claims import judge
+from spherenet.report.grids import read_grid
+from spherenet.report.runs import provenance, read_run
 from spherenet.report.tables import as_csv, as_markdown, markdown_page
 
 CELLS = {
@@ -44,8 +46,9 @@ def test_claims_are_decided_by_a_t_test_over_seeds(folder):
     assert [verdict.verdict for verdict in verdicts] == ["confirmed", "refuted", "not decided"]
     # Differences 10, 11, 9 points: t = 10/(1/√3), two degrees of freedom.
     assert verdicts[0].difference == pytest.approx(10.0)
-    assert verdicts[0].deviation == pytest.approx(1.0)
-    assert verdicts[0].p == pytest.approx(0.0033, abs=1e-4)
+    # 4.3027 is the 97.5 % quantile of the t-distribution with two degrees of freedom.
+    assert verdicts[0].interval == pytest.approx((10 - 4.3027 / 3**0.5, 10 + 4.3027 / 3**0.5), abs=1e-4)
+    assert verdicts[0].effect == "+10.00 [+7.52, +12.48] points"
     assert "n = 3 seeds" in verdicts[0].statistics
 
 
@@ -71,7 +74,7 @@ def test_claims_about_learned_k(tmp_path):
     # ±w and ±w/2 have standard deviations of √2·w and √2·w/2.
     assert verdict.difference == pytest.approx(2**0.5 * 0.11 / 2)
     assert verdict.verdict == "confirmed"
-    assert "+0.0778 ± 0.0071 in the spread of k over 1 pair, n = 3 seeds" in verdict.statistics
+    assert "+0.0778 [+0.0602, +0.0953] in the spread of k over 1 pair, n = 3 seeds" in verdict.statistics
     assert judge(grid, grid.claims[1]).difference == pytest.approx(0.7 - 0.5)
 
 
@@ -101,19 +104,58 @@ def test_markdown_of_an_experiment(folder):
     text = as_markdown(read_grid(folder))
     assert "| good | **71.00 ± 1.00 (3)** [91.00] |" in text
     assert "| empty | – [89.00] |" in text
-    assert "- **confirmed**: good beats bad (Table 1). +10.00 ± 1.00 points" in text
+    assert "- **confirmed**: good beats bad (Table 1). +10.00 [+7.52, +12.48] points" in text
 
 
 def test_markdown_page_of_several_experiments_starts_with_the_claims(folder, tmp_path):
     other = make_grid(tmp_path / "table2", CELLS, CLAIMS[1:2], id="table2")
     page = markdown_page([read_grid(folder), read_grid(other)], "Both")
-    assert [line for line in page.splitlines() if line.startswith("| **")] == [
-        "| **confirmed** | good beats bad | table1 |",
-        "| **refuted** | bad beats good | table1 |",
-        "| **not decided** | empty beats good | table1 |",
-        "| **refuted** | bad beats good | table2 |",
+    overview = page.split("## table1")[0]
+    assert [line.split(" (Table 1)")[0] for line in overview.splitlines() if line.startswith(("## ", "| "))] == [
+        "## Claims confirmed (1)",
+        "| claim | difference | experiment |",
+        "| good beats bad",
+        "## Claims refuted (2)",
+        "| claim | difference | experiment |",
+        "| bad beats good",
+        "| bad beats good",
+        "## Claims not decided or out of reach (1)",
+        "| claim | difference | experiment |",
+        "| empty beats good",
     ]
-    assert "| **" not in markdown_page([read_grid(other)], "One").split("##")[0]
+    assert "| good beats bad (Table 1) | +10.00 [+7.52, +12.48] points, n = 3 | table1 |" in overview
+    assert "## Claims" not in markdown_page([read_grid(other)], "One")
+
+
+def test_claim_whose_requirement_is_not_met_is_out_of_reach(tmp_path):
+    folder = make_grid(tmp_path / "grid", CELLS, CLAIMS[:2])
+    verdicts = {}
+    for cells, minimum in (("second", 60.5), ("second", 61.5), ("both", 61.5)):
+        content = json.loads((folder / "experiment.json").read_text())
+        for claim in content["claims"]:
+            claim["requires"] = {"quantity": "accuracy", "minimum": minimum, "cells": cells}
+        (folder / "experiment.json").write_text(json.dumps(content))
+        grid = read_grid(folder)
+        verdicts[cells, minimum] = [judge(grid, claim).verdict for claim in grid.claims]
+    # "bad" ends at 61 % and "good" at 71 %; "bad" is the second cell of the first claim.
+    assert verdicts["second", 60.5] == ["confirmed", "refuted"]
+    assert verdicts["second", 61.5] == ["out of reach", "refuted"]
+    assert verdicts["both", 61.5] == ["out of reach", "out of reach"]
+    assert "a test requires an accuracy of at least 61.5 % of every network, reached 61.0 %" in as_markdown(grid)
+
+
+def test_time_to_the_final_accuracy_of_the_baseline(tmp_path):
+    folder = make_grid(tmp_path / "grid", CELLS, [])
+    content = json.loads((folder / "experiment.json").read_text())
+    (folder / "experiment.json").write_text(json.dumps({**content, "baseline": "bad"}))
+    [(cell, times)] = read_grid(folder).times_to_baseline()
+    assert cell.name == "good"
+    # The baseline ends at 60, 61 and 62 % after the third evaluation; "good" is above only at its third.
+    assert [time.iterations for time in times] == [1.0, 1.0, 1.0]
+    (folder / "experiment.json").write_text(json.dumps({**content, "baseline": "good"}))
+    grid = read_grid(folder)
+    assert [time for _, times in grid.times_to_baseline() for time in times] == [None, None, None]
+    assert "| bad | softmax | 0 of 3 | – | – |" in as_markdown(grid)
 
 
 def test_csv_of_an_experiment(folder):

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from made_runs import make_grid, make_run
+from spherenet.report.grids import read_grid
 from spherenet.report.page import section_of_grid, section_of_runs, write_page
-from spherenet.report.runs import read_grid, read_run
+from spherenet.report.runs import read_run
 
 
 @pytest.fixture(scope="module")

@@ -67,7 +67,7 @@ def run_reproduce(arguments: Namespace) -> int:
     from spherenet.experiments import find_experiment
     from spherenet.experiments.jobs import create_jobs, select_cells, write_experiment
     from spherenet.experiments.runner import LocalLauncher, RayLauncher, visible_gpus
-    from spherenet.report.runs import read_grid
+    from spherenet.report.grids import read_grid
     from spherenet.report.tables import paper_table
 
     experiment = find_experiment(arguments.id)

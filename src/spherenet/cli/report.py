@@ -15,7 +15,8 @@ from spherenet.text import plain
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from spherenet.report.runs import Grid, ReportedRun
+    from spherenet.report.grids import Grid
+    from spherenet.report.runs import ReportedRun
 
 __all__ = ["doctor_parser", "report_parser", "run_doctor", "run_report"]
 
@@ -79,7 +80,8 @@ def run_report(arguments: Namespace) -> int:
 
 def _read_folders(paths: list[str]) -> tuple[list[ReportedRun], list[Grid], list[str]]:
     """Return the runs and experiments among folders, and an error message for each folder that cannot be used."""
-    from spherenet.report.runs import is_grid, read_grid, read_run
+    from spherenet.report.grids import is_grid, read_grid
+    from spherenet.report.runs import read_run
 
     runs: list[ReportedRun] = []
     grids: list[Grid] = []

@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from spherenet.training.config import TrainConfig
 from spherenet.validation import require_one_of
 
-__all__ = ["OPERATORS", "PAPER_MARGIN", "PRESETS", "Cell", "Claim", "Experiment", "cifar_config"]
+__all__ = ["OPERATORS", "PAPER_MARGIN", "PRESETS", "Cell", "Claim", "Experiment", "Requirement", "cifar_config"]
 
 PRESETS = ("paper", "cpu", "smoke")
 """Sizes of an experiment: the paper's settings, reduced for two CPU cores, and a few steps for tests."""
@@ -55,6 +55,21 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class Requirement:
+    """A condition without which the runs of an experiment cannot test a claim, stated before the runs.
+
+    Attributes:
+        quantity: "accuracy" (final test accuracy) or "training accuracy" (at the end of the run).
+        minimum: Smallest mean over seeds in percent.
+        cells: "both" if all cells of the claim must meet it, "second" if the second cell of each pair must.
+    """
+
+    quantity: str
+    minimum: float
+    cells: Literal["both", "second"] = "both"
+
+
+@dataclass(frozen=True)
 class Claim:
     """A statement of the paper: in each pair of cells, the first one has the larger quantity.
 
@@ -66,12 +81,14 @@ class Claim:
             in the first half of the run), "steadiness" (how little the accuracy drops between these evaluations),
             "rise" (mean learned k of the last convolution minus that of the first) or "narrowing" (standard deviation
             of the learned k in the first stage minus that in the last). The last two are 0 when k is not learned.
+        requires: Condition without which the claim is reported as out of reach, whatever the runs show.
     """
 
     text: str
     source: str
     pairs: tuple[tuple[str, str], ...]
     quantity: str = "accuracy"
+    requires: Requirement | None = None
 
 
 @dataclass(frozen=True)
@@ -84,6 +101,7 @@ class Experiment:
         shows: What its numbers are.
         cells: Function that returns the cells of a preset. Its docstring describes the experiment.
         claims: Statements that the cells can confirm or refute.
+        baseline: Row of the table whose final accuracy the other rows are timed against, or None.
     """
 
     id: str
@@ -91,6 +109,7 @@ class Experiment:
     shows: str
     cells: Callable[[str], list[Cell]]
     claims: tuple[Claim, ...] = field(default=())
+    baseline: str | None = None
 
     @property
     def description(self) -> str:

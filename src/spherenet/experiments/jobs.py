@@ -18,7 +18,7 @@ from typing import Any
 from spherenet import __version__
 from spherenet.angles import ANGLES
 from spherenet.errors import RunError
-from spherenet.experiments.experiment import Cell, Experiment
+from spherenet.experiments.experiment import Cell, Claim, Experiment
 from spherenet.files import write_json
 from spherenet.runs import RunDirectory
 from spherenet.text import as_number
@@ -154,10 +154,16 @@ def write_experiment(experiment: Experiment, preset: str, folder: Path) -> None:
             "shows": experiment.shows,
             "preset": preset,
             "cells": [cell.as_dict() for cell in cells],
-            "claims": [asdict(claim) for claim in experiment.claims_about(cells)],
+            "claims": [_as_entry(claim) for claim in experiment.claims_about(cells)],
+            **({} if experiment.baseline is None else {"baseline": experiment.baseline}),
             "versions": {"spherenet": __version__, "python": platform.python_version()},
         },
     )
+
+
+def _as_entry(claim: Claim) -> dict[str, Any]:
+    entry = asdict(claim)
+    return entry if claim.requires is not None else {key: entry[key] for key in entry if key != "requires"}
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,9 @@ from typing import Any
 
 from spherenet.errors import require_extra
 from spherenet.files import atomic_file
-from spherenet.report.runs import Curve, Grid, GridCell, ReportedRun, Verdict, distinct_names, judge, provenance
+from spherenet.report.claims import Verdict, judge
+from spherenet.report.grids import Grid, GridCell
+from spherenet.report.runs import Curve, ReportedRun, distinct_names, provenance
 from spherenet.report.tables import COLUMNS, GridLayout, cell_text, table_rows
 from spherenet.text import as_number, plain
 

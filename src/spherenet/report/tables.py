@@ -6,11 +6,14 @@ import csv
 import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from spherenet.errors import require_extra
 from spherenet.files import atomic_file
-from spherenet.report.runs import Curve, Grid, GridCell, ReportedRun, Verdict, distinct_names, judge, provenance
+from spherenet.report.claims import CONFIRMED, NOT_DECIDED, OUT_OF_REACH, REFUTED, Verdict, judge
+from spherenet.report.grids import Grid, GridCell
+from spherenet.report.runs import Curve, ReportedRun, distinct_names, provenance
 from spherenet.text import as_number, csv_cell, markdown, plain
 
 if TYPE_CHECKING:
@@ -175,14 +178,46 @@ def as_markdown(grid: Grid) -> str:
             ours = f"**{ours}**" if cell is not None and cell is layout.best[column] else ours
             texts.append(ours if paper == "–" else f"{ours} [{paper}]")
         lines.append(f"| {markdown(row)} | {' | '.join(texts)} |")
-    lines += ["", *(_claim_line(judge(grid, claim)) for claim in grid.claims)]
+    lines += ["", *_time_lines(grid)]
+    lines += [_claim_line(judge(grid, claim)) for claim in grid.claims]
     return "\n".join(lines) + "\n"
+
+
+def _time_lines(grid: Grid) -> list[str]:
+    """Return a table of the time until the final accuracy of the baseline is reached, or nothing without a baseline."""
+    times = grid.times_to_baseline()
+    if not times:
+        return []
+    lines = [
+        f"Time to the final accuracy of {markdown(grid.baseline or '')}, as a fraction of its run:",
+        "",
+        "| | | reached by | iterations | seconds |",
+        "|---|---|---|---|---|",
+    ]
+    for cell, by_seed in times:
+        reached = [time for time in by_seed if time is not None]
+        seconds = [time.seconds for time in reached if time.seconds is not None]
+        numbers = [_range([time.iterations for time in reached]), _range(seconds)]
+        count = f"{len(reached)} of {len(by_seed)}"
+        lines.append(f"| {markdown(cell.row)} | {markdown(cell.column)} | {count} | {' | '.join(numbers)} |")
+    return [*lines, ""]
+
+
+def _range(values: Sequence[float]) -> str:
+    """Return mean, smallest and largest value, or "–" for none."""
+    return f"{fmean(values):.2f} ({min(values):.2f} to {max(values):.2f})" if values else "–"
 
 
 def _claim_line(verdict: Verdict) -> str:
     claim = f"{markdown(verdict.claim.text)} ({markdown(verdict.claim.source)})"
     return f"- **{verdict.verdict}**: {claim}. {verdict.statistics}."
 
+
+GROUPS = {
+    "Claims confirmed": (CONFIRMED,),
+    "Claims refuted": (REFUTED,),
+    "Claims not decided or out of reach": (NOT_DECIDED, OUT_OF_REACH),
+}
 
 PRESETS = {
     "paper": "The paper's settings.",
@@ -199,8 +234,9 @@ def markdown_page(grids: Sequence[Grid], title: str, runs: Sequence[ReportedRun]
     if grids:
         sections.append(
             "Test accuracy in %: mean ± standard deviation (number of seeds), [the paper's value]; the best of a "
-            "column is bold. A claim is confirmed or refuted if a two-sided t-test over seeds gives p < 0.05, and not "
-            "decided otherwise."
+            "column is bold. Differences are means over seeds with their 95 % confidence interval in brackets. A claim "
+            "is confirmed or refuted if the interval does not contain 0, and not decided otherwise. It is out of reach "
+            "if the runs do not meet a condition that was stated before them."
         )
     presets = dict.fromkeys(grid.preset for grid in grids)
     sections += [PRESETS.get(preset, f"Preset {markdown(preset)}.") for preset in presets]
@@ -221,12 +257,18 @@ def markdown_page(grids: Sequence[Grid], title: str, runs: Sequence[ReportedRun]
 
 
 def _overview(grids: Sequence[Grid]) -> str:
-    """Return a table with one claim per line."""
-    lines = ["| | the paper's claims | |", "|---|---|---|"]
-    for grid in grids:
-        for verdict in (judge(grid, claim) for claim in grid.claims):
-            lines.append(f"| **{verdict.verdict}** | {markdown(verdict.claim.text)} | {markdown(grid.id)} |")
-    return "\n".join(lines)
+    """Return a table of all claims in three groups: confirmed, refuted, and not decided or out of reach."""
+    verdicts = [(grid, judge(grid, claim)) for grid in grids for claim in grid.claims]
+    parts = []
+    for heading, group in GROUPS.items():
+        chosen = [(grid, verdict) for grid, verdict in verdicts if verdict.verdict in group]
+        lines = [f"## {heading} ({len(chosen)})", "", "| claim | difference | experiment |", "|---|---|---|"]
+        for grid, verdict in chosen:
+            state = "out of reach, " if verdict.verdict == OUT_OF_REACH else ""
+            source = f"{markdown(verdict.claim.text)} ({markdown(verdict.claim.source)})"
+            lines.append(f"| {source} | {state}{verdict.effect}, n = {verdict.seeds} | {markdown(grid.id)} |")
+        parts += ["\n".join(lines)] if chosen else []
+    return "\n\n".join(parts)
 
 
 def as_csv(grids: Sequence[Grid]) -> str:
