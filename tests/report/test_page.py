@@ -48,12 +48,12 @@ def test_page_shows_tables_claims_and_interactive_curves(browser, page_file, wid
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert background == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(23, 24, 26)")
     assert page.locator("td.best").first.inner_text() == "71.00 ± 1.41 (2)"
-    # Differences of 10 and 11 points in both: n = 2, p = 0.03.
+    # Differences of 10 and 11 points in both, n = 2: the interval is 10.5 ± 6.35.
     assert page.locator(".claims b").all_inner_texts() == ["confirmed", "refuted"]
     claims = page.locator(".overview tr")
-    assert [row.split() for row in claims.all_inner_texts()] == [
-        ["confirmed", "cosine", "beats", "none", "table1"],
-        ["refuted", "none", "beats", "<b>", "a", "table"],
+    assert [" ".join(row.split()) for row in claims.all_inner_texts()] == [
+        "confirmed cosine beats none table1; +10.50 [+4.15, +16.85] points, n = 2",
+        "refuted none beats <b> a table; -10.50 [-16.85, -4.15] points, n = 2",
     ]
     claims.last.locator("a").click()
     assert page.locator("section", has_text="a table: A table").bounding_box()["y"] < 900  # scrolled into view
