@@ -158,7 +158,7 @@ def test_errors_name_the_option_as_typed(arguments, message, capsys):
     [
         ("widths: 3", "--widths must be a list, got 3"),
         ("compile: 3", "--compile must be true or false, got 3"),
-        ("optimizer: adamw", "--optimizer must be adam or sgd, got 'adamw'"),
+        ("optimizer: lion", "--optimizer must be adam or adamw or sgd, got 'lion'"),
         ("iterations: 2.5", "--iterations must be a whole number, got 2.5"),
         ("data: 3", "--data must be text, got 3"),
         (f"seed: {2**63}", "--seed must be below 2^63 in magnitude"),
@@ -194,7 +194,7 @@ def test_debug_raises_the_error(capsys):
         (["tr"], ["train"]),
         (["train", "--batch-s"], ["--batch-size"]),
         (["train", "--no-comp"], ["--no-compile"]),
-        (["train", "--optimizer", ""], ["adam", "sgd"]),
+        (["train", "--optimizer", ""], ["adam", "adamw", "sgd"]),
         (["theory", "ph"], ["phase"]),
         (["train", "--train-pic"], []),
     ],
@@ -216,4 +216,4 @@ def test_completion_scripts_contain_all_verbs_and_options(shell, capsys):
     for verb in VERBS:
         assert f" {verb}" in script
     assert "batch-size" in script
-    assert "adam sgd" in script
+    assert "adam adamw sgd" in script

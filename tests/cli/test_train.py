@@ -171,7 +171,7 @@ def test_resume_rejects_changed_options(tmp_path, finished, capsys):
     summary.unlink()
     assert spherenet("train", "--resume", finished, "--batch-size", 64) == 2
     said = capsys.readouterr().err
-    assert "was started with batch_size = 32, got 64" in said
+    assert "was started with --batch-size 32, got 64" in said
     assert one_sentence(said.splitlines()[-1])
     summary.write_text(content)
     assert spherenet("train", "--resume", finished, "--output", tmp_path) == 2
@@ -187,7 +187,7 @@ def test_resume_with_more_iterations_requires_allow_changes(tmp_path):
 
 WRONG = {
     "data": (["--data", "mnist"], "must be one of"),
-    "model": (["--model", "cnn-10"], "name must be one of"),
+    "model": (["--model", "cnn-10"], "--model must be one of"),
     "operator": (["--operator", "cos"], "--operator must be one of"),
     "loss": (["--loss", "soft"], "--loss must be one of"),
     "loss option": (["--m", "4"], "Loss 'softmax' has no option 'm'"),
@@ -202,7 +202,7 @@ WRONG = {
     "resume": (["--resume", "nowhere"], "nowhere is not a folder"),
     "init-from": (["--init-from", "nowhere"], "nowhere is not a folder"),
     "data folder": (["--data", "folder", "--data-dir", "nowhere"], "nowhere"),
-    "no data folder": (["--data", "folder"], "data_dir"),
+    "no data folder": (["--data", "folder"], "--data-dir"),
     "threads": (["--threads", "0"], "--threads must be at least 1"),
     "k of a plain network": (["--operator", "none", "--k", "0.3"], "--k must be None if operator is None"),
 }

@@ -152,7 +152,7 @@ def test_run_with_other_settings_is_rejected(tmp_path):
     job = Job("one", tmp_path / "one", TINY)
     assert run_jobs([job], run_in_process, 1)[0].failure is None
     other = Job("one", tmp_path / "one", replace(TINY, learning_rate=0.1))
-    assert "was run with learning_rate = 0.001, not 0.1" in run_jobs([other], run_in_process, 1)[0].failure
+    assert "was run with --learning-rate 0.001, not 0.1" in run_jobs([other], run_in_process, 1)[0].failure
 
 
 def test_unfinished_job_is_resumed(tmp_path):

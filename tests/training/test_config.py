@@ -36,7 +36,7 @@ def test_default_milestones_are_those_of_the_paper():
         ({"seed": -1}, "seed must be a finite number of at least 0, got -1"),
         ({"learning_rate": math.nan}, "learning_rate must be a finite number"),
         ({"learning_rate": math.inf}, "learning_rate must be a finite number"),
-        ({"optimizer": "lion"}, "optimizer must be one of adam, sgd, got 'lion'"),
+        ({"optimizer": "lion"}, "optimizer must be one of adam, adamw, sgd, got 'lion'"),
         ({"precision": "half"}, "precision must be one of"),
         ({"timeout": 0.0}, "timeout must be greater than 0"),
         ({"batch_size": 10**9}, "batch_size must be at most"),

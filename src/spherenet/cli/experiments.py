@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from spherenet.cli.options import ConfigParser, Parser, add_option, config_from
 from spherenet.cli.output import print_json, print_message
-from spherenet.training.config import RENAMED, TrainConfig
+from spherenet.training.config import EXCLUSIVE, RENAMED, TrainConfig
 
 if TYPE_CHECKING:
     from spherenet.experiments.jobs import Score
@@ -140,6 +140,7 @@ def tune_parser() -> ConfigParser:
   spherenet tune --data cifar10 --model cnn-9 --try-losses s-cosine --try-s 10 30 70 --number-of-folds 5
   spherenet train --config best.yaml""",
         renamed_fields=RENAMED,
+        exclusive=EXCLUSIVE,
     )
     grid = parser.add_argument_group("settings to try")
     operators = ["sigmoid", "linear", "cosine"]

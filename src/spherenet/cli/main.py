@@ -8,12 +8,13 @@ import importlib
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from spherenet import __version__
 from spherenet.cli.options import OptionType, Parser, suggestion
-from spherenet.cli.output import discard_closed_streams, print_message
+from spherenet.cli.output import discard_closed_streams, print_message, use_available_characters
 from spherenet.errors import SphereNetError, TrainingError
 
 __all__ = ["VERBS", "completion_parser", "main", "run_completion", "verb_parser"]
@@ -72,12 +73,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0 on success, 1 for a failed run, 2 for wrong input, 70 for an internal error, 128 + number for a signal.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if not words or words[0] in ("-h", "--help"):
-        print(_help())
-        return 0
-    if words[0] == "--version":
-        print(f"spherenet {__version__}")
-        return 0
+    use_available_characters()
+    if not words or words[0] in ("-h", "--help", "--version"):
+        with suppress(BrokenPipeError):
+            print(f"spherenet {__version__}" if words[:1] == ["--version"] else _help())
+        return CLOSED_PIPE if discard_closed_streams() else 0
     verb, *rest = words
     if verb not in VERBS:
         print_message(f"spherenet: unknown verb {verb!r}{suggestion(verb, VERBS)}; see spherenet --help.")

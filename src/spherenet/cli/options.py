@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
@@ -15,6 +16,7 @@ import jsonargparse
 from spherenet.cli.output import print_message
 from spherenet.files import read_regular
 from spherenet.text import short
+from spherenet.training.config import option_name
 
 __all__ = ["ConfigParser", "OptionType", "Parser", "add_option", "config_from", "option_name", "suggestion"]
 
@@ -31,11 +33,6 @@ def suggestion(word: str, allowed: Iterable[str]) -> str:
     choices = list(allowed)
     similar = get_close_matches(word, choices, n=1)
     return f", did you mean {similar[0]!r}?" if similar else f", allowed are {', '.join(choices)}"
-
-
-def option_name(field_name: str) -> str:
-    """Return the option of a configuration field: `--batch-size` for `batch_size`."""
-    return f"--{field_name.replace('_', '-')}"
 
 
 class OptionType:
@@ -170,10 +167,17 @@ class _Sentences(argparse.ArgumentParser):
         return [name for action in shown for name in action.option_strings if name.startswith("--")]
 
     def as_typed(self, sentence: str) -> str:
-        """Return an error message in which the name of an argument at the start is the option the user typed."""
-        name, space, rest = sentence.partition(" ")
-        option = option_name(name)
-        return f"{option}{space}{rest}" if option in self.option_names() else sentence
+        """Return an error message in which names of arguments are the options that the user typed.
+
+        These are the first word, and words with an underscore, which are not ordinary ones.
+        """
+        options = self.option_names()
+
+        def replaced(match: re.Match[str]) -> str:
+            option = option_name(match[0])
+            return option if option in options and (match.start() == 0 or "_" in match[0]) else match[0]
+
+        return re.sub(r"(?<![^\s(])\w+(?![^\s,;:.)=]|[.:=]\S)", replaced, sentence)
 
     def refuse_unknown(self, arguments: Sequence[str]) -> None:
         """Exit with a suggestion if an argument is an option that does not exist."""
@@ -238,10 +242,18 @@ class ConfigParser(_Sentences, jsonargparse.ArgumentParser):
         config: A dataclass.
         examples: Lines shown below the options.
         renamed_fields: Earlier names of fields with the current names, accepted as options and as keys of files.
+        exclusive: Pairs of fields of which only one can be typed.
     """
 
     def __init__(
-        self, verb: str, summary: str, config: type, *, examples: str, renamed_fields: Mapping[str, str] | None = None
+        self,
+        verb: str,
+        summary: str,
+        config: type,
+        *,
+        examples: str,
+        renamed_fields: Mapping[str, str] | None = None,
+        exclusive: Sequence[tuple[str, str]] = (),
     ) -> None:
         super().__init__(
             prog=f"spherenet {verb}",
@@ -253,6 +265,7 @@ class ConfigParser(_Sentences, jsonargparse.ArgumentParser):
             default_env=False,
             allow_abbrev=False,
         )
+        self.exclusive = exclusive
         self.renamed_fields = dict(renamed_fields or {})
         self.aliases = {option_name(old): option_name(new) for old, new in self.renamed_fields.items()}
         self.aliases |= {f"--no-{old[2:]}": f"--no-{new[2:]}" for old, new in self.aliases.items()}
@@ -277,7 +290,13 @@ class ConfigParser(_Sentences, jsonargparse.ArgumentParser):
         """Parse arguments; exit with one sentence if one is wrong."""
         arguments = self.renamed(args or [])
         self.refuse_unknown(arguments)
-        return super().parse_args(arguments, *more, **options)
+        parsed = super().parse_args(arguments, *more, **options)
+        typed = {argument.partition("=")[0] for argument in arguments}
+        for first, second in self.exclusive:
+            both = {option_name(first), option_name(second)} <= typed
+            if both and getattr(parsed, first) is not None and getattr(parsed, second) is not None:
+                self.fail(f"{option_name(second)} must be left out with {option_name(first)}")
+        return parsed
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print what is wrong in one line and exit with code 2."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 import os
@@ -27,8 +28,34 @@ __all__ = [
     "print_message",
     "progress_bar",
     "terminal_reporter",
+    "use_available_characters",
     "warn",
 ]
+
+
+REPLACEMENTS = {
+    "–": "-", "−": "-", "…": "...", "·": ".", "×": "x", "±": "+-", "≤": "<=", "≥": ">=", "→": "->", "‖": "||", "ᵀ": "'",
+    "²": "^2", "³": "^3", "√": "sqrt", "λ": "lambda", "θ": "theta", "π": "pi", "ψ": "psi", "ρ": "rho", "α": "alpha",
+    "β": "beta", "γ": "gamma", "σ": "sigma", "μ": "mu", "µ": "u", "°": " degrees",
+    **dict(zip("▁▂▃▄▅▆▇█", "_.-=+*#@", strict=True)),
+}  # fmt: skip
+"""Text for characters that the encoding of a terminal lacks."""
+
+
+def _replace_unavailable(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    text = error.object[error.start : error.end]
+    return "".join(REPLACEMENTS.get(character, "?") for character in text), error.end
+
+
+def use_available_characters() -> None:
+    """Let stdout and stderr replace characters that their encoding lacks, such as ASCII in a minimal terminal."""
+    codecs.register_error("spherenet", _replace_unavailable)
+    for stream in (sys.stdout, sys.stderr):
+        encoding = getattr(stream, "encoding", None) or "utf-8"
+        if not encoding.lower().replace("_", "-").startswith("utf") and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="spherenet")
 
 
 def print_message(message: str) -> None:

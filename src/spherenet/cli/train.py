@@ -12,7 +12,7 @@ from typing import Any
 from spherenet.cli.options import ConfigParser, add_option, config_from
 from spherenet.cli.output import print_message, progress_bar
 from spherenet.text import as_number, finite, plain
-from spherenet.training.config import RENAMED, TrainConfig
+from spherenet.training.config import EXCLUSIVE, RENAMED, TrainConfig
 
 __all__ = ["run_train", "train_parser"]
 
@@ -41,7 +41,10 @@ class _TrainParser(ConfigParser):
                 from spherenet.training.saved_runs import config_of
 
                 path = argument.partition("=")[2] or following
-                self.set_defaults(config_of(RunDirectory.open(path)).as_dict())
+                values = config_of(RunDirectory.open(path)).as_dict()
+                if values["epochs"] is not None:
+                    del values["iterations"]  # it follows from the epochs again
+                self.set_defaults(values)
         return super().parse_args(arguments, *more, **options)
 
 
@@ -54,6 +57,7 @@ def train_parser() -> ConfigParser:
         TrainConfig,
         examples=EXAMPLES,
         renamed_fields=RENAMED,
+        exclusive=EXCLUSIVE,
     )
     run = parser.add_argument_group("run")
     add_option(run, "--output", type=str | None, metavar="DIR", help="folder of the run; by default a new one in runs/")
@@ -126,8 +130,9 @@ def _print_summary(output: Path, state: str, as_json: bool) -> None:
     else:
         seconds, accuracy, best = (as_number(summary.get(name)) for name in ("seconds", "accuracy", "best_accuracy"))
         shown = ["unknown" if value is None else f"{value:.2%}" for value in (accuracy, best)]
+        early = ", stopped early without a better accuracy" if summary.get("stopped_early") is True else ""
         text = plain(
-            f"{state}: {summary.get('iterations')} iterations in {seconds or 0:.0f} s, test accuracy {shown[0]} "
+            f"{state}{early}: {summary.get('iterations')} iterations in {seconds or 0:.0f} s, test accuracy {shown[0]} "
             f"(best {shown[1]} at step {summary.get('best_step')}), in {output}"
         )
     with suppress(OSError):

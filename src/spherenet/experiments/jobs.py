@@ -22,7 +22,7 @@ from spherenet.experiments.experiment import Cell, Claim, Experiment
 from spherenet.files import write_json
 from spherenet.runs import RunDirectory
 from spherenet.text import as_number
-from spherenet.training.config import FREE, TrainConfig
+from spherenet.training.config import FREE, TrainConfig, option_name
 from spherenet.training.saved_runs import config_of
 from spherenet.validation import require_one_of
 
@@ -50,7 +50,7 @@ def command_line(config: TrainConfig) -> list[str]:
         if value == option.default and option.name != "operator":
             continue
         values = value if isinstance(value, (list, tuple)) else [value]
-        options += [f"--{option.name.replace('_', '-')}", *map(_as_argument, values)]
+        options += [option_name(option.name), *map(_as_argument, values)]
     return options
 
 
@@ -90,10 +90,11 @@ class Job:
         if not (self.folder / "config.json").exists():
             return False
         run = RunDirectory.open(self.folder)
-        recorded = config_of(run)
+        requested = run.config.get("requested")  # options that the run fitted to its data
+        recorded = config_of(run).as_dict() | (requested if isinstance(requested, dict) else {})
         for name, value in asdict(self.config).items():
-            if name not in FREE and name != "init_from" and getattr(recorded, name) != value:
-                raise RunError(f"{self.folder} was run with {name} = {getattr(recorded, name)!r}, not {value!r}.")
+            if name not in FREE and name != "init_from" and recorded[name] != value:
+                raise RunError(f"{self.folder} was run with {option_name(name)} {recorded[name]!r}, not {value!r}.")
         return run.finished
 
     def in_use(self) -> bool:

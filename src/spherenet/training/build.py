@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from spherenet.data import AUGMENTATIONS, Augmentation, Dataset, default_augmentation, load_dataset
 from spherenet.files import use_private_compiler_cache
 from spherenet.losses import Annealing, MarginLoss
-from spherenet.models import Classifier, create_model
+from spherenet.models import Classifier, create_model, list_models
 from spherenet.optim import param_groups
 from spherenet.regularizers import hyperspherical_energy, orthogonality, sphere_layers
 from spherenet.training.config import TrainConfig
@@ -132,7 +132,7 @@ def _create(config: TrainConfig, dataset: Dataset) -> Classifier:
         "label_smoothing": config.label_smoothing or None,
     }
     return create_model(
-        config.model,
+        require_one_of("model", config.model, list_models()),
         num_classes=len(dataset.classes),
         operator=config.operator,
         k=config.k,
@@ -175,13 +175,14 @@ def lambda_setter(config: TrainConfig, model: nn.Module) -> Callable[[int], None
 
 
 def build_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """Return a fused Adam or SGD. Sphere layers have no weight decay unless `decay_all` is set."""
+    """Return a fused Adam, AdamW or SGD. Sphere layers have no weight decay unless `decay_all` is set."""
     groups: list[dict[str, Any]] = param_groups(model, config.weight_decay)
     if config.decay_all:
         for group in groups:
             group["weight_decay"] = config.weight_decay
-    if config.optimizer == "adam":
-        return torch.optim.Adam(groups, lr=config.learning_rate, fused=True)
+    if config.optimizer != "sgd":
+        adam = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
+        return adam(groups, lr=config.learning_rate, fused=True)
     return torch.optim.SGD(groups, lr=config.learning_rate, momentum=config.momentum, fused=True)
 
 

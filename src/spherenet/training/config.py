@@ -5,18 +5,22 @@ This module does not import torch, so that `spherenet train --help` and wrong op
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-__all__ = ["FREE", "LEARNING_RATE_DECAY", "RENAMED", "Group", "TrainConfig"]
+__all__ = ["EXCLUSIVE", "FREE", "LEARNING_RATE_DECAY", "RENAMED", "Group", "TrainConfig", "option_name"]
 
 FREE = ("data_dir", "download", "workers", "log_every", "checkpoint_every", "probes", "tensorboard", "timeout")
 """Options that do not change the result of a run. They may differ when it is resumed."""
 
 RENAMED = {"train_pictures": "train_images", "observe": "probes"}
 """Earlier names of options. Saved configurations and the command line still accept them."""
+
+EXCLUSIVE = (("iterations", "epochs"),)
+"""Pairs of options of which only one can be given."""
 
 LEARNING_RATE_DECAY = 0.1
 """Factor applied to the learning rate at each milestone."""
@@ -31,6 +35,11 @@ LIMITS = {
     "eval_batch_size": 1 << 20,
     "accumulate": 1 << 16,
     "iterations": 1 << 40,
+    "epochs": 1e9,
+    "warmup": 1 << 40,
+    "patience": 1 << 40,
+    "bn_precise_images": 1 << 30,
+    "bn_lag_variance": 1e6,
     "folds": 1000,
     "workers": 256,
     "threads": 1024,
@@ -47,8 +56,9 @@ LIMITS = {
 """Largest allowed values. Larger ones are mistakes, or come from a file written to exhaust the machine."""
 
 AT_LEAST_ONE = ("iterations", "batch_size", "accumulate", "threads", "log_every", "eval_every", "eval_batch_size",
-                "checkpoint_every")  # fmt: skip
-AT_LEAST_ZERO = ("learning_rate", "momentum", "weight_decay", "workers", "seed", "group_norm")
+                "checkpoint_every", "patience", "bn_precise_images")  # fmt: skip
+AT_LEAST_ZERO = ("learning_rate", "momentum", "weight_decay", "workers", "seed", "group_norm", "warmup",
+                 "bn_lag_variance")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -59,7 +69,12 @@ class Group:
 
 
 DATA, NETWORK, LOSS, TRAINING = Group("data"), Group("network"), Group("loss"), Group("training")
-MACHINE, OUTPUT = Group("machine"), Group("output")
+EVALUATION, MACHINE, OUTPUT = Group("evaluation"), Group("machine"), Group("output")
+
+
+def option_name(field_name: str) -> str:
+    """Return the command line option of a field: `--batch-size` for `batch_size`."""
+    return f"--{field_name.replace('_', '-')}"
 
 
 def _option(default: Any, group: Group, help: str) -> Any:
@@ -150,11 +165,22 @@ class TrainConfig:
     label_smoothing: float = _option(0.0, LOSS, "label smoothing, from 0 to 1")
 
     iterations: int = _option(1000, TRAINING, "number of optimizer steps (64000 in the paper)")
-    batch_size: int = _option(128, TRAINING, "images per step, over all processes")
+    epochs: float | None = _option(
+        None, TRAINING, "number of passes over the training images, instead of a number of iterations"
+    )
+    batch_size: int = _option(
+        128, TRAINING, "images per step, over all processes; the default is reduced for fewer training images"
+    )
     accumulate: int = _option(1, TRAINING, "number of micro-batches per step and process, for less memory")
-    optimizer: Literal["adam", "sgd"] = _option("adam", TRAINING, "Adam, or SGD with momentum")
+    optimizer: Literal["adam", "adamw", "sgd"] = _option(
+        "adam", TRAINING, "Adam, Adam with decoupled weight decay (adamw), or SGD with momentum"
+    )
     learning_rate: float = _option(1e-3, TRAINING, "initial learning rate")
     momentum: float = _option(0.9, TRAINING, "momentum of SGD")
+    schedule: Literal["step", "cosine"] = _option(
+        "step", TRAINING, "learning rate: divided by 10 at milestones (step), or half a cosine to 0 (cosine)"
+    )
+    warmup: int = _option(0, TRAINING, "iterations in which the learning rate increases linearly to its initial value")
     milestones: list[int] | None = _option(  # noqa: RUF009
         None, TRAINING, "iterations at which the learning rate is divided by 10; default: 34/64 and 54/64 of the run"
     )
@@ -175,6 +201,23 @@ class TrainConfig:
     on_nan: Literal["stop", "skip"] = _option("stop", TRAINING, "response to a loss or gradient that is not finite")
     seed: int = _option(0, TRAINING, "seed of weights, order of images and augmentation")
 
+    eval_every: int = _option(250, EVALUATION, "iterations between evaluations")
+    eval_batch_size: int = _option(256, EVALUATION, "images per batch of an evaluation")
+    patience: int | None = _option(
+        None, EVALUATION, "evaluations without a better accuracy after which the run ends; default: it does not"
+    )
+    bn_eval: list[Literal["running", "lagging", "batch", "precise"]] | None = _option(  # noqa: RUF009
+        None,
+        EVALUATION,
+        "BatchNorm statistics of evaluations, the first for best and summary: running, lagging, batch, precise; "
+        "default: running",
+    )
+    bn_lag_momentum: float = _option(0.999, EVALUATION, "momentum of the lagging BatchNorm statistics")
+    bn_lag_variance: float = _option(
+        1.0, EVALUATION, "initial lagging variance: 1 as in tf.layers, 0 as in the code of the paper's authors"
+    )
+    bn_precise_images: int = _option(4096, EVALUATION, "training images of the precise BatchNorm statistics")
+
     device: str | None = _option(None, MACHINE, "cpu, cuda, cuda:1, …; default: cuda if available, else cpu")
     precision: Literal["float32", "bfloat16", "float16"] = _option(
         "float32", MACHINE, "precision of the forward pass; half precision uses autocast"
@@ -187,8 +230,6 @@ class TrainConfig:
     timeout: float = _option(120.0, MACHINE, "seconds after which an unresponsive process of the run counts as lost")
 
     log_every: int = _option(50, OUTPUT, "iterations between rows of training metrics")
-    eval_every: int = _option(250, OUTPUT, "iterations between evaluations")
-    eval_batch_size: int = _option(256, OUTPUT, "images per batch of an evaluation")
     checkpoint_every: int = _option(250, OUTPUT, "iterations between checkpoints")
     probes: bool = _option(True, OUTPUT, "weight norms and output variances per layer, logged at each evaluation")
     tensorboard: bool = _option(False, OUTPUT, "TensorBoard files in the run's folder")
@@ -201,8 +242,10 @@ class TrainConfig:
             value = getattr(self, name)
             if isinstance(value, tuple):  # as JSON and YAML return it
                 object.__setattr__(self, name, list(value))
-            if get_origin(hint) is Literal and isinstance(value, str) and value not in get_args(hint):
-                raise ValueError(f"{name} must be one of {', '.join(get_args(hint))}, got {value[:80]!r}.")
+            choices = _choices(hint)
+            for entry in value if isinstance(value, (list, tuple)) else [value]:
+                if choices and isinstance(entry, str) and entry not in choices:
+                    raise ValueError(f"{name} must be one of {', '.join(choices)}, got {entry[:80]!r}.")
             if not _is_of(value, hint):
                 raise TypeError(f"{name} must be {_type_name(hint)}, got {repr(value)[:80]}.")
         for name, largest in LIMITS.items():
@@ -220,6 +263,16 @@ class TrainConfig:
                 raise ValueError(f"{name} must be a finite number of at least 0, got {str(value)[:40]}.")
         if not self.timeout > 0:
             raise ValueError(f"timeout must be greater than 0, got {self.timeout}.")
+        if self.epochs is not None and not self.epochs > 0:
+            raise ValueError(f"epochs must be greater than 0, got {self.epochs}.")
+        if not 0 <= self.bn_lag_momentum < 1:
+            raise ValueError(f"bn_lag_momentum must be at least 0 and below 1, got {self.bn_lag_momentum}.")
+        if self.bn_eval is not None and len(set(self.bn_eval)) != len(self.bn_eval or [""]):
+            raise ValueError(f"bn_eval must be different names of statistics, got {' '.join(self.bn_eval) or 'none'}.")
+        if self.schedule == "cosine" and self.milestones is not None:
+            raise ValueError(f"milestones must be none with the schedule cosine, got {self.milestones[:5]}.")
+        if self.epochs is None and self.warmup and self.warmup >= self.iterations:
+            raise ValueError(f"warmup must be less than the {self.iterations} iterations, got {self.warmup}.")
 
     @cached_property
     def resolved_milestones(self) -> tuple[int, ...]:
@@ -230,7 +283,42 @@ class TrainConfig:
 
     def learning_rate_at(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0. It is a function of the step, without state to save."""
-        return self.learning_rate * LEARNING_RATE_DECAY ** sum(step >= at for at in self.resolved_milestones)
+        if self.schedule == "cosine":
+            fraction = max(0, step - self.warmup) / (self.iterations - self.warmup)
+            rate = self.learning_rate * (0.5 + 0.5 * math.cos(math.pi * fraction))
+        else:
+            rate = self.learning_rate * LEARNING_RATE_DECAY ** sum(step >= at for at in self.resolved_milestones)
+        return rate * (step + 1) / self.warmup if step < self.warmup else rate
+
+    def fitted_to(self, num_images: int) -> tuple[TrainConfig, list[str]]:
+        """Return the configuration with the number of iterations and the batch size for a number of training images.
+
+        `epochs` determines the iterations. The default batch size is reduced to the number of images if there are
+        fewer. The result is unchanged if it is fitted to the same number again.
+
+        Returns:
+            The configuration, and a sentence per change that the user did not request.
+
+        Raises:
+            ValueError: If `iterations` is neither the default nor the number that `epochs` gives.
+        """
+        config, messages = self, []
+        default = {option.name: option.default for option in fields(self)}
+        if self.batch_size == default["batch_size"] > num_images > 0:
+            config = replace(config, batch_size=num_images)
+            messages.append(
+                f"the batch size is {num_images}, the number of training images, instead of {self.batch_size}."
+            )
+        if self.epochs is None:
+            return config, messages
+        iterations = max(1, math.ceil(self.epochs * max(1, num_images // config.batch_size)))
+        if self.iterations not in (default["iterations"], iterations):
+            raise ValueError(
+                f"iterations must be left out with epochs, got {self.iterations} (epochs gives {iterations})."
+            )
+        if self.warmup >= iterations:
+            raise ValueError(f"warmup must be less than the {iterations} iterations, got {self.warmup}.")
+        return replace(config, iterations=iterations), messages
 
     def as_dict(self) -> dict[str, Any]:
         """Return the configuration as a dictionary of JSON values."""
@@ -255,6 +343,14 @@ class TrainConfig:
 @cache
 def _hints() -> dict[str, Any]:
     return get_type_hints(TrainConfig)
+
+
+def _choices(hint: Any) -> tuple[str, ...]:
+    """Return the words that an option accepts if it accepts nothing else, or lists of nothing else."""
+    if get_origin(hint) is list or (get_args(hint) and get_origin(get_args(hint)[0]) is list):
+        hint = get_args(hint)[0]
+        return _choices(hint)
+    return get_args(hint) if get_origin(hint) is Literal else ()
 
 
 def _is_of(value: Any, hint: Any) -> bool:

@@ -21,7 +21,7 @@ from spherenet.errors import RunError
 from spherenet.kernels.dispatch import implementation_name
 from spherenet.runs import RunDirectory
 from spherenet.training.build import build_augmentation, build_data, build_model
-from spherenet.training.config import FREE, TrainConfig
+from spherenet.training.config import FREE, TrainConfig, option_name
 from spherenet.training.distributed import Processes
 from spherenet.training.saved_runs import config_of, data_record, require_same_data, start_from
 from spherenet.training.signals import Reporter, StopSignals
@@ -70,6 +70,10 @@ def train(
         dataset = _load_data(config, processes, download_progress)
         main_reporter = reporter if reporter is not None and processes.is_main else Reporter()
         run = RunDirectory.open(output) if resume else RunDirectory(Path(output))
+        requested = config.as_dict()
+        config, messages = config.fitted_to(len(dataset.train))
+        for message in messages:
+            main_reporter.warned(message)
 
         def prepare() -> Trainer:
             model = build_model(config, dataset)
@@ -84,6 +88,8 @@ def train(
         trainer = processes.in_all(prepare)
         processes.require_same(_initial_state(trainer, dataset))
         description = describe(config, dataset, trainer.model, processes)
+        fitted = config.as_dict()
+        description["requested"] = {name: value for name, value in requested.items() if value != fitted[name]}
         with _locked(run, None if resume else description, processes):
             if resume:
                 for message in processes.in_all(trainer.resume):
@@ -161,8 +167,8 @@ def _require_same_run(run: RunDirectory, config: TrainConfig, processes: Process
     if changed:
         name = changed[0]
         raise RunError(
-            f"{run.path} was started with {name} = {before[name]!r}, got {getattr(config, name)!r}: "
-            f"omit the option, or add --allow-changes to resume with {', '.join(changed)} changed."
+            f"{run.path} was started with {option_name(name)} {before[name]!r}, got {getattr(config, name)!r}: "
+            f"omit the option, or add --allow-changes to resume with {', '.join(map(option_name, changed))} changed."
         )
     world = run.config.get("processes")
     if world != processes.world:
@@ -214,6 +220,7 @@ def _summary(outcome: Outcome, config: TrainConfig, dataset: Dataset, model: nn.
         "accuracy": outcome.accuracy,
         "best_accuracy": outcome.best_accuracy,
         "best_step": outcome.best_step,
+        "stopped_early": outcome.stopped_early,
         "test_images": len(dataset.test),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "seconds": round(outcome.seconds, 3),

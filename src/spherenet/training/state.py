@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from spherenet.errors import CheckpointError
+from spherenet.errors import CheckpointError, TrainingError
 from spherenet.losses import obsolete_state
+from spherenet.training.distributed import Processes
 
 __all__ = [
     "Outcome",
@@ -21,6 +22,7 @@ __all__ = [
     "load_model_tensors",
     "load_optimizer_tensors",
     "optimizer_tensors",
+    "require_finite_weights",
     "require_fitting",
     "require_number",
     "restore_buffers",
@@ -34,6 +36,7 @@ class Outcome:
     Attributes:
         step: Number of steps done.
         signal: Signal that stopped the run, None if it is complete.
+        stopped_early: Whether the accuracy did not improve for `TrainConfig.patience` evaluations.
         accuracy: Test accuracy of the last evaluation, None if there was none.
         best_accuracy: Best test accuracy.
         best_step: Step of the best test accuracy.
@@ -46,13 +49,15 @@ class Outcome:
     best_accuracy: float | None
     best_step: int | None
     seconds: float
+    stopped_early: bool = False
 
 
 @dataclass
 class Progress:
     """Counters of a run. All of them are saved in checkpoints; −1 means that there was no evaluation yet.
 
-    `loss_sum`, `correct` and `count` are sums since the last row of training metrics.
+    `not_better` is the number of evaluations since the best one. `loss_sum`, `correct` and `count` are sums since the
+    last row of training metrics.
     """
 
     seconds: float = 0.0
@@ -61,6 +66,7 @@ class Progress:
     accuracy: float = -1.0
     skipped: int = 0
     skipped_in_a_row: int = 0
+    not_better: int = 0
     loss_sum: float = 0.0
     correct: float = 0.0
     count: float = 0.0
@@ -70,16 +76,18 @@ class Progress:
         """Return the counters of a checkpoint's state. Raises CheckpointError if one is not a number."""
         counters = state.get("progress", {})
         if isinstance(counters, Mapping):
-            counters = {"skipped_in_a_row": 0, **counters}  # missing in checkpoints of earlier versions
+            # Missing in checkpoints of earlier versions.
+            counters = {"skipped_in_a_row": 0, "not_better": 0, **counters}
         progress = cls(**{name: require_number(counters, name) for name in asdict(cls())})  # type: ignore[arg-type]
         progress.best_step = int(progress.best_step)
         return progress
 
-    def outcome(self, step: int, signal: int | None) -> Outcome:
+    def outcome(self, step: int, signal: int | None, *, stopped_early: bool = False) -> Outcome:
         """Return the outcome of a run that has made `step` steps and was stopped by `signal`, if any."""
         if self.best_step < 0:
             return Outcome(step, signal, None, None, None, self.seconds)
-        return Outcome(step, signal, self.accuracy, self.best_accuracy, self.best_step, self.seconds)
+        numbers = self.accuracy, self.best_accuracy, self.best_step, self.seconds
+        return Outcome(step, signal, *numbers, stopped_early)
 
 
 def require_number(state: Mapping[str, Any], key: str) -> float:
@@ -121,6 +129,7 @@ def _same_type(own: Tensor, other: Tensor) -> bool:
 
 _OPTIMIZER_STATE: dict[type[Optimizer], tuple[str, ...]] = {
     torch.optim.Adam: ("step", "exp_avg", "exp_avg_sq"),
+    torch.optim.AdamW: ("step", "exp_avg", "exp_avg_sq"),
     torch.optim.SGD: ("momentum_buffer",),
 }
 """State of each optimizer per updated parameter."""
@@ -174,6 +183,17 @@ def load_optimizer_tensors(
         restored = restored.to(parameter.device) if on_device else restored
         optimizer.state[parameter][quantity] = restored.copy_(value)
     return []
+
+
+def require_finite_weights(model: nn.Module, processes: Processes, step: int) -> None:
+    """Raise TrainingError in all processes if a weight or buffer is not finite. Such a model is never saved."""
+    tensors = {name: tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+    bad = [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]
+    if processes.total(torch.tensor(float(bool(bad)), device=processes.device)).item():
+        which = f" (first: {bad[0]})" if bad else ""
+        raise TrainingError(
+            f"weights are not finite after step {step}{which}; the last checkpoint is valid; try a lower learning rate."
+        )
 
 
 def buffer_copies(model: nn.Module) -> list[Tensor]:

@@ -30,6 +30,7 @@ from spherenet.training.state import (
     load_model_tensors,
     load_optimizer_tensors,
     optimizer_tensors,
+    require_finite_weights,
     require_number,
     restore_buffers,
 )
@@ -96,6 +97,7 @@ class Trainer:
         if device.type != "cpu":
             self.deferred = DeferredSums(device, config.batch_size, sticky=config.on_nan == "stop")
         self.progress = Progress()
+        self.patience = config.patience or math.inf
         self._last_means = (math.nan, math.nan)
         self.step = 0
         training_order(len(dataset.train), config, processes)  # raises ValueError before anything is written
@@ -161,7 +163,7 @@ class Trainer:
         stopped = False
         try:
             with stop.deferred():
-                while self.step < config.iterations and not stopped:
+                while self.step < config.iterations and not stopped and progress.not_better < self.patience:
                     stopped = self._step(micro_batches, stop)
                     every = (config.log_every, config.eval_every, config.checkpoint_every)
                     due = self.step == config.iterations or any(self.step % interval == 0 for interval in every)
@@ -175,14 +177,15 @@ class Trainer:
                 raise
             if self.deferred is not None:
                 self._fetch_deferred()
-            self._require_finite_weights()
+            require_finite_weights(self.model, self.processes, self.step)
             self._save()
             stopped = True
         finally:
             self.reporter.finished()
             micro_batches.close()  # ends the workers of a loader
-        signal = (stop.received or 15) if stopped and self.step < config.iterations else None
-        return progress.outcome(self.step, signal)
+        stopped_early = self.step < config.iterations and progress.not_better >= self.patience
+        signal = (stop.received or 15) if stopped and self.step < config.iterations and not stopped_early else None
+        return progress.outcome(self.step, signal, stopped_early=stopped_early)
 
     def _step(self, micro_batches: Iterator[Batch], stop: StopSignals) -> bool:
         """Make one optimizer step and return whether the processes agree to stop after it."""
@@ -312,22 +315,10 @@ class Trainer:
             f"training images {shown}); the last checkpoint is valid; --on-nan skip skips such steps."
         )
 
-    def _require_finite_weights(self) -> None:
-        """Raise TrainingError in all processes if a weight or buffer is not finite. Such a model is never saved."""
-        tensors = {name: tensor for name, tensor in self.model.state_dict().items() if tensor.is_floating_point()}
-        bad = [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]
-        if self.processes.total(torch.tensor(float(bool(bad)), device=self.processes.device)).item():
-            which = f" (first: {bad[0]})" if bad else ""
-            raise TrainingError(
-                f"weights are not finite after step {self.step}{which}; the last checkpoint is valid; "
-                "try a lower learning rate."
-            )
-
     def _after_step(self, *, last: bool, stopped: bool) -> None:
         """Log, evaluate and save if it is due."""
         config, progress = self.config, self.progress
         evaluates = self.step % config.eval_every == 0 or last
-        saves = self.step % config.checkpoint_every == 0 or last or stopped
         if self.step % config.log_every == 0 or last:
             if progress.count:
                 self._log(
@@ -338,11 +329,12 @@ class Trainer:
                     skipped=progress.skipped,
                 )
             progress.loss_sum = progress.correct = progress.count = 0.0
+        saves = self.step % config.checkpoint_every == 0 or last or stopped
         if evaluates or saves:
-            self._require_finite_weights()
+            require_finite_weights(self.model, self.processes, self.step)
         if evaluates:
             self._evaluate()
-        if saves:
+        if saves or progress.not_better >= self.patience:
             self._save()
 
     def _log(self, split: str, **values: Any) -> None:
@@ -373,8 +365,9 @@ class Trainer:
         if self.probes is not None and is_main:
             batch = first_batch(self.dataset.test, self.config.eval_batch_size, self.processes.device)
             self._log("probes", **self.probes(self.model, batch))
+        progress.not_better += 1
         if evaluation.accuracy > progress.best_accuracy:
-            progress.best_accuracy, progress.best_step = evaluation.accuracy, self.step
+            progress.best_accuracy, progress.best_step, progress.not_better = evaluation.accuracy, self.step, 0
             if is_main:
                 best = Checkpoint(self.step, {"model": self.model.state_dict()}, {"accuracy": evaluation.accuracy})
                 self.run_directory.save(best, best=True)
