@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -105,7 +106,10 @@ def test_interrupted_tune_saves_its_run_and_writes_no_best_setting(tmp_path):
         tune.kill()
         tune.wait()
     assert tune.returncode == 130, errors
-    assert "stopped; the same command resumes 4 runs" in errors
+    said = errors.strip().splitlines()[-1]
+    assert "stopped: 2 of 6 runs done, 1 stopped, 3 not started; continue with the same command: spherenet tune" in said
+    assert shlex.quote(str(best)) in said
+    assert "failed" not in errors
     assert "cosine_softmax" in output
     assert RunDirectory(running).newest_checkpoint()[0] is not None
     assert not RunDirectory(running).in_use

@@ -71,8 +71,8 @@ def test_operator_none_is_a_plain_network():
 
 
 def test_unknown_option_is_rejected():
-    with pytest.raises(TypeError, match="'epochs' is not an option"):
-        TrainConfig.from_dict({"epochs": 3})
+    with pytest.raises(TypeError, match="'rounds' is not an option"):
+        TrainConfig.from_dict({"rounds": 3})
 
 
 def test_earlier_option_names_are_translated():

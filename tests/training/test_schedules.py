@@ -137,9 +137,7 @@ ACCURACIES = {2: 0.3, 4: 0.5, 6: 0.4, 8: 0.5, 10: 0.9, 12: 0.9}
 """The second evaluation is the best until the fifth; an equal accuracy is not better."""
 
 
-@pytest.mark.parametrize(
-    ("patience", "last", "early"), [(1, 6, True), (2, 8, True), (3, 12, False), (None, 12, False)]
-)
+@pytest.mark.parametrize(("patience", "last", "early"), [(1, 6, True), (2, 8, True), (3, 12, False), (None, 12, False)])
 def test_patience_ends_the_run(tmp_path, patience, last, early):
     prepared = scripted(trainer(tmp_path, eval_every=2, patience=patience), ACCURACIES)
     outcome = prepared.train(StopSignals())

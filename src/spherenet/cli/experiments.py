@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
+import sys
+import textwrap
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from spherenet.cli.options import ConfigParser, Parser, add_option, config_from
-from spherenet.cli.output import print_json, print_message
+from spherenet.cli.output import print_json, print_message, progress_bar
 from spherenet.training.config import EXCLUSIVE, RENAMED, TrainConfig
 
 if TYPE_CHECKING:
-    from spherenet.experiments.jobs import Score
+    from spherenet.experiments.jobs import Job, Score
+    from spherenet.experiments.runner import Result
 
 __all__ = ["reproduce_parser", "run_reproduce", "run_tune", "tune_parser"]
 
 MAX_SEEDS = 1_000
 """Largest number of runs per cell and of folds."""
+DRY_RUN = "print the commands of all runs as a shell script, with the data they need and an estimate of the time"
 MAX_JOBS = 1_024
 """Largest number of runs at the same time and of processes per run."""
 
@@ -33,6 +39,7 @@ def reproduce_parser() -> Parser:
         examples="""\
   spherenet reproduce --list
   spherenet reproduce table1 --list
+  spherenet reproduce table1 --dry-run
   spherenet reproduce fig-convergence-plain --preset cpu --seeds 3 --jobs 2
   spherenet reproduce table1 --preset paper --only sigmoid-0.3 --processes 4
   spherenet report results/cpu/table1 -o table1.html""",
@@ -43,6 +50,7 @@ def reproduce_parser() -> Parser:
     add_option(parser, "--preset", type=presets, default="cpu", help="size of the experiment")
     add_option(parser, "--seeds", type=int, default=1, at_least=1, at_most=MAX_SEEDS, help="runs per cell")
     add_option(parser, "--only", type=list[str], metavar="CELL", help="cells, rows or columns of the table to run")
+    parser.add_argument("--dry-run", action="store_true", help=DRY_RUN)
     add_option(parser, "--output", default="results", metavar="DIR", help="folder for the runs")
     add_option(parser, "--data-dir", metavar="DIR", help="folder of the data sets; by default SPHERENET_DATA")
     add_option(parser, "--jobs", type=int, default=1, at_least=1, at_most=MAX_JOBS, help="runs at the same time")
@@ -66,32 +74,60 @@ def run_reproduce(arguments: Namespace) -> int:
     from spherenet.cli.grid_progress import run_watched
     from spherenet.experiments import find_experiment
     from spherenet.experiments.jobs import create_jobs, select_cells, write_experiment
+    from spherenet.experiments.plan import dry_run
     from spherenet.experiments.runner import LocalLauncher, RayLauncher, visible_gpus
     from spherenet.report.grids import read_grid
-    from spherenet.report.tables import paper_table
+    from spherenet.report.tables import paper_tables
 
     experiment = find_experiment(arguments.id)
     cells = select_cells(experiment.cells(arguments.preset), arguments.only or [])
     if not cells:
         raise ValueError(f"--preset {arguments.preset} has no cells for {arguments.id}: its data are not available.")
     folder = Path(arguments.output) / arguments.preset / arguments.id
-    write_experiment(experiment, arguments.preset, folder)
     changes: dict[str, Any] = {} if arguments.data_dir is None else {"data_dir": arguments.data_dir}
     jobs = create_jobs(cells, folder, range(arguments.seeds), **changes)
+    threads = max(1, (os.cpu_count() or 1) // (arguments.jobs * arguments.processes))
+    if arguments.dry_run:
+        title = f"{experiment.id}, preset {arguments.preset}"
+        print(dry_run(title, jobs, arguments.jobs, arguments.processes, threads))
+        return 0
     launch: LocalLauncher | RayLauncher
     if arguments.ray is not None:
         launch = RayLauncher(arguments.ray, arguments.processes, gpus=arguments.gpus)
     else:
-        threads = max(1, (os.cpu_count() or 1) // (arguments.jobs * arguments.processes))
+        _check_data(experiment.id, jobs)
         launch = LocalLauncher(threads, arguments.processes, visible_gpus(), arguments.jobs)
+    write_experiment(experiment, arguments.preset, folder)
     results = run_watched(experiment.id, jobs, launch, arguments.jobs)
-    Console().print(paper_table(read_grid(folder)), soft_wrap=False)
-    failed = [result for result in results if result.failure is not None]
-    if launch.stopped:
-        print_message(f"spherenet reproduce: stopped; the same command resumes {len(failed)} runs.")
+    if not launch.stopped:
+        console = Console()
+        for table in paper_tables(read_grid(folder), console.width):
+            console.print(table)
+    return _exit_code("reproduce", results, launch.stopped)
+
+
+def _check_data(title: str, jobs: list[Job]) -> None:
+    """Read the data of all unfinished runs before the first one starts, and print which data they use."""
+    from spherenet.experiments.plan import check_data, needed_data
+
+    unfinished = [job for job in jobs if not (job.folder / "summary.json").exists()]
+    for needed in needed_data(unfinished):
+        print_message(f"{title}  data: {needed.description}")
+    with progress_bar("downloading", in_bytes=True) as progress:
+        check_data(unfinished, progress)
+
+
+def _exit_code(verb: str, results: list[Result], stopped: bool) -> int:
+    """Print what failed, or where a stopped grid stands and how to continue it, and return the exit code."""
+    from spherenet.experiments.runner import stop_summary
+
+    if stopped:
+        command = shlex.join(["spherenet", *sys.argv[1:]])
+        print_message(f"spherenet {verb}: stopped: {stop_summary(results)}; continue with the same command: {command}")
         return 130
+    failed = [result for result in results if result.failure is not None]
     for result in failed:
-        print_message(f"spherenet reproduce: {result.job.name} failed: {result.failure}")
+        print_message(f"spherenet {verb}: {result.job.name} failed: {result.failure}")
     return 1 if failed else 0
 
 
@@ -117,14 +153,24 @@ def _list_cells(id: str, preset: str) -> None:
     from spherenet.experiments import find_experiment
 
     experiment = find_experiment(id)
-    print(experiment.description)
+    console = Console()
+    print(_wrapped(experiment.description, console.width))
     table = Table(title=f"cells, preset {preset}")
     table.add_column("cell", no_wrap=True)
     table.add_column("iterations", justify="right")
     table.add_column("accuracy % in the paper", justify="right")
     for cell in experiment.cells(preset):
         table.add_row(cell.name, f"{cell.config.iterations:,}", "–" if cell.paper is None else f"{cell.paper:.2f}")
-    Console().print(table)
+    console.print(table)
+
+
+def _wrapped(text: str, width: int) -> str:
+    """Return a description in lines of this width. Indented lines are commands and stay as they are."""
+    paragraphs = re.split(r"\n(?=\n|[A-Za-z ]+:|    )", text)
+    return "\n".join(
+        paragraph if paragraph.startswith("    ") else textwrap.fill(" ".join(paragraph.split()), width)
+        for paragraph in paragraphs
+    )
 
 
 def tune_parser() -> ConfigParser:
@@ -156,6 +202,7 @@ def tune_parser() -> ConfigParser:
     add_option(run, "--output", default="runs/tune", metavar="DIR", help="folder for the runs")
     add_option(run, "--best", type=str | None, metavar="FILE", help="YAML file to write the best setting to")
     add_option(run, "--jobs", type=int, default=1, at_least=1, at_most=MAX_JOBS, help="runs at the same time")
+    run.add_argument("--dry-run", action="store_true", help=DRY_RUN)
     run.add_argument("--json", action="store_true", help="print the scores as JSON")
     return parser
 
@@ -165,6 +212,7 @@ def run_tune(arguments: Any) -> int:
     from spherenet.angles import OPERATORS
     from spherenet.cli.grid_progress import run_watched
     from spherenet.experiments.jobs import best_score, create_settings, create_tuning_jobs, read_score
+    from spherenet.experiments.plan import dry_run
     from spherenet.experiments.runner import LocalLauncher, visible_gpus
     from spherenet.losses import list_losses
     from spherenet.validation import require_one_of
@@ -177,24 +225,25 @@ def run_tune(arguments: Any) -> int:
     tried_k, tried_s = arguments.try_k or [], arguments.try_s or []
     settings = create_settings(config, arguments.try_operators, tried_k, arguments.try_losses, tried_s)
     folder, folds = Path(arguments.output), arguments.number_of_folds
-    launch = LocalLauncher(max(1, (os.cpu_count() or 1) // arguments.jobs), gpus=visible_gpus(), at_once=arguments.jobs)
-    results = run_watched("tune", create_tuning_jobs(settings, folder, folds), launch, arguments.jobs)
+    jobs = create_tuning_jobs(settings, folder, folds)
+    threads = max(1, (os.cpu_count() or 1) // arguments.jobs)
+    if arguments.dry_run:
+        print(dry_run("tune", jobs, arguments.jobs, threads=threads))
+        return 0
+    _check_data("tune", jobs)
+    launch = LocalLauncher(threads, gpus=visible_gpus(), at_once=arguments.jobs)
+    results = run_watched("tune", jobs, launch, arguments.jobs)
     scores = [read_score(name, setting, folder, folds) for name, setting in settings.items()]
     best = best_score(scores, folds)
     _print_scores(scores, best, arguments.json)
-    failed = [result for result in results if result.failure is not None]
-    if launch.stopped:  # the best of the finished settings may not be the best of all
-        print_message(f"spherenet tune: stopped; the same command resumes {len(failed)} runs.")
-        return 130
-    if best is not None and arguments.best is not None:
+    # After a stop, the best of the finished settings may not be the best of all.
+    if best is not None and arguments.best is not None and not launch.stopped:
         import yaml  # type: ignore[import-untyped]
 
         from spherenet.files import write_text
 
         write_text(Path(arguments.best), yaml.safe_dump(best.config.as_dict(), sort_keys=False))
-    for result in failed:
-        print_message(f"spherenet tune: {result.job.name} failed: {result.failure}")
-    return 1 if failed else 0
+    return _exit_code("tune", results, launch.stopped)
 
 
 def _print_scores(scores: list[Score], best: Score | None, as_json: bool) -> None:

@@ -98,7 +98,8 @@ class _LogLines(_IterationCounter):
         super().ended(result)
         left = self.seconds_left()
         when = "" if left is None else f", about {left / 60:.0f} min"
-        outcome = "done" if result.failure is None else f"failed: {result.failure}"
+        prefix = "" if result.stopped else "failed: "
+        outcome = "done" if result.failure is None else f"{prefix}{result.failure.rstrip('.')}"
         self._print(f"{result.job.name}: {outcome}; {self.jobs_left} runs{when} left")
 
     def _print(self, line: str) -> None:

@@ -136,7 +136,10 @@ def terminal_reporter(title: str) -> Reporter:
 
 
 def _evaluation(row: Mapping[str, Any]) -> str:
-    return f"step {row['step']}: test accuracy {row['accuracy']:.2%}, loss {row['loss']:.4f} ({row['seconds']:.0f} s)"
+    protocol = row.get("protocol", "running")
+    statistics = "" if protocol == "running" else f" with {plain(protocol)} statistics"
+    numbers = f"test accuracy {row['accuracy']:.2%}, loss {row['loss']:.4f} ({row['seconds']:.0f} s)"
+    return f"step {row['step']}{statistics}: {numbers}"
 
 
 class ProgressBar(Reporter):
@@ -259,9 +262,11 @@ class TensorBoard(Reporter):
         """Write a row."""
         if self._writer is None:
             self._writer = self._open()
+        protocol = row.get("protocol", "running")
+        group = row["split"] if protocol == "running" else f"{row['split']}-{protocol}"
         for name, value in row.items():
             if isinstance(value, float):
-                self._writer.add_scalar(f"{row['split']}/{name}", value, row["step"])
+                self._writer.add_scalar(f"{group}/{name}", value, row["step"])
 
     def finished(self) -> None:
         """Close the files."""

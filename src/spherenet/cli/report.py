@@ -53,7 +53,7 @@ def run_report(arguments: Namespace) -> int:
     from rich.console import Console
 
     from spherenet.files import write_text
-    from spherenet.report.tables import as_csv, markdown_page, paper_table, runs_as_csv
+    from spherenet.report.tables import as_csv, markdown_page, paper_tables, protocol_rows, runs_as_csv
 
     runs, grids, problems = _read_folders(arguments.runs)
     if not runs and not grids:
@@ -61,8 +61,11 @@ def run_report(arguments: Namespace) -> int:
     console = Console()
     if runs:
         console.print(_table_of_runs(runs, arguments.title))
+        if rows := protocol_rows(runs):
+            console.print(_table_of_protocols(rows))
     for grid in grids:
-        console.print(paper_table(grid))
+        for table in paper_tables(grid, console.width):
+            console.print(table)
     if arguments.output is not None:
         from spherenet.report.page import section_of_grid, section_of_runs, write_page
 
@@ -116,6 +119,20 @@ def _table_of_runs(runs: list[ReportedRun], title: str) -> Table:
         table.add_column(COLUMNS[index], justify="right" if COLUMNS[index] in NUMBERS else "left")
     for row in rows:
         table.add_row(*(Text(plain(row[index])) for index in shown))
+    return table
+
+
+def _table_of_protocols(rows: list[list[str]]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    from spherenet.report.tables import PROTOCOLS
+
+    table = Table(title=PROTOCOLS)
+    for index, name in enumerate(rows[0]):
+        table.add_column(Text(plain(name)), justify="right" if index else "left")
+    for row in rows[1:]:
+        table.add_row(*(Text(plain(cell)) for cell in row))
     return table
 
 

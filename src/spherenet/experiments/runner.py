@@ -34,6 +34,7 @@ __all__ = [
     "Result",
     "run_jobs",
     "steps_done",
+    "stop_summary",
     "visible_gpus",
 ]
 
@@ -43,16 +44,26 @@ LONGEST_LINE = 1 << 16
 TERMINATED = 128 + signal.SIGTERM
 """Exit code of a run that was stopped."""
 
+ERRORS = (2, 70)
+"""Exit codes of wrong input and internal errors, which no signal causes."""
+
 Launcher = Callable[[list[str], Path], int]
 """Run `spherenet` with arguments, write its output to a file, and return its exit code."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """The outcome of a job; `failure` is None, or a sentence with the reason."""
+    """The outcome of a job.
+
+    Attributes:
+        job: The job.
+        failure: None if its run is finished, else a sentence with the reason.
+        stopped: Whether the reason is that the grid was stopped.
+    """
 
     job: Job
     failure: str | None
+    stopped: bool = False
 
 
 class GridReporter:
@@ -184,10 +195,10 @@ def run_jobs(
         if source is not None and source.failure is not None:
             result = Result(job, f"{job.after}, which it starts from, failed.")
         elif stopped():
-            result = Result(job, "the grid was stopped before it started.")
+            result = Result(job, "the grid was stopped before it started.", stopped=True)
         else:
             reporter.running(job)
-            result = Result(job, _run_job(job, launch, stopped))
+            result = _run_job(job, launch, stopped)
         results[job.folder] = result
         ended[job.folder].set()
         return result
@@ -204,22 +215,34 @@ def run_jobs(
     return [results[job.folder] for job in jobs]
 
 
-def _run_job(job: Job, launch: Launcher, stopped: Callable[[], bool]) -> str | None:
-    """Run a job; return None if its run is then finished, and the reason otherwise."""
+def _run_job(job: Job, launch: Launcher, stopped: Callable[[], bool]) -> Result:
+    """Run a job and return its result."""
     try:
         while True:
             code = launch(job.arguments(), job.log)
             if job.is_done():
-                return None
+                return Result(job, None)
             if not job.in_use():
-                return f"exit code {code}: {_last_line(job.log)}"
+                if stopped() and code not in ERRORS:
+                    return Result(job, f"stopped at step {steps_done(job)}.", stopped=True)
+                return Result(job, f"exit code {code}: {_last_line(job.log)}")
             # The run belongs to another grid, or to one that was killed and left it running.
             while job.in_use():
                 if stopped():
-                    return f"{job.folder} is in use by another process."
+                    return Result(job, f"{job.folder} is in use by another process.", stopped=True)
                 time.sleep(1)
     except (SphereNetError, OSError) as error:
-        return str(error)
+        return Result(job, str(error))
+
+
+def stop_summary(results: Sequence[Result]) -> str:
+    """Return how many runs of a stopped grid are done, stopped, not started and failed."""
+    stopped = [result for result in results if result.stopped]
+    started = sum((result.job.folder / "config.json").exists() for result in stopped)
+    done = sum(result.failure is None for result in results)
+    text = f"{done} of {len(results)} runs done, {started} stopped, {len(stopped) - started} not started"
+    failed = len(results) - done - len(stopped)
+    return f"{text}, {failed} failed" if failed else text
 
 
 def _last_line(log: Path) -> str:

@@ -15,7 +15,7 @@ from spherenet.files import atomic_file
 from spherenet.report.claims import Verdict, judge
 from spherenet.report.grids import Grid, GridCell
 from spherenet.report.runs import Curve, ReportedRun, distinct_names, provenance
-from spherenet.report.tables import COLUMNS, GridLayout, cell_text, table_rows
+from spherenet.report.tables import COLUMNS, PROTOCOLS, GridLayout, cell_text, protocol_rows, table_rows
 from spherenet.text import as_number, plain
 
 __all__ = ["Plot", "Section", "Table", "section_of_grid", "section_of_runs", "write_page"]
@@ -72,7 +72,11 @@ def section_of_runs(runs: Sequence[ReportedRun]) -> Section:
         for heading, split, quantity in CURVES
     ]
     notes = [(name, provenance(run)) for name, run in zip(names, runs, strict=True)]
-    return Section("Runs", "runs", table=Table("", list(COLUMNS[:-1]), rows), plots=plots, notes=notes)
+    section = Section("Runs", "runs", table=Table("", list(COLUMNS[:-1]), rows), plots=plots, notes=notes)
+    if protocols := protocol_rows(runs):
+        columns, *accuracies = protocols
+        section.details = Table(PROTOCOLS, columns, [[(text, False) for text in row] for row in accuracies])
+    return section
 
 
 def section_of_grid(grid: Grid) -> Section:

@@ -45,11 +45,24 @@ class ReportedRun:
     rows: list[dict[str, Any]]
     summary: dict[str, Any] | None
 
-    def curve(self, split: str, quantity: str) -> Curve:
-        """Return a quantity of a split over the iterations, without the rows that do not have it."""
-        rows = [(row["step"], as_number(row.get(quantity))) for row in self.rows if row["split"] == split]
+    def curve(self, split: str, quantity: str, protocol: str | None = None) -> Curve:
+        """Return a quantity of a split over the iterations, without the rows that do not have it.
+
+        Args:
+            split: "train", "test" or "probes".
+            quantity: Key of the rows.
+            protocol: BatchNorm statistics of the evaluations; None for the first ones that the run names.
+        """
+        protocol = protocol or self.protocols()[0]
+        chosen = [row for row in self.rows if row["split"] == split and row.get("protocol", protocol) == protocol]
+        rows = [(row["step"], as_number(row.get(quantity))) for row in chosen]
         points = [(step, value) for step, value in rows if value is not None]
         return Curve([step for step, _ in points], [value for _, value in points])
+
+    def protocols(self) -> list[str]:
+        """Return the BatchNorm statistics of the evaluations, the primary ones first."""
+        names = self.setting("bn_eval")
+        return [str(name) for name in names] if isinstance(names, list) and names else ["running"]
 
     def learned_k(self) -> dict[str, list[float]]:
         """Return the final k of the filters of each layer, or an empty dictionary if k was not learned."""

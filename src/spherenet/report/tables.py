@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "COLUMNS",
     "NUMBERS",
+    "PROTOCOLS",
     "SETTINGS",
     "GridLayout",
     "as_csv",
@@ -29,7 +30,8 @@ __all__ = [
     "cell_text",
     "draw_confusion",
     "markdown_page",
-    "paper_table",
+    "paper_tables",
+    "protocol_rows",
     "runs_as_csv",
     "runs_as_markdown",
     "sparkline",
@@ -72,11 +74,35 @@ def _run_row(name: str, run: ReportedRun) -> tuple[str, ...]:
     )
 
 
+def protocol_rows(runs: Sequence[ReportedRun]) -> list[list[str]]:
+    """Return the final test accuracy per BatchNorm protocol of runs with several, after a row of column names.
+
+    The list is empty if there is no such run.
+    """
+    several = [(name, run) for name, run in zip(distinct_names(runs), runs, strict=True) if len(run.protocols()) > 1]
+    protocols = list(dict.fromkeys(protocol for _, run in several for protocol in run.protocols()))
+    rows = [["run", *protocols]] if several else []
+    for name, run in several:
+        own = [run.curve("test", "accuracy", protocol).values if protocol in run.protocols() else []
+               for protocol in protocols]  # fmt: skip
+        rows.append([name, *(f"{values[-1]:.2%}" if values else "–" for values in own)])
+    return rows
+
+
+PROTOCOLS = "Final test accuracy by BatchNorm statistics"
+"""Title of the table of `protocol_rows`."""
+
+
 def runs_as_markdown(runs: Sequence[ReportedRun]) -> str:
-    """Return the table of runs as Markdown."""
-    lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
-    lines += [f"| {' | '.join(map(markdown, row))} |" for row in table_rows(runs)]
-    return "\n".join(lines) + "\n"
+    """Return the tables of runs as Markdown."""
+    tables: list[list[Sequence[str]]] = [[COLUMNS, *table_rows(runs)]]
+    if rows := protocol_rows(runs):
+        tables.append([*rows])
+    texts = []
+    for header, *rest in tables:
+        lines = [f"| {' | '.join(map(markdown, header))} |", "|---" * len(header) + "|"]
+        texts.append("\n".join([*lines, *(f"| {' | '.join(map(markdown, row))} |" for row in rest)]))
+    return f"\n\n{PROTOCOLS}:\n\n".join(texts) + "\n"
 
 
 def runs_as_csv(runs: Sequence[ReportedRun]) -> str:
@@ -141,29 +167,56 @@ def cell_text(cell: GridCell | None) -> tuple[str, str]:
     return f"{mean:.2f}" + ("" if deviation is None else f" ± {deviation:.2f}") + f" ({len(cell.runs)})", paper
 
 
-def paper_table(grid: Grid) -> Table:
-    """Return a table for the terminal with the paper's values in brackets below ours."""
+def paper_tables(grid: Grid, width: int = 80) -> list[Table]:
+    """Return tables for a terminal with the paper's values in brackets below ours.
+
+    Args:
+        grid: An experiment.
+        width: Width of the terminal. Columns that do not fit are in a second table, and so on.
+    """
     from rich.markup import escape
     from rich.table import Table
 
     layout = GridLayout(grid)
-    table = Table(
-        title=escape(plain(f"{grid.title} (preset {grid.preset})")),
-        caption="test accuracy %, mean ± std (runs); \\[paper's value]; the best of a column is bold",
-        show_lines=True,
-    )
-    table.add_column("")
+    data = dict.fromkeys(str(run.setting("data")) for cell in grid.cells for run in cell.runs.values())
+    used = f", data {', '.join(data)}" if data else ""
+    tables = []
+    for columns in _fitting_columns(layout, width):
+        table = Table(
+            title=escape(plain(f"{grid.title} (preset {grid.preset}{used})")),
+            caption="test accuracy %, mean ± std (runs); \\[paper's value]; the best of a column is bold",
+            show_lines=True,
+        )
+        table.add_column("")
+        for column in columns:
+            table.add_column(escape(plain(column)), justify="right")
+        for row in layout.rows:
+            texts = []
+            for column in columns:
+                cell = layout.cell(row, column)
+                ours, paper = cell_text(cell)
+                ours = f"[bold]{ours}[/bold]" if cell is not None and cell is layout.best[column] else ours
+                texts.append(ours if paper == "–" else f"{ours}\n\\[{paper}]")
+            table.add_row(escape(plain(row)), *texts)
+        tables.append(table)
+    return tables
+
+
+def _fitting_columns(layout: GridLayout, width: int) -> list[list[str]]:
+    """Divide the columns into as few groups as fit a width, without line breaks in numbers."""
+    border = 3  # a line and a space on each side
+    first = 1 + border + max((len(plain(row)) for row in layout.rows), default=0)
+    groups: list[list[str]] = []
+    used = width
     for column in layout.columns:
-        table.add_column(escape(plain(column)), justify="right")
-    for row in layout.rows:
-        texts = []
-        for column in layout.columns:
-            cell = layout.cell(row, column)
-            ours, paper = cell_text(cell)
-            ours = f"[bold]{ours}[/bold]" if cell is not None and cell is layout.best[column] else ours
-            texts.append(ours if paper == "–" else f"{ours}\n\\[{paper}]")
-        table.add_row(escape(plain(row)), *texts)
-    return table
+        texts = [*plain(column).split(), *(cell_text(layout.cell(row, column))[0] for row in layout.rows)]
+        needed = border + max(map(len, texts), default=0)
+        if not groups or used + needed > width:
+            groups.append([])
+            used = first
+        groups[-1].append(column)
+        used += needed
+    return groups
 
 
 def as_markdown(grid: Grid) -> str:

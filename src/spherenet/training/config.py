@@ -303,8 +303,7 @@ class TrainConfig:
             ValueError: If `iterations` is neither the default nor the number that `epochs` gives.
         """
         config, messages = self, []
-        default = {option.name: option.default for option in fields(self)}
-        if self.batch_size == default["batch_size"] > num_images > 0:
+        if self.batch_size == TrainConfig.batch_size > num_images > 0:
             config = replace(config, batch_size=num_images)
             messages.append(
                 f"the batch size is {num_images}, the number of training images, instead of {self.batch_size}."
@@ -312,7 +311,7 @@ class TrainConfig:
         if self.epochs is None:
             return config, messages
         iterations = max(1, math.ceil(self.epochs * max(1, num_images // config.batch_size)))
-        if self.iterations not in (default["iterations"], iterations):
+        if self.iterations not in (TrainConfig.iterations, iterations):
             raise ValueError(
                 f"iterations must be left out with epochs, got {self.iterations} (epochs gives {iterations})."
             )

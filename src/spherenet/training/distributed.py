@@ -7,7 +7,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -155,11 +155,11 @@ class Processes:
                     shown = f"{first[:80]} in process 0 and {other.get(name, 'nothing')[:80]} in process {rank}"
                     raise RunError(f"{name} must be the same in all processes, got {shown}.")
 
-    def broadcast_buffers(self, model: nn.Module) -> None:
-        """Copy the buffers (running means, counters) of the main process, which are saved, to all processes."""
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
+        """Copy tensors of the main process, such as running means, which are saved, to all processes in place."""
         if self.world > 1:
-            for buffer in model.buffers():
-                dist.broadcast(buffer, src=0)
+            for tensor in tensors:
+                dist.broadcast(tensor, src=0)
 
     def wrap(self, model: nn.Module, *, sync_batch_norm: bool) -> nn.Module:
         """Return the model wrapped in torch's DDP if there are several processes. SyncBatchNorm requires GPUs."""

@@ -29,6 +29,7 @@ __all__ = [
     "evaluate",
     "evaluation_order",
     "first_batch",
+    "mixed_batches",
     "training_order",
 ]
 
@@ -90,6 +91,27 @@ def evaluation_order(num_examples: int, batch_size: int, processes: Processes) -
             yield 0, indices
 
 
+def mixed_batches(
+    num_examples: int, batch_size: int, processes: Processes, count: int | None = None
+) -> Iterator[tuple[int, Tensor]]:
+    """Yield (0, indices) of batches that this process evaluates if their composition matters.
+
+    The images are in a fixed random order, because images sorted by class would fill batches with one class. Batches
+    have nearly equal sizes of at least `batch_size`, because statistics of a small rest would be noise.
+
+    Args:
+        num_examples: Number of images.
+        batch_size: Smallest size of a batch, if there are as many images.
+        processes: Processes that divide the images among them.
+        count: Number of images to use; None for all.
+    """
+    order = torch.randperm(num_examples, generator=torch.Generator().manual_seed(0))[:count]
+    own = order.tensor_split(processes.world)[processes.rank]
+    for indices in own.tensor_split(max(1, len(own) // batch_size)):
+        if len(indices):
+            yield 0, indices
+
+
 def first_batch(split: Split, batch_size: int, device: torch.device) -> Batch:
     """Return the first images of a split, without augmentation."""
     order = [(0, torch.arange(min(len(split), batch_size)))]
@@ -123,6 +145,7 @@ def evaluate(
     batch_size: int = 256,
     precision: str = "float32",
     workers: int = 0,
+    mixed: bool = False,
 ) -> Evaluation:
     """Evaluate a model in eval mode on a split. The counts are exact over all processes.
 
@@ -134,6 +157,7 @@ def evaluate(
         batch_size: Images per batch.
         precision: "float32", or "bfloat16" or "float16" for autocast.
         workers: Number of processes that read images from files.
+        mixed: Whether batches are those of `mixed_batches`, for a model whose output depends on them.
     """
     device = processes.device
     was_training = model.training
@@ -141,7 +165,7 @@ def evaluate(
     loss_sum = torch.zeros((), dtype=sum_dtype(device), device=device)
     confusion = torch.zeros(num_classes, num_classes, dtype=torch.int64, device=device)
     autocast = torch.autocast(device.type, getattr(torch, precision), enabled=precision != "float32")
-    order = evaluation_order(len(split), batch_size, processes)
+    order = (mixed_batches if mixed else evaluation_order)(len(split), batch_size, processes)
     for batch in split.batches(order, device=device, augmentation=None, workers=workers):
         with autocast:
             loss, scores = model(batch.images, batch.labels)

@@ -102,7 +102,7 @@ def train(
                         run.write_config(description)
             outcome = trainer.train(stop)
             if outcome.signal is None and processes.is_main:
-                run.write_summary(_summary(outcome, config, dataset, trainer.model))
+                run.write_summary(_summary(outcome, config, dataset, trainer))
         return outcome
 
 
@@ -213,7 +213,7 @@ def _processor(device: torch.device) -> str:
     return match[1] if match else platform.processor() or platform.machine()
 
 
-def _summary(outcome: Outcome, config: TrainConfig, dataset: Dataset, model: nn.Module) -> dict[str, Any]:
+def _summary(outcome: Outcome, config: TrainConfig, dataset: Dataset, trainer: Trainer) -> dict[str, Any]:
     """Return the content of summary.json."""
     return {
         "iterations": outcome.step,
@@ -221,8 +221,9 @@ def _summary(outcome: Outcome, config: TrainConfig, dataset: Dataset, model: nn.
         "best_accuracy": outcome.best_accuracy,
         "best_step": outcome.best_step,
         "stopped_early": outcome.stopped_early,
+        "protocol": trainer.protocols.primary,
         "test_images": len(dataset.test),
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "parameters": sum(parameter.numel() for parameter in trainer.model.parameters()),
         "seconds": round(outcome.seconds, 3),
         "peak_megabytes": round(_peak_megabytes()),
         "seed": config.seed,

@@ -181,15 +181,18 @@ def model_card(run: SavedRun) -> ModelCard:
     versions, command = description.get("versions"), description.get("command")
     images = description.get("images", description.get("pictures"))  # "pictures" in runs of earlier versions
     operator = run.config.operator or "plain convolution"
+    # The model has the running statistics. Rows of earlier versions name no protocol.
     rows = [row for row in run.directory.metrics.read() if row["split"] == "test" and row["step"] == run.step]
+    rows = [row for row in rows if row.get("protocol", "running") == "running"]
+    accuracy = run.accuracy if (run.config.bn_eval or ["running"])[0] == "running" else None
     return ModelCard(
         name=run.directory.path.resolve().name,
         architecture=f"{run.config.model}, {operator}, trained with {run.config.loss}",
         trained_on=f"{run.config.data}, {images.get('train')} images" if isinstance(images, dict) else None,
         # The checkpoint comes first, because the rows may belong to another branch of the run.
-        accuracy=run.accuracy if run.accuracy is not None else rows[-1].get("accuracy") if rows else None,
+        accuracy=accuracy if accuracy is not None else rows[-1].get("accuracy") if rows else None,
         accuracy_n=rows[-1].get("count") if rows else None,
-        accuracy_on=f"the test images of {run.config.data}" if rows or run.accuracy is not None else None,
+        accuracy_on=f"the test images of {run.config.data}" if rows or accuracy is not None else None,
         command=" ".join(map(str, command)) if isinstance(command, list) else None,
         versions={str(name): str(value) for name, value in versions.items()} if isinstance(versions, dict) else None,
         date=str(description["started"]) if "started" in description else None,

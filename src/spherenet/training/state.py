@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from spherenet.errors import CheckpointError, TrainingError
+from spherenet.errors import CheckpointError
 from spherenet.losses import obsolete_state
-from spherenet.training.distributed import Processes
 
 __all__ = [
     "Outcome",
@@ -22,7 +21,6 @@ __all__ = [
     "load_model_tensors",
     "load_optimizer_tensors",
     "optimizer_tensors",
-    "require_finite_weights",
     "require_fitting",
     "require_number",
     "restore_buffers",
@@ -185,24 +183,13 @@ def load_optimizer_tensors(
     return []
 
 
-def require_finite_weights(model: nn.Module, processes: Processes, step: int) -> None:
-    """Raise TrainingError in all processes if a weight or buffer is not finite. Such a model is never saved."""
-    tensors = {name: tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
-    bad = [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]
-    if processes.total(torch.tensor(float(bool(bad)), device=processes.device)).item():
-        which = f" (first: {bad[0]})" if bad else ""
-        raise TrainingError(
-            f"weights are not finite after step {step}{which}; the last checkpoint is valid; try a lower learning rate."
-        )
-
-
-def buffer_copies(model: nn.Module) -> list[Tensor]:
-    """Return copies of all buffers, for `restore_buffers`."""
-    return [buffer.clone() for buffer in model.buffers()]
+def buffer_copies(buffers: Iterable[Tensor]) -> list[Tensor]:
+    """Return copies of buffers, for `restore_buffers`."""
+    return [buffer.clone() for buffer in buffers]
 
 
 @torch.no_grad()
-def restore_buffers(model: nn.Module, copies: Iterable[Tensor], condition: Tensor | None = None) -> None:
+def restore_buffers(buffers: Iterable[Tensor], copies: Iterable[Tensor], condition: Tensor | None = None) -> None:
     """Undo the changes of a forward pass to buffers (running means, counters), if the scalar `condition` is true."""
-    for buffer, copy in zip(model.buffers(), copies, strict=True):
+    for buffer, copy in zip(buffers, copies, strict=True):
         buffer.copy_(copy if condition is None else torch.where(condition, copy, buffer))

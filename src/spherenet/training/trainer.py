@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from spherenet.data import Batch, Dataset
-from spherenet.errors import CheckpointError, TrainingError
+from spherenet.errors import CheckpointError
 from spherenet.kernels.dispatch import implementation_name
 from spherenet.optim import keep_norms
 from spherenet.runs import Checkpoint, RunDirectory
@@ -22,6 +22,8 @@ from spherenet.training.config import TrainConfig
 from spherenet.training.deferred import DeferredSums, sum_dtype
 from spherenet.training.distributed import Processes
 from spherenet.training.evaluation import Evaluation, Probes, epoch_seed, evaluate, first_batch, training_order
+from spherenet.training.faults import MAX_SKIPPED_IN_A_ROW, fault_error, require_finite_weights, skip_error
+from spherenet.training.protocols import Protocols
 from spherenet.training.signals import Reporter, StopRequested, StopSignals
 from spherenet.training.state import (
     Outcome,
@@ -30,15 +32,11 @@ from spherenet.training.state import (
     load_model_tensors,
     load_optimizer_tensors,
     optimizer_tensors,
-    require_finite_weights,
     require_number,
     restore_buffers,
 )
 
 __all__ = ["Trainer"]
-
-MAX_SKIPPED_IN_A_ROW = 25
-"""Consecutive skipped steps after which a run is stopped. A float16 loss scale needs about ten to settle."""
 
 
 class Trainer:
@@ -87,6 +85,12 @@ class Trainer:
         self.ddp = processes.wrap(model, sync_batch_norm=config.sync_batch_norm)
         # SyncBatchNorm may have replaced modules: the model that is saved and evaluated is the one that is trained.
         self.model: nn.Module = self.ddp.get_submodule("module") if processes.world > 1 else self.ddp
+        self.protocols = Protocols(self.model, dataset.train, config, processes)
+        if config.bn_eval is not None and not self.protocols.names:
+            self.reporter.warned(
+                "--bn-eval has no effect: the network has no BatchNorm layers with running statistics."
+            )
+        self.buffers = [*self.model.buffers(), *self.protocols.buffers()]  # what a forward pass changes
         self.forward = compiled(self.ddp) if config.compile else self.ddp
         self.autocast = torch.autocast(
             device.type, getattr(torch, config.precision), enabled=config.precision != "float32"
@@ -96,8 +100,7 @@ class Trainer:
         self.deferred: DeferredSums | None = None  # the CPU does not need it: values are available at once
         if device.type != "cpu":
             self.deferred = DeferredSums(device, config.batch_size, sticky=config.on_nan == "stop")
-        self.progress = Progress()
-        self.patience = config.patience or math.inf
+        self.progress, self.patience = Progress(), config.patience or math.inf
         self._last_means = (math.nan, math.nan)
         self.step = 0
         training_order(len(dataset.train), config, processes)  # raises ValueError before anything is written
@@ -122,6 +125,7 @@ class Trainer:
         warnings += load_optimizer_tensors(self.optimizer, self.model, optimizer_state, source)
         if self.kept_norms is not None:
             self.kept_norms.load_state_dict(checkpoint.tensors.get("kept_norms", {}))
+        warnings += self.protocols.load_state_dict(checkpoint.tensors.get("lagging", {}), source)
         if self.scaler.is_enabled() and "scaler" in checkpoint.state:  # absent if the precision was changed
             scaling = checkpoint.state["scaler"]
             self.scaler.load_state_dict({name: require_number(scaling, name) for name in self.scaler.state_dict()})
@@ -159,8 +163,7 @@ class Trainer:
         )
         self.model.train()
         self.reporter.started(self.step, config.iterations)
-        start = time.monotonic() - progress.seconds
-        stopped = False
+        start, stopped = time.monotonic() - progress.seconds, False
         try:
             with stop.deferred():
                 while self.step < config.iterations and not stopped and progress.not_better < self.patience:
@@ -197,7 +200,7 @@ class Trainer:
             group["lr"] = learning_rate
         if self.set_lambda is not None:
             self.set_lambda(self.step)
-        buffers = buffer_copies(self.model) if config.on_nan == "skip" else None
+        buffers = buffer_copies(self.buffers) if config.on_nan == "skip" else None
         # Loss, correct predictions, faults, stop requests, steps that the scaler skips.
         sums = torch.zeros(5, dtype=self.sum_dtype, device=processes.device)
         batch_indices: list[Tensor] = []
@@ -233,7 +236,7 @@ class Trainer:
             self.progress.skipped_in_a_row = 0
         if faults:
             assert buffers is not None
-            restore_buffers(self.model, buffers)
+            restore_buffers(self.buffers, buffers)
         else:
             self.scaler.step(self.optimizer)
             self.progress.loss_sum += loss_sum
@@ -271,7 +274,7 @@ class Trainer:
             del optimizer.found_inf
         optimizer.zero_grad()
         if buffers is not None:
-            restore_buffers(self.model, buffers, condition=skip)
+            restore_buffers(self.buffers, buffers, condition=skip)
         self.step += 1
         self.reporter.stepped(self.step, *self._last_means)
 
@@ -299,21 +302,13 @@ class Trainer:
         progress.skipped += skipped
         progress.skipped_in_a_row = in_a_row
         if in_a_row >= MAX_SKIPPED_IN_A_ROW or progress.skipped == self.config.iterations:
-            raise TrainingError(
-                f"the loss or its gradient is not finite at step {self.step}, as in the {int(in_a_row) - 1} steps "
-                "before it; the last checkpoint is valid; try a lower learning rate or another precision."
-            )
+            raise skip_error(self.step, int(in_a_row))
 
     def _raise_fault(self, loss_sum: float, norm: float, learning_rate: float, indices: Tensor) -> None:
         """Log a loss or gradient that is not finite, and raise TrainingError."""
         loss = loss_sum / self.config.batch_size
         self._log("fault", loss=loss, gradient_norm=norm, learning_rate=learning_rate, indices=indices.tolist())
-        quantity = "gradient" if math.isfinite(loss) else "loss"
-        shown = ", ".join(map(str, indices[:8].tolist())) + (", …" if len(indices) > 8 else "")
-        raise TrainingError(
-            f"the {quantity} is not finite at step {self.step} (loss {loss:g}, learning rate {learning_rate:g}, "
-            f"training images {shown}); the last checkpoint is valid; --on-nan skip skips such steps."
-        )
+        raise fault_error(self.step, loss, learning_rate, indices)
 
     def _after_step(self, *, last: bool, stopped: bool) -> None:
         """Log, evaluate and save if it is due."""
@@ -344,23 +339,33 @@ class Trainer:
             self.run_directory.append(row)
             self.reporter.logged(row)
 
-    def evaluate(self) -> Evaluation:
-        """Evaluate the model on the test images, in all processes with the buffers that are saved."""
-        self.processes.broadcast_buffers(self.model)
-        return evaluate(
-            self.model,
-            self.dataset.test,
-            len(self.dataset.classes),
-            self.processes,
-            batch_size=self.config.eval_batch_size,
-            precision=self.config.precision,
-            workers=self.config.workers,
-        )
+    def evaluate(self, protocol: str | None = None) -> Evaluation:
+        """Evaluate the model on the test images, in all processes with the buffers that are saved.
+
+        Args:
+            protocol: BatchNorm statistics to use; None for the first ones of `config.bn_eval`.
+        """
+        protocol = protocol or self.protocols.primary
+        self.processes.broadcast(self.model.buffers())
+        with self.protocols.applied(protocol):
+            return evaluate(
+                self.model,
+                self.dataset.test,
+                len(self.dataset.classes),
+                self.processes,
+                batch_size=self.config.eval_batch_size,
+                precision=self.config.precision,
+                workers=self.config.workers,
+                mixed=protocol == "batch",
+            )
 
     def _evaluate(self) -> None:
         """Evaluate, log, and save the best checkpoint."""
         evaluation, progress, is_main = self.evaluate(), self.progress, self.processes.is_main
-        self._log("test", loss=evaluation.loss, accuracy=evaluation.accuracy, count=evaluation.count)
+        for name in self.protocols.names or (None,):
+            shown = evaluation if name == self.protocols.primary else self.evaluate(name)
+            named = {} if name is None else {"protocol": name}
+            self._log("test", loss=shown.loss, accuracy=shown.accuracy, count=shown.count, **named)
         progress.accuracy = evaluation.accuracy
         if self.probes is not None and is_main:
             batch = first_batch(self.dataset.test, self.config.eval_batch_size, self.processes.device)
@@ -382,6 +387,8 @@ class Trainer:
         }
         if self.kept_norms is not None:
             tensors["kept_norms"] = self.kept_norms.state_dict()
+        if lagging := self.protocols.state_dict():
+            tensors["lagging"] = lagging
         state: dict[str, Any] = {
             "progress": asdict(self.progress),
             "world": self.processes.world,
