@@ -259,6 +259,7 @@ def test_two_processes_give_the_weights_of_one(tmp_path):
     done = in_other_processes("train", *options, "--output", tmp_path / "two", processes=2)
     assert done.returncode == 0, done.stderr
     assert spherenet("train", *options, "--output", tmp_path / "one") == 0
+    assert "Warning" not in done.stderr
     one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
     for name in one:
         torch.testing.assert_close(two[name], one[name], rtol=2e-5, atol=2e-5)

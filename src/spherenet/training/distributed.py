@@ -7,6 +7,7 @@ import os
 import re
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -168,6 +169,8 @@ class Processes:
         on_gpu = self.device.type == "cuda"
         if sync_batch_norm and on_gpu:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+        # Channels-last gradients of a single channel have other strides of dimensions of size 1: the same layout.
+        warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides", UserWarning)
         return nn.parallel.DistributedDataParallel(model, device_ids=[self.device] if on_gpu else None)
 
 
