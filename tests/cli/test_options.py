@@ -1,11 +1,12 @@
 """Options: earlier names, switches, names in error messages, suggestions, `--debug` and shell completion."""
 
+import os
 import subprocess
 
 import pytest
 import yaml
 
-from command_line import TINY, one_sentence, spherenet
+from command_line import TINY, command, one_sentence, spherenet
 from spherenet.cli import main
 from spherenet.cli.main import VERBS, verb_parser
 from spherenet.cli.options import ConfigParser, config_from
@@ -217,3 +218,48 @@ def test_completion_scripts_contain_all_verbs_and_options(shell, capsys):
         assert f" {verb}" in script
     assert "batch-size" in script
     assert "adam adamw sgd" in script
+
+
+@pytest.mark.parametrize(
+    ("sentence", "expected"),
+    [
+        ("batch_size must be at least 1.", "--batch-size must be at least 1."),
+        ("there is no data_dir, and (val_fraction) is 0: eval_every.",
+         "there is no --data-dir, and (--val-fraction) is 0: --eval-every."),
+        ("/tmp/batch_size/x and a.batch_size and batch_size=3 are not names.",
+         "/tmp/batch_size/x and a.batch_size and batch_size=3 are not names."),
+        ("the data of seed 3 are corrupt.", "the data of seed 3 are corrupt."),
+    ],
+)  # fmt: skip
+def test_names_in_messages_are_those_of_options(sentence, expected):
+    assert verb_parser("train").as_typed(sentence) == expected
+
+
+@pytest.mark.parametrize(("encoding", "shown"), [("ascii", "1x1 shortcut"), ("latin-1", "1×1 shortcut")])
+def test_help_is_readable_in_terminals_without_unicode(encoding, shown):
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "LC_ALL": "C"}
+    done = subprocess.run(command("train", "--help"), capture_output=True, env=environment)
+    assert (done.returncode, done.stderr) == (0, b"")
+    text = done.stdout.decode(encoding)
+    assert shown in text
+    assert "final lambda of the annealing" in text
+    assert "?" not in text
+
+
+def test_tables_and_messages_are_printed_without_unicode(tmp_path):
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    listed = subprocess.run(command("reproduce", "margin-forms", "--list"), capture_output=True, env=environment)
+    assert (listed.returncode, listed.stderr) == (0, b"")
+    wrong = subprocess.run(command("evaluate", tmp_path / "θ–é"), capture_output=True, env=environment)
+    assert wrong.returncode == 2
+    assert b"theta-?" in wrong.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["train", "--help"], ["evaluate", "--help"]])
+def test_closed_pipe_of_help_prints_no_error(arguments):
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(command(*arguments), stdout=write, stderr=subprocess.PIPE, env=environment)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, b"")

@@ -8,7 +8,6 @@ import importlib
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -75,9 +74,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     use_available_characters()
     if not words or words[0] in ("-h", "--help", "--version"):
-        with suppress(BrokenPipeError):
-            print(f"spherenet {__version__}" if words[:1] == ["--version"] else _help())
-        return CLOSED_PIPE if discard_closed_streams() else 0
+        try:
+            print(f"spherenet {__version__}" if words[:1] == ["--version"] else _help(), flush=True)
+        except BrokenPipeError:
+            discard_closed_streams()
+            return CLOSED_PIPE
+        return 0
     verb, *rest = words
     if verb not in VERBS:
         print_message(f"spherenet: unknown verb {verb!r}{suggestion(verb, VERBS)}; see spherenet --help.")
@@ -90,6 +92,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         discard_closed_streams()
         return CLOSED_PIPE
+    except SystemExit as request:  # of the parser, after help or wrong input
+        if discard_closed_streams() and not request.code:
+            return CLOSED_PIPE
+        raise
     except KeyboardInterrupt:
         print_message("spherenet: interrupted.")
         return INTERRUPTED

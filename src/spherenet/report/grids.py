@@ -31,8 +31,8 @@ def time_to_accuracy(run: ReportedRun, other: ReportedRun) -> TimeToAccuracy | N
     """
     target, rows = final_accuracy(other), other.rows
     last = rows[-1]["step"]
-    for row in run.rows:
-        accuracy = as_number(row.get("accuracy")) if row["split"] == "test" else None
+    for row in run.rows_of("test"):
+        accuracy = as_number(row.get("accuracy"))
         if accuracy is not None and 100 * accuracy >= target:
             seconds, total = as_number(row.get("seconds")), as_number((other.summary or {}).get("seconds"))
             return TimeToAccuracy(row["step"] / last, None if seconds is None or not total else seconds / total)

@@ -53,11 +53,14 @@ class ReportedRun:
             quantity: Key of the rows.
             protocol: BatchNorm statistics of the evaluations; None for the first ones that the run names.
         """
-        protocol = protocol or self.protocols()[0]
-        chosen = [row for row in self.rows if row["split"] == split and row.get("protocol", protocol) == protocol]
-        rows = [(row["step"], as_number(row.get(quantity))) for row in chosen]
+        rows = [(row["step"], as_number(row.get(quantity))) for row in self.rows_of(split, protocol)]
         points = [(step, value) for step, value in rows if value is not None]
         return Curve([step for step, _ in points], [value for _, value in points])
+
+    def rows_of(self, split: str, protocol: str | None = None) -> list[dict[str, Any]]:
+        """Return the rows of a split. Rows without a protocol belong to all of them."""
+        protocol = protocol or self.protocols()[0]
+        return [row for row in self.rows if row["split"] == split and row.get("protocol", protocol) == protocol]
 
     def protocols(self) -> list[str]:
         """Return the BatchNorm statistics of the evaluations, the primary ones first."""
