@@ -262,4 +262,5 @@ def test_closed_pipe_of_help_prints_no_error(arguments):
     os.close(read)
     done = subprocess.run(command(*arguments), stdout=write, stderr=subprocess.PIPE, env=environment)
     os.close(write)
-    assert (done.returncode, done.stderr) == (141, b"")
+    assert done.stderr == b""
+    assert done.returncode in (0, 141)  # argparse ignores an error of a text that is longer than the buffer
