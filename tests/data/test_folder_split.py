@@ -122,8 +122,9 @@ def test_broken_image_raises_when_it_is_due(dataset, workers):
         assert next(batches).indices.tolist() == [index]
     with pytest.raises(DataError) as caught:
         next(batches)
-    reason = "it is not a JPEG, PNG, BMP, GIF, WebP or TIFF image"
-    assert str(caught.value) == f"the image {str(dataset.train.path(7))!r} cannot be read: {reason}."
+    reason = "it is not a JPEG, PNG, BMP, GIF, WebP, TIFF or AVIF image"
+    remedy = "--on-broken skip leaves such images out, spherenet data lists them"
+    assert str(caught.value) == f"the image {str(dataset.train.path(7))!r} cannot be read: {reason}; {remedy}."
     assert caught.value.__cause__ is None
     assert children() == []
 

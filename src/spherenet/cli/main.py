@@ -21,7 +21,7 @@ __all__ = ["VERBS", "completion_parser", "main", "run_completion", "verb_parser"
 VERBS = {
     "train": ("train", "train a network on a data set"),
     "evaluate": ("evaluate", "compute accuracy, per-class table and confusion matrix of a trained network"),
-    "predict": ("evaluate", "classify image files"),
+    "predict": ("predict", "classify image files"),
     "export": ("evaluate", "write a trained network as ONNX, PyTorch program, TorchScript or model folder"),
     "report": ("report", "compare runs in a table and in an HTML page with curves"),
     "doctor": ("report", "check all files of a run for corruption"),

@@ -1,8 +1,9 @@
 """Image files: decoding to uint8 and the preprocessing that turns pixels into a network's input.
 
 Gray, palette, 16-bit, CMYK and transparent images become 8-bit gray or RGB. Transparency is composited on white, as in
-a browser; the EXIF orientation is applied; the first frame of an animation is used. Only the six formats below are
-tried: some of Pillow's other decoders run external programs.
+a browser; the EXIF orientation is applied; the first frame of an animation is used. Only the formats below are tried:
+some of Pillow's other decoders run external programs. Pillow reads AVIF if it was built with libavif, as its wheels
+are; it cannot read HEIC.
 """
 
 from __future__ import annotations
@@ -19,17 +20,38 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError, features
 from torch import Tensor
 
 from spherenet.errors import DataError
+from spherenet.files import open_regular
 
-__all__ = ["SUFFIXES", "Pixels", "Preprocessing", "center_offset", "decode", "normalize", "read_image"]
+__all__ = [
+    "EARLIER_SUFFIXES",
+    "SUFFIXES",
+    "Pixels",
+    "Preprocessing",
+    "center_offset",
+    "decode",
+    "normalize",
+    "read_image",
+    "signature",
+    "unsupported",
+]
 
 MAX_SIDE = 8192  # of a network's input
 MAX_PIXELS = (1 << 28) // 3  # 89 million, 256 MiB as RGB; Pillow's own limit only warns and can be turned off
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
-FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF")
+EARLIER_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+SUFFIXES = (*EARLIER_SUFFIXES, ".avif", ".heic", ".heif")
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", *(["AVIF"] if features.check("avif") else []))
+SIGNATURES = {
+    b"\xff\xd8\xff": "JPEG",
+    b"\x89PNG": "PNG",
+    b"GIF8": "GIF",
+    b"II*\0": "TIFF",
+    b"MM\0*": "TIFF",
+}
+BRANDS = {b"avif": "AVIF", b"avis": "AVIF"} | dict.fromkeys((b"heic", b"heix", b"hevc", b"heim", b"mif1"), "HEIC")
 ORIENTATION = 0x0112  # the EXIF tag
 TRANSPOSES = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -168,7 +190,7 @@ def decode(path: str | Path, size: tuple[int, int], channels: int) -> Pixels:
     except DataError:
         raise
     except Exception as error:  # decoders raise exceptions of many types on corrupt files
-        raise DataError(f"the image {str(path)!r} cannot be read: {_reason(error)}.") from None
+        raise DataError(f"the image {str(path)!r} cannot be read: {_reason(error, path)}.") from None
 
 
 def _open(path: str | Path) -> Image.Image:
@@ -217,13 +239,43 @@ def _convert(image: Image.Image, mode: str) -> Image.Image:
     return image.convert(mode)
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, path: str | Path) -> str:
     if isinstance(error, UnidentifiedImageError):
-        return "it is not a JPEG, PNG, BMP, GIF, WebP or TIFF image"
+        return _unsupported(signature(path)) or "it is not a JPEG, PNG, BMP, GIF, WebP, TIFF or AVIF image"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     first_line = (str(error).splitlines() or [""])[0].rstrip(".")[:200]
     return ascii(first_line)[1:-1] or type(error).__name__
+
+
+def signature(path: str | Path) -> str | None:
+    """Return the image format that the first bytes of a file are those of, e.g. "JPEG" or "HEIC", or None."""
+    try:
+        with open_regular(path, follow_links=True) as file:
+            start = file.read(12)
+    except OSError:
+        return None
+    if start[:4] == b"RIFF" and start[8:] == b"WEBP":
+        return "WEBP"
+    if start[:2] == b"BM" and start[6:10] == bytes(4):  # a text may start with BM, too
+        return "BMP"
+    if start[4:8] == b"ftyp":
+        return BRANDS.get(start[8:])
+    return next((name for prefix, name in SIGNATURES.items() if start.startswith(prefix)), None)
+
+
+def unsupported(path: str | Path) -> str | None:
+    """Return why an image cannot be read if its extension is that of a format that Pillow does not support."""
+    name = str(path).lower()
+    return _unsupported("HEIC" if name.endswith((".heic", ".heif")) else "AVIF" if name.endswith(".avif") else None)
+
+
+def _unsupported(image_format: str | None) -> str | None:
+    if image_format == "HEIC":
+        return "it is an HEIC image, which Pillow does not read; convert it to JPEG (e.g. magick x.heic x.jpg)"
+    if image_format == "AVIF" and "AVIF" not in FORMATS:
+        return "it is an AVIF image, which this build of Pillow does not read; install a wheel of pillow"
+    return None
 
 
 def center_offset(outer: tuple[int, int], size: tuple[int, int]) -> tuple[int, int]:

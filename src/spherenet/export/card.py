@@ -45,6 +45,7 @@ class ModelCard:
         accuracy: Accuracy as a fraction from 0 to 1.
         accuracy_n: Number of samples that the accuracy was measured on. The text adds the 95% interval.
         accuracy_on: Name of these samples.
+        selection: Sentence that states how the weights were selected, e.g. the last ones of the training.
         command: Command that trained the model.
         versions: Library versions used in training.
         date: Date as it should be printed. The clock is never read.
@@ -67,6 +68,7 @@ class ModelCard:
     accuracy: float | None = None
     accuracy_n: int | None = None
     accuracy_on: str | None = None
+    selection: str | None = None
     command: str | None = None
     versions: Mapping[str, str] | None = None
     date: str | Date | None = None
@@ -112,10 +114,12 @@ class ModelCard:
         if self.accuracy is None:
             return None
         samples = "" if self.accuracy_on is None else f" on {markdown(_one_line(self.accuracy_on))}"
+        selection = "" if self.selection is None else f" {markdown(_one_line(self.selection))}"
         if self.accuracy_n is None:
-            return f"{self.accuracy:.2%}{samples}."
+            return f"{self.accuracy:.2%}{samples}.{selection}"
         low, high = wilson_interval(self.accuracy, self.accuracy_n)
-        return f"{self.accuracy:.2%}{samples} (n = {self.accuracy_n:,}; 95% interval {low:.2%} to {high:.2%})."
+        interval = f"95% interval {low:.2%} to {high:.2%}"
+        return f"{self.accuracy:.2%}{samples} (n = {self.accuracy_n:,}; {interval}).{selection}"
 
 
 def wilson_interval(fraction: float, n: int) -> tuple[float, float]:

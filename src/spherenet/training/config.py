@@ -12,10 +12,12 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 __all__ = ["FREE", "LEARNING_RATE_DECAY", "RENAMED", "Group", "TrainConfig"]
 
-FREE = ("data_dir", "download", "workers", "log_every", "checkpoint_every", "probes", "tensorboard", "timeout")
+FREE = (
+    "data_dir", "on_broken", "download", "workers", "log_every", "checkpoint_every", "probes", "tensorboard", "timeout"
+)  # fmt: skip
 """Options that do not change the result of a run. They may differ when it is resumed."""
 
-RENAMED = {"train_pictures": "train_images", "observe": "probes"}
+RENAMED = {"train_pictures": "train_images", "observe": "probes", "val_fraction": "test_fraction"}
 """Earlier names of options. Saved configurations and the command line still accept them."""
 
 LEARNING_RATE_DECAY = 0.1
@@ -75,7 +77,9 @@ class TrainConfig:
         ValueError: If a value is out of range or not one of the choices.
     """
 
-    data: str = _option("mnist5k", DATA, "data set: mnist5k (embedded), cifar10, cifar100, or folder (class/name.jpg)")
+    data: str = _option(
+        "mnist5k", DATA, "data set: mnist5k (embedded), cifar10, cifar100, or a folder of images (class/name.jpg)"
+    )
     data_dir: str | None = _option(None, DATA, "folder of the data set or for its download; default: $SPHERENET_DATA")
     augmentation: str | None = _option(
         None, DATA, "none, flip, flip-crop, flips-crop or imagenet; default: that of the data set"
@@ -84,7 +88,18 @@ class TrainConfig:
         None, DATA, "side length to which images are resized; default: that of the data set, 224 for a folder"
     )
     channels: int | None = _option(None, DATA, "channels of a folder's images: 1 for gray, 3 for color; default: 3")
-    val_fraction: float = _option(0.1, DATA, "fraction of a folder without val/ that is held out for evaluation")
+    test_fraction: float = _option(
+        0.1, DATA, "fraction of each class of a folder without val/ or test/ that is held out for testing"
+    )
+    split_rule: Literal["name", "index"] = _option(
+        "name", DATA, "choice of these test images: by a hash of the file name, or by index as in earlier versions"
+    )
+    validation_fraction: float = _option(
+        0.0, DATA, "fraction of the training images held out to select the best checkpoint; 0 selects on test images"
+    )
+    on_broken: Literal["stop", "skip"] = _option(
+        "stop", DATA, "response to images of a folder that cannot be read; skip decodes all of them first"
+    )
     folds: int = _option(0, DATA, "number of cross-validation folds of the training images; 0 for none")
     fold: int = _option(0, DATA, "index of the fold to evaluate on; the other folds are trained on")
     train_images: int | None = _option(
@@ -218,6 +233,8 @@ class TrainConfig:
             value = getattr(self, name)
             if not 0 <= value < float("inf"):
                 raise ValueError(f"{name} must be a finite number of at least 0, got {str(value)[:40]}.")
+        if not 0 <= self.validation_fraction < 1:
+            raise ValueError(f"validation_fraction must be from 0 to less than 1, got {self.validation_fraction}.")
         if not self.timeout > 0:
             raise ValueError(f"timeout must be greater than 0, got {self.timeout}.")
 

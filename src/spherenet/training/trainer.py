@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spherenet.data import Batch, Dataset
+from spherenet.data import Batch, Dataset, Split
 from spherenet.errors import CheckpointError, TrainingError
 from spherenet.kernels.dispatch import implementation_name
 from spherenet.optim import keep_norms
@@ -352,32 +352,32 @@ class Trainer:
             self.run_directory.append(row)
             self.reporter.logged(row)
 
-    def evaluate(self) -> Evaluation:
-        """Evaluate the model on the test images, in all processes with the buffers that are saved."""
+    def evaluate(self, split: Split | None = None) -> Evaluation:
+        """Evaluate on a split, by default the test images, in all processes with the buffers that are saved."""
         self.processes.broadcast_buffers(self.model)
-        return evaluate(
-            self.model,
-            self.dataset.test,
-            len(self.dataset.classes),
-            self.processes,
-            batch_size=self.config.eval_batch_size,
-            precision=self.config.precision,
-            workers=self.config.workers,
-        )
+        config, split, classes = self.config, split or self.dataset.test, len(self.dataset.classes)
+        options: dict[str, Any] = {"precision": config.precision, "workers": config.workers}
+        return evaluate(self.model, split, classes, self.processes, batch_size=config.eval_batch_size, **options)
 
     def _evaluate(self) -> None:
-        """Evaluate, log, and save the best checkpoint."""
-        evaluation, progress, is_main = self.evaluate(), self.progress, self.processes.is_main
-        self._log("test", loss=evaluation.loss, accuracy=evaluation.accuracy, count=evaluation.count)
-        progress.accuracy = evaluation.accuracy
+        """Evaluate, log, and save the best checkpoint, selected on the validation images if there are any."""
+        progress, is_main = self.progress, self.processes.is_main
+        accuracies: dict[str, float] = {}
+        for name, split in {"test": self.dataset.test, "validation": self.dataset.validation}.items():
+            if split is not None:
+                evaluation = self.evaluate(split)
+                self._log(name, loss=evaluation.loss, accuracy=evaluation.accuracy, count=evaluation.count)
+                accuracies[name] = evaluation.accuracy
+        progress.accuracy = accuracies["test"]
         if self.probes is not None and is_main:
             batch = first_batch(self.dataset.test, self.config.eval_batch_size, self.processes.device)
             self._log("probes", **self.probes(self.model, batch))
-        if evaluation.accuracy > progress.best_accuracy:
-            progress.best_accuracy, progress.best_step = evaluation.accuracy, self.step
+        selected_on, accuracy = list(accuracies.items())[-1]
+        if accuracy > progress.best_accuracy:
+            progress.best_accuracy, progress.best_step = accuracy, self.step
             if is_main:
-                best = Checkpoint(self.step, {"model": self.model.state_dict()}, {"accuracy": evaluation.accuracy})
-                self.run_directory.save(best, best=True)
+                state = {"accuracy": accuracies["test"], "selected_on": selected_on, "selection_accuracy": accuracy}
+                self.run_directory.save(Checkpoint(self.step, {"model": self.model.state_dict()}, state), best=True)
 
     def _save(self) -> None:
         """Save a checkpoint, in the main process."""
