@@ -171,7 +171,7 @@ def _initial_state(trainer: Trainer, dataset: Dataset) -> dict[str, Any]:
         weights.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         weights.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     return {
-        "the classes": record["classes"],
+        "the classes": dataset.classes,
         "the training data": record["train"],
         "the validation data": record.get("validation"),
         "the test data": record["test"],

@@ -263,10 +263,10 @@ SPLITS = {"train": "training", "validation": "validation", "test": "test"}
 
 
 def data_record(dataset: Dataset) -> dict[str, Any]:
-    """Return the classes, the images that were left out and, per split, what identifies its images."""
+    """Return the images that were left out and, per split, what identifies its images."""
     splits = {name: split for name in SPLITS if (split := getattr(dataset, name)) is not None}
     records = {name: _split_record(split, len(dataset.classes)) for name, split in splits.items()}
-    return {"classes": list(dataset.classes), "broken": list(dataset.broken), **records}
+    return {"broken": list(dataset.broken), **records}
 
 
 def _split_record(split: Split, classes: int) -> dict[str, Any]:
@@ -290,12 +290,11 @@ def require_same_data(description: Mapping[str, Any], dataset: Dataset, remedy: 
         dataset: Current data.
         remedy: End of the sentence: what the user can do.
     """
-    current = data_record(dataset)
+    current, names = data_record(dataset), list(dataset.classes)
     classes = description.get("classes")
-    if classes != current["classes"]:
+    if classes != names:
         raise DataError(
-            f"the classes must be those of the run ({_first_classes(classes)}), "
-            f"got {_first_classes(current['classes'])}; {remedy}."
+            f"the classes must be those of the run ({_first_classes(classes)}), got {_first_classes(names)}; {remedy}."
         )
     before = description.get("data")
     counts = description.get("images", description.get("pictures"))  # "pictures" in runs of earlier versions
@@ -307,7 +306,7 @@ def require_same_data(description: Mapping[str, Any], dataset: Dataset, remedy: 
             change = "none"
         elif isinstance(saved, Mapping):
             if any(saved.get(name) != record[name] for name in ("per_class", "listing")):
-                change = _describe_change(saved, record, current["classes"])
+                change = _describe_change(saved, record, names)
         elif isinstance(counts, Mapping) and split in counts and counts[split] != len(getattr(dataset, split) or ()):
             change = f"{len(getattr(dataset, split) or ())} instead of {counts[split]}"
         if change is not None:
