@@ -109,8 +109,8 @@ def train(
                         main_reporter.warned(message)
                 if processes.is_main:
                     description = _resumed(run.config, description, config, trainer.step, keep=not allow_changes)
+                    _record(run, description, required=allow_changes, warn=main_reporter.warned)
                     run.cut_back(trainer.step)
-                    run.write_config(description)
             outcome = trainer.train(stop)
             if outcome.signal is None and processes.is_main:
                 run.write_summary(_summary(outcome, config, dataset, trainer.model))
@@ -156,6 +156,21 @@ def _resumed(
     entry = {**now["history"][0], "step": step, **({"changes": changes} if changes else {})}
     kept: dict[str, Any] = before if keep else {name: before[name] for name in ("started", "command") if name in before}
     return {**now, **kept, "train": new, "history": [*history, entry]}
+
+
+def _record(run: RunDirectory, description: dict[str, Any], *, required: bool, warn: Callable[[str], None]) -> None:
+    """Write config.json of a run that is resumed. If nothing but the history has changed, the run continues without it.
+
+    Raises:
+        RunError: If it is required and cannot be written. The run is unchanged then.
+    """
+    try:
+        run.write_config(description)
+    except OSError as error:
+        message = f"config.json of {run.path} could not be written ({error.strerror})"
+        if required:
+            raise RunError(f"{message}; the run is unchanged.") from None
+        warn(f"{message}: this command is not recorded in its history.")
 
 
 def _result_options(config: TrainConfig) -> dict[str, Any]:
