@@ -88,6 +88,9 @@ class TrainConfig:
         None, DATA, "side length to which images are resized; default: that of the data set, 224 for a folder"
     )
     channels: int | None = _option(None, DATA, "channels of a folder's images: 1 for gray, 3 for color; default: 3")
+    resize: Literal["squash", "crop"] = _option(
+        "crop", DATA, "a folder's images made square: crop keeps the aspect ratio, squash the borders"
+    )
     test_fraction: float = _option(
         0.1, DATA, "fraction of each class of a folder without val/ or test/ that is held out for testing"
     )

@@ -9,11 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from spherenet.data import Dataset, FolderSplit, Preprocessing, Split
 from spherenet.errors import CheckpointError, DataError, ModelError, RunError
-from spherenet.export import ModelCard, export_model, load_metadata, load_model
+from spherenet.export import (
+    ModelCard,
+    PixelInput,
+    export_model,
+    format_of,
+    load_metadata,
+    load_model,
+    preprocessing_record,
+)
 from spherenet.export.folder import build_on_meta
+from spherenet.export.preprocessing import pixel_example, preprocessing_file
+from spherenet.files import user_path, write_json
 from spherenet.models import Classifier
 from spherenet.runs import RunDirectory
 from spherenet.training.config import TrainConfig
@@ -83,6 +94,8 @@ def _parse_config(run: RunDirectory, description: dict[str, Any]) -> TrainConfig
     if values.get("data") == "folder":
         values.setdefault("split_rule", "index")  # missing if saved before folders were split by name
     values.setdefault("center", "none")  # missing if saved before centering became the default without BatchNorm
+    if values.get("data") == "folder":
+        values.setdefault("resize", "squash")  # missing if saved when images were always squashed
     try:
         return TrainConfig.from_dict(values)
     except TypeError as error:
@@ -179,9 +192,12 @@ def export_run(
     format: str | None = None,
     checkpoint: str = "last",
     overwrite: bool = False,
+    with_preprocessing: bool = False,
     warn: Callable[[str], None] = lambda message: None,
 ) -> Path:
     """Export the model of a run and return the path of the result.
+
+    The preprocessing of a file is written next to it: digits.preprocessing.json for digits.onnx.
 
     Args:
         path: Folder of the run.
@@ -189,15 +205,33 @@ def export_run(
         format: Format as in `export_model`.
         checkpoint: "last" or "best".
         overwrite: Whether an existing target is replaced.
+        with_preprocessing: Whether the input of the file are pixels, normalized inside of the file (`PixelInput`).
         warn: Function that receives a warning per corrupt checkpoint that was skipped.
     """
-    if not overwrite and (Path(target).is_file() or (Path(target).is_dir() and any(Path(target).iterdir()))):
-        raise ModelError(f"{target} exists: add --overwrite, or choose another target.")
+    is_folder = (format_of(target) if format is None else format) == "folder"
+    if with_preprocessing and is_folder:
+        raise ValueError("with_preprocessing must be left out for a folder, which contains its preprocessing.")
+    record = None if is_folder else preprocessing_file(user_path(target))
+    if not overwrite:
+        if Path(target).is_file() or (Path(target).is_dir() and any(Path(target).iterdir())):
+            raise ModelError(f"{target} exists: add --overwrite, or choose another target.")
+        if record is not None and record.exists():
+            raise ModelError(f"{record} exists: add --overwrite, or choose another target.")
     run = load_run(path, checkpoint)
     for message in run.warnings:
         warn(message)
     metadata = {"classes": list(run.classes), "preprocessing": run.preprocessing.as_dict()}
-    return export_model(run.model, target, format, metadata=metadata, card=model_card(run), overwrite=overwrite)
+    model: nn.Module = run.model
+    example = None
+    if with_preprocessing:
+        model, example = PixelInput(run.model, run.preprocessing).eval(), pixel_example(run.preprocessing)
+    written = export_model(
+        model, target, format, example=example, metadata=metadata, card=model_card(run), overwrite=overwrite
+    )
+    if record is not None:
+        record = preprocessing_file(written)  # in the folder, if the target is one
+        write_json(record, preprocessing_record(run.preprocessing, pixel_input=with_preprocessing, metadata=metadata))
+    return written
 
 
 def model_card(run: SavedRun) -> ModelCard:
