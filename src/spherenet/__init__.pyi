@@ -9,6 +9,7 @@ from . import kernels as kernels
 from . import layers as layers
 from . import losses as losses
 from . import magnitudes as magnitudes
+from . import metrics as metrics
 from . import models as models
 from . import ops as ops
 from . import optim as optim
@@ -74,6 +75,13 @@ from .magnitudes import MixedMagnitude as MixedMagnitude
 from .magnitudes import SegmentedMagnitude as SegmentedMagnitude
 from .magnitudes import TanhMagnitude as TanhMagnitude
 from .magnitudes import make_magnitude as make_magnitude
+from .metrics import equal_error_rate as equal_error_rate
+from .metrics import mean_average_precision_at_r as mean_average_precision_at_r
+from .metrics import pair_similarities as pair_similarities
+from .metrics import recall_at_k as recall_at_k
+from .metrics import roc_curve as roc_curve
+from .metrics import true_positive_rate_at as true_positive_rate_at
+from .metrics import verification_accuracy as verification_accuracy
 from .models import Classifier as Classifier
 from .models import create_model as create_model
 from .models import list_models as list_models
