@@ -1,7 +1,7 @@
 """Metrics of embeddings: verification of pairs (same class or not) and retrieval of images of the same class.
 
-Scores are similarities: a larger score means "more likely the same". Scores, labels and embeddings may be tensors, numpy
-arrays or lists. Rates are computed in float64. `docs/verification.md` shows their use.
+Scores are similarities: a larger score means "more likely the same". Scores, labels and embeddings may be tensors,
+numpy arrays or lists. Rates are computed in float64. `docs/verification.md` shows their use.
 """
 
 from __future__ import annotations
@@ -272,7 +272,7 @@ class _Search:
                     f"gallery must have {self.queries.shape[1]} columns as embeddings, got {self.gallery.shape[1]}."
                 )
         codes = np.unique(np.concatenate([self.labels, gallery_array]), return_inverse=True)[1]
-        self.codes, self.gallery_codes = torch.from_numpy(codes).split([len(self.queries), len(self.gallery)])
+        self.codes, self.gallery_codes = torch.split(torch.from_numpy(codes), [len(self.queries), len(self.gallery)])
         per_class = torch.bincount(self.gallery_codes, minlength=int(codes.max()) + 1)
         self.relevant = per_class[self.codes] - int(self.own_gallery)
         self.searched = len(self.gallery) - int(self.own_gallery)
@@ -286,7 +286,7 @@ class _Search:
             count: Number of neighbors; None for the largest number of images of one class.
         """
         counted = (self.relevant > 0).nonzero().flatten()
-        for block in counted.split(max(1, SIMILARITIES_PER_BLOCK // len(self.gallery))):
+        for block in torch.split(counted, max(1, SIMILARITIES_PER_BLOCK // len(self.gallery))):
             similarities = self.queries[block] @ self.gallery.T
             if self.own_gallery:
                 similarities[torch.arange(len(block)), block] = -math.inf
