@@ -188,7 +188,9 @@ class TrainConfig:
         "renormalize", TRAINING, "kept norms: steps renormalized, or projected onto the sphere and relative to the norm"
     )
     init_from: str | None = _option(
-        None, TRAINING, "run or saved model whose weights are the initial weights, as far as they fit"
+        None,
+        TRAINING,
+        "run, saved model or safetensors checkpoint whose weights are the initial ones, as far as they fit",
     )
     on_nan: Literal["stop", "skip"] = _option("stop", TRAINING, "response to a loss or gradient that is not finite")
     seed: int = _option(0, TRAINING, "seed of weights, order of images and augmentation")

@@ -22,7 +22,7 @@ from spherenet.export import (
     load_model,
     preprocessing_record,
 )
-from spherenet.export.folder import build_on_meta
+from spherenet.export.description import build_on_meta
 from spherenet.export.preprocessing import pixel_example, preprocessing_file
 from spherenet.files import user_path, write_json
 from spherenet.models import Classifier
@@ -42,7 +42,6 @@ __all__ = [
     "load_run",
     "model_card",
     "require_same_data",
-    "start_from",
 ]
 
 SELECTIONS = {
@@ -265,28 +264,6 @@ def commands_of(description: Mapping[str, Any]) -> list[str]:
         commands = [entry.get("command") for entry in history if isinstance(entry, dict)]
         return [command for command in commands if isinstance(command, str)]
     return [shlex.join(map(str, words))] if isinstance(words, list) else []
-
-
-def start_from(model: Classifier, source: str) -> list[str]:
-    """Copy the weights of a run or a saved model into a new model, if names and shapes match.
-
-    Fine-tuning changes the head or the loss. Tensors without a match keep their initial values.
-
-    Returns:
-        A warning if some tensors have no match, else an empty list.
-    """
-    weights = (load_model(source) if _is_exported(source) else load_run(source).model).state_dict()
-    own = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("criterion.")}
-    matching = {name: weights[name] for name in own if name in weights and own[name].shape == weights[name].shape}
-    if not matching:
-        raise RunError(f"no tensor in {source} fits this model.")
-    model.load_state_dict(matching, strict=False)
-    unmatched = [name for name in own if name not in matching]
-    if not unmatched:
-        return []
-    return [
-        f"{len(unmatched)} tensors (first: {unmatched[0]}) have no match in {source} and keep their initial values."
-    ]
 
 
 def _is_exported(path: str | Path) -> bool:
