@@ -121,6 +121,8 @@ BAD_PAIRS = {
     "no pairs": ("first,second,same\n", "must have same and different pairs, got no pairs"),
     "empty": ("", "got no pairs"),
     "fewer pairs than folds": ("ant/0.png,ant/1.png,1\nant/0.png,cat/0.png,0\n", "--folds must be at most 1"),
+    "faces": ("10\t300\nant\t1\n", "must be NAME, number, number or NAME, number, NAME, number"),
+    "faces without numbers": ("10\t300\nant\t1\tx\n", "must be NAME, number, number or NAME, number, NAME, number"),
     "unbalanced quotes": ('ant/0.png,"ant/1.png,1\n', "is not valid CSV"),
     "nul bytes": ("ant/0.png,x\0.png,1\nant/0.png,cat/0.png,0\n" * 2, "names 1 images that do not exist"),
 }
@@ -202,6 +204,21 @@ def test_names_survive_the_files(tmp_path):
     for file in ("x.npy", "x.csv"):
         write_embeddings(Embeddings(np.random.rand(5, 4).astype(np.float32), names, [""] * 5), tmp_path / file)
         assert [name.removeprefix("./") for name in read_embeddings(tmp_path / file).files] == names
+
+
+def test_pairs_of_labeled_faces_in_the_wild_are_read(tmp_path):
+    (tmp_path / "pairs.txt").write_text("10\t300\nAnna_Ahl\t1\t4\nAnna_Ahl\t1\tBerta_Bo\t12\n")
+    assert read_pairs(tmp_path / "pairs.txt") == [
+        ("Anna_Ahl/Anna_Ahl_0001.jpg", "Anna_Ahl/Anna_Ahl_0004.jpg", True),
+        ("Anna_Ahl/Anna_Ahl_0001.jpg", "Berta_Bo/Berta_Bo_0012.jpg", False),
+    ]
+
+
+def test_model_that_does_not_exist_is_refused(world, capsys):
+    assert spherenet("verify", "runs/none", world.root / "pairs.csv") == 2
+    said = capsys.readouterr().err
+    assert "MODEL must be the folder of a run or a model, or a file ending in .npy or .csv, got 'runs/none'" in said
+    assert one_sentence(said)
 
 
 def test_pairs_may_be_separated_by_tabs(tmp_path):

@@ -36,6 +36,7 @@ CONVERSIONS = {
     "ball": lambda model: to_sphere(model, magnitude="ball", radius=2.5),
     "learned radius": lambda model: to_sphere(model, magnitude="tanh", radius="learned", classifier=True),
     "sharpened": lambda model: to_sphere(model, "sharpened-cosine"),
+    "one object": lambda model: to_sphere(model, sn.LearnableSigmoidAngle(8), only="body.[03]"),
     "two steps": lambda model: to_sphere(to_sphere(model, "sigmoid", only="body.0"), "linear", only="body.3"),
 }
 
@@ -114,6 +115,13 @@ HOSTILE = {
     "rescale": changed(rescale=[1.0]),
     "shared with nothing": changed(angle_of="nowhere"),
     "shared with itself": changed(angle_of="body.0"),
+    "shared with another size": GOOD
+    | {
+        "layers": {
+            "body.0": GOOD["layers"]["body.0"] | {"operator": "learnable", "k": 0.5},
+            "body.7": GOOD["layers"]["body.7"] | {"operator": "learnable", "k": 0.5, "angle_of": "body.0"},
+        }
+    },
     "dropped missing": GOOD | {"dropped_batch_norms": {"nowhere": "body.0"}},
     "dropped of another type": GOOD | {"dropped_batch_norms": {"body.0": "body.0"}},
     "dropped names": GOOD | {"dropped_batch_norms": {"body.1": 3}},

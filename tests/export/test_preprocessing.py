@@ -1,6 +1,7 @@
 """The preprocessing next to exported files: its steps give the pixels of `predict`, and onnxruntime its scores."""
 
 import json
+import warnings
 
 import numpy as np
 import onnxruntime
@@ -9,7 +10,7 @@ import torch
 from PIL import Image, ImageOps
 
 from command_line import one_sentence, spherenet
-from spherenet.data import Preprocessing, read_pixels
+from spherenet.data import Preprocessing, read_image, read_pixels
 from spherenet.data.images import TRANSPOSES
 from spherenet.export import preprocessing_steps
 
@@ -131,6 +132,27 @@ def test_onnx_file_agrees_with_predict_on_jpegs(run, photographs, tmp_path, with
         assert predicted == pytest.approx(dict(zip(record["classes"], values, strict=True)), abs=1e-5)
     spread = probabilities[:, 0].max() - probabilities[:, 0].min()
     assert spread > 1e-3, "the images must have different scores"
+
+
+@pytest.mark.parametrize("suffix", ["pt2", "ts"])
+def test_other_formats_take_pixels_too(run, photographs, tmp_path, suffix):
+    from spherenet.training.saved_runs import load_predictor
+
+    file = tmp_path / f"model.{suffix}"
+    assert spherenet("export", run, file, "--with-preprocessing", "--checkpoint", "last") == 0
+    predictor = load_predictor(run, "last")
+    path = photographs / "ant" / "turned.jpg"
+    pixels = torch.from_numpy(read_pixels(path, predictor.preprocessing).copy()).unsqueeze(0)
+    loaded = torch.export.load(file).module() if suffix == "pt2" else load_script(file)
+    with torch.no_grad():
+        expected = predictor.model(read_image(path, predictor.preprocessing).unsqueeze(0))
+        torch.testing.assert_close(loaded(pixels), expected, rtol=1e-5, atol=1e-5)
+
+
+def load_script(file):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch has deprecated TorchScript
+        return torch.jit.load(file)
 
 
 def test_new_runs_crop_and_earlier_ones_squash(run, tmp_path, photographs):

@@ -121,11 +121,13 @@ def verify_parser() -> Parser:
     parser = Parser(
         "verify",
         "Measure how well the cosine of two embeddings tells whether two images show the same class.\n"
-        "PAIRS is a CSV file with one row per pair: file, file, and 1 (same) or 0 (different). The\n"
-        "accuracy is that of a cross-validation: each fold uses the best threshold of the other folds.",
+        "PAIRS is a CSV file with one row per pair: file, file, and 1 (same) or 0 (different), or\n"
+        "pairs.txt of Labeled Faces in the Wild. The accuracy is that of a cross-validation: each fold\n"
+        "uses the best threshold of the other folds.",
         examples="""\
   spherenet verify runs/faces pairs.csv --root photos           # embeds the images of the pairs
   spherenet verify faces.npy pairs.csv                          # with embeddings of spherenet embed
+  spherenet verify runs/faces lfw/pairs.txt --root lfw          # Labeled Faces in the Wild
   spherenet verify runs/faces pairs.csv --fpr 0.01 0.0001 --roc roc.csv --json""",
     )
     text = "folder of a run or an exported model, or a file of embeddings (.npy or .csv)"
@@ -196,6 +198,10 @@ def _scores(arguments: Namespace, pairs: Sequence[Pair]) -> Tensor:
     from spherenet.errors import DataError
     from spherenet.metrics import pair_similarities
 
+    if not os.path.isdir(arguments.model) and not arguments.model.lower().endswith((".npy", ".csv")):
+        raise ValueError(
+            f"MODEL must be the folder of a run or a model, or a file ending in .npy or .csv, got {arguments.model!r}."
+        )
     root = arguments.root or ""
     named = [tuple(os.path.normpath(os.path.join(root, name)) for name in pair[:2]) for pair in pairs]
     wanted = dict.fromkeys(name for names in named for name in names)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from spherenet.angles import ANGLES, LearnableSigmoidAngle
-from spherenet.convert.layers import CONVERTIBLE, TRANSPOSED
+from spherenet.convert.layers import CONVERTIBLE, TRANSPOSED, num_filters
 from spherenet.convert.summary import record_reason, recorded_reason
 from spherenet.convert.swap import (
     SphereOptions,
@@ -138,11 +138,8 @@ def apply_conversion(model: nn.Module, record: object) -> None:
     for name, options in layers.items():
         layer = modules.get(name)
         choice = SphereOptions(**{option: options[option] for option in OPTIONS})
-        owner = options.get("angle_of")
-        if owner is not None and (owner not in layers or "angle_of" in layers[owner]):
-            raise ModelError(
-                f"the conversion record has no layer {short(str(owner))!r}, whose k {short(name)!r} shares."
-            )
+        if "angle_of" in options:
+            _require_owner(name, options, layers, modules)
         if _is_as_recorded(name, layer, choice):
             continue
         if not isinstance(layer, (*CONVERTIBLE, *TRANSPOSED)):
@@ -168,6 +165,21 @@ def apply_conversion(model: nn.Module, record: object) -> None:
     drop_batch_norms(model, {name: after for name, after in dropped.items() if isinstance(modules[name], _BatchNorm)})
     disable_inplace(model)
     disable_fast_paths(model)
+
+
+def _require_owner(
+    name: str, options: dict[str, Any], layers: dict[str, dict[str, Any]], modules: dict[str, nn.Module]
+) -> None:
+    """Raise ModelError if a layer cannot share the learned parameters of the layer that its record names."""
+    owner = options["angle_of"]
+    fits = isinstance(owner, str) and owner in layers and "angle_of" not in layers[owner]
+    fits = fits and all(options[option] == layers[owner][option] for option in ("operator", "k_sharing"))
+    if fits and options["k_sharing"] == "filter":
+        convertible = (*CONVERTIBLE, *TRANSPOSED)
+        filters = [num_filters(modules[key]) for key in (name, owner) if isinstance(modules.get(key), convertible)]
+        fits = len(filters) == 2 and filters[0] == filters[1]
+    if not fits:
+        raise ModelError(f"the conversion record has no layer {short(str(owner))!r} whose k {short(name)!r} can share.")
 
 
 def _check_options(name: str, options: SphereOptions, layer: nn.Module) -> None:

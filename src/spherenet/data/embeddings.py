@@ -147,7 +147,9 @@ def _read_matrix(path: Path) -> Matrix:
 def read_pairs(file: str | os.PathLike[str]) -> list[Pair]:
     """Read a file of pairs: one row per pair with two image files and 1 (same class) or 0, separated by commas or tabs.
 
-    A first row first,second,same is skipped, and so are empty rows.
+    A first row first,second,same is skipped, and so are empty rows. The format of pairs.txt of Labeled Faces in the
+    Wild is read, too: a first line with the number of folds and of pairs, then NAME, number, number or NAME, number,
+    NAME, number, which stand for NAME/NAME_0001.jpg and so on.
 
     Raises:
         DataError: The file is missing, has a row of another form, no pair, or pairs of only one kind.
@@ -157,6 +159,9 @@ def read_pairs(file: str | os.PathLike[str]) -> list[Pair]:
     if rows and len(rows[0][1]) == 3 and rows[0][1][2].strip().lower() == "same":
         rows = rows[1:]
     pairs = []
+    if rows and len(rows[0][1]) <= 2 and all(cell.strip().isdecimal() for cell in rows[0][1]):
+        pairs = [_face_pair(path, line, row) for line, row in rows[1:]]
+        rows = []
     for line, row in rows:
         if len(row) != 3:
             raise DataError(f"line {line} of {str(path)!r} must have 3 columns (file, file, 1 or 0), got {len(row)}.")
@@ -168,6 +173,17 @@ def read_pairs(file: str | os.PathLike[str]) -> list[Pair]:
         got = "no pairs" if not pairs else f"{len(pairs)} pairs, all {'same' if pairs[0].same else 'different'}"
         raise DataError(f"{str(path)!r} must have same and different pairs, got {got}.")
     return pairs
+
+
+def _face_pair(path: Path, line: int, row: list[str]) -> Pair:
+    """Return a pair of pairs.txt of Labeled Faces in the Wild."""
+    cells = [cell.strip() for cell in row]
+    if len(cells) == 3:
+        cells = [cells[0], cells[1], cells[0], cells[2]]
+    if len(cells) != 4 or not (cells[1].isdecimal() and cells[3].isdecimal()):
+        raise DataError(f"line {line} of {str(path)!r} must be NAME, number, number or NAME, number, NAME, number.")
+    first, second = (f"{name}/{name}_{number.zfill(4)}.jpg" for name, number in (cells[:2], cells[2:]))
+    return Pair(first, second, len(row) == 3)
 
 
 def _rows(path: Path, largest: int) -> Iterator[tuple[int, list[str]]]:
