@@ -65,7 +65,8 @@ def test_embeddings_are_the_features_of_the_network(world, tmp_path, suffix, cap
 
 def test_normalized_embeddings_of_single_images(world, tmp_path, capsys):
     images = [world.root / "images" / name for name in world.files[:2]]
-    assert spherenet("embed", world.root / "model", *images, "-o", tmp_path / "x.csv", "--normalize") == 0
+    workers = ["--workers", 1, "--batch-size", 1]
+    assert spherenet("embed", world.root / "model", *images, "-o", tmp_path / "x.csv", "--normalize", *workers) == 0
     assert "2 embeddings of 256 numbers, 0 classes" in capsys.readouterr().out
     saved = read_embeddings(tmp_path / "x.csv")
     assert np.linalg.norm(saved.values, axis=1) == pytest.approx([1, 1], abs=1e-6)

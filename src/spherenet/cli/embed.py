@@ -6,8 +6,9 @@ import os
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from spherenet.cli.evaluate import add_checkpoint
 from spherenet.cli.options import Parser, add_option
 from spherenet.cli.output import print_json, progress_bar, warn
 from spherenet.text import plain
@@ -49,8 +50,7 @@ def embed_parser() -> Parser:
 
 
 def _add_reading(parser: Parser) -> None:
-    text = "checkpoint of a run to use: the most accurate one or the last one"
-    add_option(parser, "--checkpoint", type=Literal["best", "last"], default="last", help=text)
+    add_checkpoint(parser)
     add_option(parser, "--device", help="cpu, cuda, cuda:1, …; by default cuda if available")
     add_option(parser, "--batch-size", type=int, default=64, at_least=1, at_most=1 << 20, help="images per batch")
     text = "processes that decode images"

@@ -6,12 +6,15 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from spherenet.data import FolderSplit
+from spherenet.data import Preprocessing, read_pixels
+from spherenet.data.images import normalize
 from spherenet.data.listing import image_files
+from spherenet.data.workers import read_ahead
 from spherenet.errors import DataError
 from spherenet.training.distributed import Processes
 from spherenet.training.saved_runs import Predictor
@@ -46,6 +49,16 @@ def find_images(sources: Sequence[str]) -> tuple[list[str], list[str]]:
     return files, labels
 
 
+class _Reader:
+    """Reads image files as one tensor of pixels; an object, since workers may have to pickle it."""
+
+    def __init__(self, preprocessing: Preprocessing) -> None:
+        self.preprocessing = preprocessing
+
+    def __call__(self, files: Sequence[str]) -> Tensor:
+        return torch.from_numpy(np.stack([read_pixels(file, self.preprocessing) for file in files]))
+
+
 def embed_images(
     predictor: Predictor,
     files: Sequence[str],
@@ -70,15 +83,15 @@ def embed_images(
     Raises:
         DataError: An image cannot be read.
     """
-    split = FolderSplit(Path(), files, torch.zeros(len(files), dtype=torch.int64), predictor.preprocessing)
-    order = ((0, indices) for indices in torch.split(torch.arange(len(files)), batch_size))
+    batches = [tuple(files[first : first + batch_size]) for first in range(0, len(files), batch_size)]
     embeddings: list[Tensor] = []
     done = 0
     with Processes.joined(device) as processes, torch.no_grad():
         features = predictor.model.features.to(processes.device).eval()
-        for batch in split.batches(order, device=processes.device, augmentation=None, workers=workers):
-            embeddings.append(features(batch.images).float().cpu())
-            done += len(batch.indices)
+        for pixels in read_ahead(_Reader(predictor.preprocessing), batches, workers=workers):
+            images = normalize(pixels.to(processes.device), predictor.preprocessing)
+            embeddings.append(features(images).float().cpu())
+            done += len(pixels)
             if progress is not None:
                 progress(done, len(files))
     result = torch.cat(embeddings)

@@ -92,9 +92,8 @@ def _parse_config(run: RunDirectory, description: dict[str, Any]) -> TrainConfig
             del values["annealing"]
     if values.get("data") == "folder":
         values.setdefault("split_rule", "index")  # missing if saved before folders were split by name
-    values.setdefault("center", "none")  # missing if saved before centering became the default without BatchNorm
-    if values.get("data") == "folder":
         values.setdefault("resize", "squash")  # missing if saved when images were always squashed
+    values.setdefault("center", "none")  # missing if saved before centering became the default without BatchNorm
     try:
         return TrainConfig.from_dict(values)
     except TypeError as error:
