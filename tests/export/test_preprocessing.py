@@ -4,6 +4,7 @@ import json
 import warnings
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -126,6 +127,9 @@ def test_onnx_file_agrees_with_predict_on_jpegs(run, photographs, tmp_path, with
         pixels = ((pixels.astype(np.float32) - mean) / std).transpose(0, 3, 1, 2)
     assert record["input"]["dtype"] == str(pixels.dtype)
     assert record["input"]["shape"][1:] == list(pixels.shape[1:])
+    properties = {entry.key: json.loads(entry.value) for entry in onnx.load(file).metadata_props}
+    assert properties["input"] == record["input"]
+    assert properties["preprocessing"] == record["preprocessing"]
     probabilities = scores_of(file, pixels).softmax(1)
     for row, values in zip(rows, probabilities.tolist(), strict=True):
         predicted = {entry["class"]: entry["score"] for entry in row["classes"]}

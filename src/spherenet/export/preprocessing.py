@@ -16,7 +16,14 @@ from torch import Tensor, nn
 
 from spherenet.data.images import FORMATS, Preprocessing, center_offset, draft_side
 
-__all__ = ["PixelInput", "pixel_example", "preprocessing_file", "preprocessing_record", "preprocessing_steps"]
+__all__ = [
+    "PixelInput",
+    "input_description",
+    "pixel_example",
+    "preprocessing_file",
+    "preprocessing_record",
+    "preprocessing_steps",
+]
 
 RECORD_FORMAT, RECORD_VERSION = "spherenet-preprocessing", 1
 
@@ -127,6 +134,15 @@ def preprocessing_steps(preprocessing: Preprocessing, *, pixel_input: bool = Fal
     return steps + [step | {"in_model": pixel_input} for step in inside]
 
 
+def input_description(preprocessing: Preprocessing, *, pixel_input: bool = False) -> dict[str, Any]:
+    """Return name, dtype, layout and shape of the input of an exported file, with or without a `PixelInput`."""
+    height, width = preprocessing.size
+    channels = preprocessing.channels
+    shape = ["batch", height, width, channels] if pixel_input else ["batch", channels, height, width]
+    dtype, layout = ("uint8", "NHWC") if pixel_input else ("float32", "NCHW")
+    return {"name": "images", "dtype": dtype, "layout": layout, "shape": shape}
+
+
 def preprocessing_record(
     preprocessing: Preprocessing, *, pixel_input: bool = False, metadata: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
@@ -137,18 +153,10 @@ def preprocessing_record(
         pixel_input: Whether the model is a `PixelInput`.
         metadata: Further JSON values, such as class names.
     """
-    height, width = preprocessing.size
-    channels = preprocessing.channels
-    shape = ["batch", height, width, channels] if pixel_input else ["batch", channels, height, width]
     return {
         "format": RECORD_FORMAT,
         "format_version": RECORD_VERSION,
-        "input": {
-            "name": "images",
-            "dtype": "uint8" if pixel_input else "float32",
-            "layout": "NHWC" if pixel_input else "NCHW",
-            "shape": shape,
-        },
+        "input": input_description(preprocessing, pixel_input=pixel_input),
         "output": {"name": "scores", "softmax": False},
         "pillow": PIL.__version__,
         "steps": preprocessing_steps(preprocessing, pixel_input=pixel_input),

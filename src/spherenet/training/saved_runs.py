@@ -23,7 +23,7 @@ from spherenet.export import (
     preprocessing_record,
 )
 from spherenet.export.description import build_on_meta
-from spherenet.export.preprocessing import pixel_example, preprocessing_file
+from spherenet.export.preprocessing import input_description, pixel_example, preprocessing_file
 from spherenet.files import user_path, write_json
 from spherenet.models import Classifier
 from spherenet.runs import RunDirectory
@@ -219,6 +219,8 @@ def export_run(
     for message in run.warnings:
         warn(message)
     metadata = {"classes": list(run.classes), "preprocessing": run.preprocessing.as_dict()}
+    if record is not None:  # so that nobody normalizes the input of a file twice
+        metadata["input"] = input_description(run.preprocessing, pixel_input=with_preprocessing)
     model: nn.Module = run.model
     example = None
     if with_preprocessing:
