@@ -55,7 +55,8 @@ def test_training_batch_equals_one_image_at_a_time(dataset, collect):
     for index in indices:
         one = torch.tensor([index])
         top, left = (int(draw(5, 2, one, purpose, 4)) for purpose in (Purpose.CROP_TOP, Purpose.CROP_LEFT))
-        crops.append(torch.from_numpy(decode(dataset.train.path(index), (24, 24), 3)[top : top + 21, left : left + 21]))
+        pixels = decode(dataset.train.path(index), (24, 24), 3, keep_aspect=True)
+        crops.append(torch.from_numpy(pixels[top : top + 21, left : left + 21]))
     expected = augment(torch.stack(crops), torch.tensor(indices), EVERYTHING, seed=5, epoch=2)
     assert torch.equal(batch.images, (expected.permute(0, 3, 1, 2).float() - 127.5) / 128)
 

@@ -256,7 +256,9 @@ def test_unsupported_models_raise(tmp_path, case):
 
 
 def test_invalid_arguments_raise(network, tmp_path):
-    with pytest.raises(TypeError, match="model must be a Classifier of create_model, got Linear"):
+    with pytest.raises(
+        TypeError, match="model must be a Classifier of create_model or a module with sphere layers, got Linear"
+    ):
         save_model(torch.nn.Linear(2, 2), tmp_path / "saved")
     for metadata, message in (
         ({"x": object()}, r"metadata\['x'\] must be a value that JSON supports, got an object of type object"),

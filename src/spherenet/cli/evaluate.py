@@ -198,10 +198,12 @@ def export_parser() -> Parser:
     parser = Parser(
         "export",
         "Write a trained network in a format for use elsewhere. ONNX files, PyTorch programs and\n"
-        "TorchScript are for inference: weights are normalized and k is a constant. A model folder can\n"
-        "be trained further.",
+        "TorchScript are for inference: weights are normalized and k is a constant; all steps from an\n"
+        "image file to their input are written next to them as JSON. A model folder can be trained\n"
+        "further.",
         examples="""\
   spherenet export runs/mnist5k-cnn-3-cosine digits.onnx        # ONNX, checked with onnxruntime
+  spherenet export runs/mnist5k-cnn-3-cosine digits.onnx --with-preprocessing   # takes uint8 pixels
   spherenet export runs/mnist5k-cnn-3-cosine digits.pt2         # torch.export
   spherenet export runs/mnist5k-cnn-3-cosine digits             # a folder: safetensors, JSON, model card""",
     )
@@ -211,6 +213,8 @@ def export_parser() -> Parser:
     add_option(parser, "--format", type=formats, help="format; by default derived from the ending of TARGET")
     add_checkpoint(parser)
     parser.add_argument("--overwrite", action="store_true", help="replace an existing target")
+    text = "uint8 images [N, H, W, C] as input of a file, which normalizes them itself"
+    parser.add_argument("--with-preprocessing", action="store_true", help=text)
     return parser
 
 
@@ -224,6 +228,7 @@ def run_export(arguments: Namespace) -> None:
         format=arguments.format,
         checkpoint=arguments.checkpoint,
         overwrite=arguments.overwrite,
+        with_preprocessing=arguments.with_preprocessing,
         warn=warn,
     )
     print(f"written: {written}")

@@ -17,7 +17,7 @@ from spherenet.data.augmentation import AUGMENTATIONS, Augmentation
 from spherenet.data.cifar import CIFAR10, CIFAR100, cifar_info
 from spherenet.data.digits import MNIST5K
 from spherenet.data.folder import FOLDER, FolderSplit, broken_images, check_images, describe_broken
-from spherenet.data.images import Preprocessing, read_image
+from spherenet.data.images import Preprocessing, read_image, read_pixels
 from spherenet.data.splits import Batch, Dataset, DatasetInfo, LoadOptions, Progress, Split, TensorSplit
 from spherenet.files import user_path
 from spherenet.validation import require_one_of
@@ -44,9 +44,11 @@ __all__ = [
     "load_dataset",
     "locate",
     "read_image",
+    "read_pixels",
 ]
 
 MAX_IMAGE_SIZE = 4096
+RESIZE_MODES = ("squash", "crop")
 MAX_BYTES_IN_MEMORY = 16 << 30
 
 DATASETS: dict[str, DatasetInfo] = {
@@ -102,6 +104,7 @@ def load_dataset(
     *,
     image_size: int | None = None,
     channels: int | None = None,
+    resize: str = "crop",
     test_fraction: float = 0.1,
     seed: int = 0,
     split_rule: Literal["name", "index"] = "name",
@@ -120,6 +123,8 @@ def load_dataset(
         image_size: Height and width of the network's input. By default the size of the data set; for `folder` 224,
             cropped from 256 × 256 (other sizes in the same proportion).
         channels: 1 (gray) or 3 (RGB); by default as in the data set.
+        resize: How the images of a folder become square: "crop" keeps their aspect ratio and cuts off two sides,
+            "squash" distorts them. No effect on other data sets, whose images are square.
         test_fraction: Fraction of each class that a folder without `val/` keeps for testing.
         seed: Seed of this choice.
         split_rule: How these images are chosen: "name" by a hash of the file name, which is independent of other files,
@@ -150,6 +155,7 @@ def load_dataset(
             f"image_size must keep {name} below {MAX_BYTES_IN_MEMORY / 2**30:.0f} GB in memory, got {image_size}, "
             f"which takes {size_in_memory / 2**30:,.0f} GB."
         )
+    require_one_of("resize", resize, RESIZE_MODES)
     return info.load(
         LoadOptions(
             data_dir,
@@ -162,5 +168,6 @@ def load_dataset(
             on_broken=on_broken,
             broken=broken,
             workers=workers,
+            resize=resize,
         )
     )

@@ -38,7 +38,10 @@ def _load(options: LoadOptions) -> Dataset:
     root = user_path(options.data_dir).absolute()
     resize = round(options.preprocessing.size[0] * IMAGENET_RESIZE / IMAGENET_SIZE)
     preprocessing = Preprocessing.standard(
-        options.preprocessing.size, options.preprocessing.channels, resize=(resize, resize)
+        options.preprocessing.size,
+        options.preprocessing.channels,
+        resize=(resize, resize),
+        keep_aspect=options.resize == "crop",
     )
 
     def listing_without(skipped: Collection[str]) -> Listing:
@@ -214,7 +217,7 @@ class _BatchReader:
         epoch, indices = key[0], torch.from_numpy(key[1])
         preprocessing = self.split.preprocessing
         (height, width), channels = preprocessing.size, preprocessing.channels
-        outer = preprocessing.resize or preprocessing.size
+        outer = preprocessing.outer
         if self.random_crop:
             tops = draw(self.seed, epoch, indices, Purpose.CROP_TOP, outer[0] - height + 1).tolist()
             lefts = draw(self.seed, epoch, indices, Purpose.CROP_LEFT, outer[1] - width + 1).tolist()
@@ -224,10 +227,11 @@ class _BatchReader:
         images = np.empty((len(indices), height, width, channels), dtype=np.uint8)
         for image, index, top, left in zip(images, indices.tolist(), tops, lefts, strict=True):
             try:
-                image[:] = decode(self.split.path(index), outer, channels)[top : top + height, left : left + width]
+                pixels = decode(self.split.path(index), outer, channels, preprocessing.keep_aspect)
             except DataError as error:
                 remedy = "--on-broken skip leaves such images out, spherenet data lists them"
                 raise DataError(f"{str(error).rstrip('.')}; {remedy}.") from None
+            image[:] = pixels[top : top + height, left : left + width]
         return torch.from_numpy(images)
 
 
@@ -240,7 +244,7 @@ class _ImageCheck:
     def __call__(self, index: int) -> str | None:
         preprocessing = self.split.preprocessing
         try:
-            decode(self.split.path(index), preprocessing.resize or preprocessing.size, preprocessing.channels)
+            decode(self.split.path(index), preprocessing.outer, preprocessing.channels)
         except DataError as error:
             return str(error)
         return None

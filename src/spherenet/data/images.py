@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError, features
+from PIL import Image, ImageOps, UnidentifiedImageError, features
 from torch import Tensor
 
 from spherenet.errors import DataError
@@ -28,13 +28,16 @@ from spherenet.files import open_regular
 
 __all__ = [
     "EARLIER_SUFFIXES",
+    "FORMATS",
     "SUFFIXES",
     "Pixels",
     "Preprocessing",
     "center_offset",
     "decode",
+    "draft_side",
     "normalize",
     "read_image",
+    "read_pixels",
     "signature",
     "unsupported",
 ]
@@ -73,7 +76,8 @@ Pixels = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 class Preprocessing:
     """Conversion of an image to a network's input, saved with the network.
 
-    The image is resized and center-cropped to `size`; a pixel p becomes (p − mean)/std.
+    The image is resized and center-cropped to `size`; a pixel p becomes (p − mean)/std. `export.preprocessing_steps`
+    states every step exactly.
 
     Args:
         size: (height, width) of the input.
@@ -81,6 +85,8 @@ class Preprocessing:
         mean: One number per channel, in units of pixels from 0 to 255.
         std: One number per channel, in the same units.
         resize: (height, width) before the center crop; None resizes directly to `size`.
+        keep_aspect: Whether the image is resized by the same factor in both directions, so that it covers `resize`, and
+            the parts on both sides are cut off. Otherwise it is stretched or compressed to `resize`.
 
     Raises:
         TypeError: An argument has a wrong type.
@@ -92,6 +98,7 @@ class Preprocessing:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     resize: tuple[int, int] | None = None
+    keep_aspect: bool = False
 
     def __post_init__(self) -> None:
         _require_sides("size", self.size)
@@ -105,15 +112,28 @@ class Preprocessing:
             _require_sides("resize", self.resize)
             if self.resize[0] < self.size[0] or self.resize[1] < self.size[1]:
                 raise ValueError(f"resize must be at least size {self.size!r}, got {self.resize!r}.")
+        if not isinstance(self.keep_aspect, bool):
+            raise TypeError(f"keep_aspect must be true or false, got {_shorten(self.keep_aspect)}.")
+
+    @property
+    def outer(self) -> tuple[int, int]:
+        """(height, width) before the center crop."""
+        return self.resize or self.size
 
     @classmethod
-    def standard(cls, size: tuple[int, int], channels: int, resize: tuple[int, int] | None = None) -> Preprocessing:
+    def standard(
+        cls, size: tuple[int, int], channels: int, resize: tuple[int, int] | None = None, keep_aspect: bool = False
+    ) -> Preprocessing:
         """Return the scaling of the paper's released code: (pixel − 127.5)/128 in every channel."""
-        return cls(size, channels, (127.5,) * channels, (128.0,) * channels, resize)
+        return cls(size, channels, (127.5,) * channels, (128.0,) * channels, resize, keep_aspect)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values: numbers, lists and None."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        """Return the fields as JSON values: numbers, lists and None.
+
+        `keep_aspect` is left out if it is False, so that earlier versions can read what they can reproduce.
+        """
+        values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return values if self.keep_aspect else {name: values[name] for name in _REQUIRED_FIELDS}
 
     @classmethod
     def from_dict(cls, saved: object) -> Preprocessing:
@@ -122,16 +142,27 @@ class Preprocessing:
         Raises:
             DataError: A field is missing, unknown or wrong.
         """
-        names = [field.name for field in fields(cls)]
-        if not isinstance(saved, Mapping) or len(saved) != len(names) or any(name not in saved for name in names):
-            raise DataError(f"the saved preprocessing must have exactly the fields {', '.join(names)}.")
+        allowed = [field.name for field in fields(cls)]
+        if (
+            not isinstance(saved, Mapping)
+            or any(name not in saved for name in _REQUIRED_FIELDS)
+            or any(name not in allowed for name in saved)
+        ):
+            raise DataError(
+                f"the saved preprocessing must have the fields {', '.join(_REQUIRED_FIELDS)} and no others except "
+                "keep_aspect."
+            )
         values: dict[str, Any] = {
-            name: tuple(saved[name]) if isinstance(saved[name], list) else saved[name] for name in names
+            name: tuple(value) if isinstance(value, list) else value for name, value in saved.items()
         }
         try:
             return cls(**values)
         except (TypeError, ValueError) as error:
             raise DataError(f"the saved preprocessing is wrong: {error}") from None
+
+
+_REQUIRED_FIELDS = ("size", "channels", "mean", "std", "resize")
+"""Fields of every saved preprocessing. Earlier versions have no others: their images were squashed."""
 
 
 def _require_sides(name: str, value: object) -> None:
@@ -171,8 +202,14 @@ def normalize(images: Tensor, preprocessing: Preprocessing) -> Tensor:
     return rows.view(count, height, width, channels).permute(0, 3, 1, 2)
 
 
-def decode(path: str | Path, size: tuple[int, int], channels: int) -> Pixels:
+def decode(path: str | Path, size: tuple[int, int], channels: int, keep_aspect: bool = False) -> Pixels:
     """Return an image file resized to `size` (height, width) as uint8 [H, W, C].
+
+    Args:
+        path: The file.
+        size: (height, width) of the result.
+        channels: 1 (gray) or 3 (RGB).
+        keep_aspect: Whether to cut off two sides instead of distorting the image, as in `Preprocessing`.
 
     Raises:
         DataError: The file is missing, not a regular file, of another format, corrupt, or has more than `MAX_PIXELS`
@@ -183,10 +220,10 @@ def decode(path: str | Path, size: tuple[int, int], channels: int) -> Pixels:
             warnings.simplefilter("ignore")  # of odd metadata and of large images; _open checks the size
             with _open(path) as image:
                 if image.format != "PNG":
-                    return _pixels(image, size, channels)
+                    return _pixels(image, size, channels, keep_aspect)
                 image.verify()  # loading a PNG does not compare its checksums; afterwards the file must be reopened
             with _open(path) as image:
-                return _pixels(image, size, channels)
+                return _pixels(image, size, channels, keep_aspect)
     except DataError:
         raise
     except Exception as error:  # decoders raise exceptions of many types on corrupt files
@@ -205,14 +242,24 @@ def _open(path: str | Path) -> Image.Image:
     return image
 
 
-def _pixels(image: Image.Image, size: tuple[int, int], channels: int) -> Pixels:
-    """Decode, resize and orient an open image."""
+def draft_side(size: tuple[int, int]) -> int:
+    """Return the least side length to which a JPEG is reduced while it is decoded, for a result of `size`."""
+    return 2 * max(size)
+
+
+def _pixels(image: Image.Image, size: tuple[int, int], channels: int, keep_aspect: bool) -> Pixels:
+    """Decode, resize and orient an open image. `export.preprocessing_steps` documents the steps."""
     # JPEG can be decoded at 1/2, 1/4 or 1/8 of its size, which takes a tenth of the time for photographs.
-    image.draft(None, (2 * max(size), 2 * max(size)))
+    image.draft(None, (draft_side(size), draft_side(size)))
     image.load()
     transpose = TRANSPOSES.get(_orientation(image))  # after load: Pillow orients a TIFF itself while loading
     height, width = reversed(size) if transpose in SWAPS_SIDES else size
-    converted = _convert(image, "L" if channels == 1 else "RGB").resize((width, height), Image.Resampling.BILINEAR)
+    converted = _convert(image, "L" if channels == 1 else "RGB")
+    if keep_aspect:
+        # Reads only the part that is kept: resizing a very long image first could exhaust the memory.
+        converted = ImageOps.fit(converted, (width, height), Image.Resampling.BILINEAR)
+    else:
+        converted = converted.resize((width, height), Image.Resampling.BILINEAR)
     if transpose is not None:
         converted = converted.transpose(transpose)
     return np.array(converted, dtype=np.uint8).reshape(*size, channels)
@@ -289,8 +336,16 @@ def read_image(path: str | Path, preprocessing: Preprocessing) -> Tensor:
     Raises:
         DataError: The file cannot be read.
     """
-    outer = preprocessing.resize or preprocessing.size
-    pixels = decode(path, outer, preprocessing.channels)
-    (top, left), (height, width) = center_offset(outer, preprocessing.size), preprocessing.size
-    window = torch.from_numpy(pixels[top : top + height, left : left + width])
-    return normalize(window.unsqueeze(0), preprocessing)[0]
+    return normalize(torch.from_numpy(read_pixels(path, preprocessing)).unsqueeze(0), preprocessing)[0]
+
+
+def read_pixels(path: str | Path, preprocessing: Preprocessing) -> Pixels:
+    """Return an image file before its normalization: uint8 [H, W, C] of the preprocessing's size.
+
+    Raises:
+        DataError: The file cannot be read.
+    """
+    outer, (height, width) = preprocessing.outer, preprocessing.size
+    pixels = decode(path, outer, preprocessing.channels, preprocessing.keep_aspect)
+    top, left = center_offset(outer, preprocessing.size)
+    return pixels[top : top + height, left : left + width]

@@ -162,6 +162,7 @@ class LoadOptions(NamedTuple):
     on_broken: Literal["stop", "skip"] = "stop"
     broken: Collection[str] | None = None
     workers: int = 0
+    resize: str = "crop"
 
 
 @dataclass(frozen=True)

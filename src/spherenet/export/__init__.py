@@ -4,6 +4,8 @@ from spherenet.export.card import ModelCard, library_versions
 from spherenet.export.folder import load_metadata, load_model, save_model, shipped_model
 from spherenet.export.freeze import freeze
 from spherenet.export.onnx import FORMATS, export_model, export_onnx, format_of
+from spherenet.export.preprocessing import PixelInput, preprocessing_record, preprocessing_steps
+from spherenet.export.pretrained import load_pretrained, save_pretrained
 from spherenet.export.programs import export_program, export_torchscript
 from spherenet.export.weights import Match, load_matching, load_weights, save_weights
 
@@ -11,6 +13,7 @@ __all__ = [
     "FORMATS",
     "Match",
     "ModelCard",
+    "PixelInput",
     "export_model",
     "export_onnx",
     "export_program",
@@ -21,8 +24,12 @@ __all__ = [
     "load_matching",
     "load_metadata",
     "load_model",
+    "load_pretrained",
     "load_weights",
+    "preprocessing_record",
+    "preprocessing_steps",
     "save_model",
+    "save_pretrained",
     "save_weights",
     "shipped_model",
 ]

@@ -70,6 +70,7 @@ def build_data(
         config.data_dir,
         image_size=config.image_size,
         channels=config.channels,
+        resize=config.resize,
         test_fraction=config.test_fraction,
         seed=0,  # the held-out images must not depend on the seed of the run
         split_rule=config.split_rule,

@@ -88,6 +88,9 @@ class TrainConfig:
         None, DATA, "side length to which images are resized; default: that of the data set, 224 for a folder"
     )
     channels: int | None = _option(None, DATA, "channels of a folder's images: 1 for gray, 3 for color; default: 3")
+    resize: Literal["squash", "crop"] = _option(
+        "crop", DATA, "a folder's images made square: crop keeps the aspect ratio, squash the borders"
+    )
     test_fraction: float = _option(
         0.1, DATA, "fraction of each class of a folder without val/ or test/ that is held out for testing"
     )
@@ -185,7 +188,9 @@ class TrainConfig:
         "renormalize", TRAINING, "kept norms: steps renormalized, or projected onto the sphere and relative to the norm"
     )
     init_from: str | None = _option(
-        None, TRAINING, "run or saved model whose weights are the initial weights, as far as they fit"
+        None,
+        TRAINING,
+        "run, saved model or safetensors checkpoint whose weights are the initial ones, as far as they fit",
     )
     on_nan: Literal["stop", "skip"] = _option("stop", TRAINING, "response to a loss or gradient that is not finite")
     seed: int = _option(0, TRAINING, "seed of weights, order of images and augmentation")

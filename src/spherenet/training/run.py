@@ -25,7 +25,8 @@ from spherenet.runs import RunDirectory
 from spherenet.training.build import build_augmentation, build_data, build_model, located
 from spherenet.training.config import FREE, TrainConfig
 from spherenet.training.distributed import Processes
-from spherenet.training.saved_runs import broken_of, config_of, data_record, require_same_data, start_from
+from spherenet.training.initial_weights import start_from
+from spherenet.training.saved_runs import broken_of, config_of, data_record, require_same_data
 from spherenet.training.signals import Reporter, StopSignals
 from spherenet.training.state import Outcome
 from spherenet.training.trainer import Trainer

@@ -9,11 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from spherenet.data import Dataset, FolderSplit, Preprocessing, Split
 from spherenet.errors import CheckpointError, DataError, ModelError, RunError
-from spherenet.export import ModelCard, export_model, load_metadata, load_model
-from spherenet.export.folder import build_on_meta
+from spherenet.export import (
+    ModelCard,
+    PixelInput,
+    export_model,
+    format_of,
+    load_metadata,
+    load_model,
+    preprocessing_record,
+)
+from spherenet.export.description import build_on_meta
+from spherenet.export.preprocessing import input_description, pixel_example, preprocessing_file
+from spherenet.files import user_path, write_json
 from spherenet.models import Classifier
 from spherenet.runs import RunDirectory
 from spherenet.training.config import TrainConfig
@@ -31,7 +42,6 @@ __all__ = [
     "load_run",
     "model_card",
     "require_same_data",
-    "start_from",
 ]
 
 SELECTIONS = {
@@ -82,6 +92,7 @@ def _parse_config(run: RunDirectory, description: dict[str, Any]) -> TrainConfig
             del values["annealing"]
     if values.get("data") == "folder":
         values.setdefault("split_rule", "index")  # missing if saved before folders were split by name
+        values.setdefault("resize", "squash")  # missing if saved when images were always squashed
     values.setdefault("center", "none")  # missing if saved before centering became the default without BatchNorm
     try:
         return TrainConfig.from_dict(values)
@@ -179,9 +190,12 @@ def export_run(
     format: str | None = None,
     checkpoint: str = "last",
     overwrite: bool = False,
+    with_preprocessing: bool = False,
     warn: Callable[[str], None] = lambda message: None,
 ) -> Path:
     """Export the model of a run and return the path of the result.
+
+    The preprocessing of a file is written next to it: digits.preprocessing.json for digits.onnx.
 
     Args:
         path: Folder of the run.
@@ -189,15 +203,35 @@ def export_run(
         format: Format as in `export_model`.
         checkpoint: "last" or "best".
         overwrite: Whether an existing target is replaced.
+        with_preprocessing: Whether the input of the file are pixels, normalized inside of the file (`PixelInput`).
         warn: Function that receives a warning per corrupt checkpoint that was skipped.
     """
-    if not overwrite and (Path(target).is_file() or (Path(target).is_dir() and any(Path(target).iterdir()))):
-        raise ModelError(f"{target} exists: add --overwrite, or choose another target.")
+    is_folder = (format_of(target) if format is None else format) == "folder"
+    if with_preprocessing and is_folder:
+        raise ValueError("with_preprocessing must be left out for a folder, which contains its preprocessing.")
+    record = None if is_folder else preprocessing_file(user_path(target))
+    if not overwrite:
+        if Path(target).is_file() or (Path(target).is_dir() and any(Path(target).iterdir())):
+            raise ModelError(f"{target} exists: add --overwrite, or choose another target.")
+        if record is not None and record.exists():
+            raise ModelError(f"{record} exists: add --overwrite, or choose another target.")
     run = load_run(path, checkpoint)
     for message in run.warnings:
         warn(message)
     metadata = {"classes": list(run.classes), "preprocessing": run.preprocessing.as_dict()}
-    return export_model(run.model, target, format, metadata=metadata, card=model_card(run), overwrite=overwrite)
+    if record is not None:  # so that nobody normalizes the input of a file twice
+        metadata["input"] = input_description(run.preprocessing, pixel_input=with_preprocessing)
+    model: nn.Module = run.model
+    example = None
+    if with_preprocessing:
+        model, example = PixelInput(run.model, run.preprocessing).eval(), pixel_example(run.preprocessing)
+    written = export_model(
+        model, target, format, example=example, metadata=metadata, card=model_card(run), overwrite=overwrite
+    )
+    if record is not None:
+        record = preprocessing_file(written)  # in the folder, if the target is one
+        write_json(record, preprocessing_record(run.preprocessing, pixel_input=with_preprocessing, metadata=metadata))
+    return written
 
 
 def model_card(run: SavedRun) -> ModelCard:
@@ -231,28 +265,6 @@ def commands_of(description: Mapping[str, Any]) -> list[str]:
         commands = [entry.get("command") for entry in history if isinstance(entry, dict)]
         return [command for command in commands if isinstance(command, str)]
     return [shlex.join(map(str, words))] if isinstance(words, list) else []
-
-
-def start_from(model: Classifier, source: str) -> list[str]:
-    """Copy the weights of a run or a saved model into a new model, if names and shapes match.
-
-    Fine-tuning changes the head or the loss. Tensors without a match keep their initial values.
-
-    Returns:
-        A warning if some tensors have no match, else an empty list.
-    """
-    weights = (load_model(source) if _is_exported(source) else load_run(source).model).state_dict()
-    own = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("criterion.")}
-    matching = {name: weights[name] for name in own if name in weights and own[name].shape == weights[name].shape}
-    if not matching:
-        raise RunError(f"no tensor in {source} fits this model.")
-    model.load_state_dict(matching, strict=False)
-    unmatched = [name for name in own if name not in matching]
-    if not unmatched:
-        return []
-    return [
-        f"{len(unmatched)} tensors (first: {unmatched[0]}) have no match in {source} and keep their initial values."
-    ]
 
 
 def _is_exported(path: str | Path) -> bool:
