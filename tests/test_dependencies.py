@@ -181,6 +181,7 @@ for use in (
     lambda: TensorBoard(folder),
     lambda: RayLauncher("local"),
     lambda: __import__("spherenet.estimators"),
+    lambda: sn.from_pretrained("user/name"),
 ):
     try:
         use()
@@ -219,5 +220,6 @@ def test_missing_extra_gives_one_message_with_the_install_command(requirements, 
             ("tensorboard", "tensorboard"),
             ("ray", "cluster"),
             ("sklearn", "sklearn"),
+            ("huggingface_hub", "hub"),
         )
     ]
