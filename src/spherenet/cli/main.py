@@ -22,6 +22,7 @@ VERBS = {
     "train": ("train", "train a network on a data set"),
     "evaluate": ("evaluate", "compute accuracy, per-class table and confusion matrix of a trained network"),
     "predict": ("predict", "classify image files"),
+    "demo": ("demo", "show classes, angles and patches of images on a local web page"),
     "export": ("evaluate", "write a trained network as ONNX, PyTorch program, TorchScript or model folder"),
     "report": ("report", "compare runs in a table and in an HTML page with curves"),
     "doctor": ("report", "check all files of a run for corruption"),
