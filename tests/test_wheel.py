@@ -152,6 +152,7 @@ def test_placeholders_are_in_two_files_only():
     folders = (".github", ".ci", "docs", "src", "examples", "tools")
     files = [path for path in ROOT.iterdir() if path.is_file()]
     files += [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
+    files = [path for path in files if not path.parent.name.endswith(".egg-info")]
     texts = {path: path.read_text("utf-8") for path in files if path.suffix in suffixes}
     found = {str(path.relative_to(ROOT)) for path, text in texts.items() if placed.search(text)}
     assert found == {"pyproject.toml", ".github/CODEOWNERS"}

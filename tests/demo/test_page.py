@@ -1,4 +1,4 @@
-"""The page of `spherenet demo` in a browser: choose, drop, change the layer, errors; phone and desktop, light and dark."""
+"""The page of `spherenet demo` in a browser: choose, drop, change the layer, errors; phone and desktop."""
 
 import re
 import threading

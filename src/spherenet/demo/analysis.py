@@ -151,7 +151,7 @@ def _strongest_patches(output: Tensor, pixels: Tensor, reach: Layer) -> list[dic
 
     Positions that are less than half a patch from a stronger one are skipped.
     """
-    filters, height, width = output.shape
+    _, height, width = output.shape
     step_y, step_x = pixels.shape[2] / height, pixels.shape[3] / width
     strongest, indices = output.detach().max(0)
     chosen: list[tuple[int, int]] = []
@@ -170,9 +170,7 @@ def _strongest_patches(output: Tensor, pixels: Tensor, reach: Layer) -> list[dic
             continue
         top, left, tall, wide = box
         response = float(strongest[y, x])
-        patches.append(
-            {"top": top, "left": left, "height": tall, "width": wide, "filter": index, "response": response}
-        )
+        patches.append({"top": top, "left": left, "height": tall, "width": wide, "filter": index, "response": response})
         if len(patches) == SHOWN_PATCHES:
             break
     return patches

@@ -69,7 +69,7 @@ class DemoServer(ThreadingHTTPServer):
         }
 
 
-class _Rejected(Exception):
+class _RequestError(Exception):
     """A request that is answered with an error."""
 
     def __init__(self, status: HTTPStatus, message: str) -> None:
@@ -85,11 +85,11 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *arguments: Any) -> None:
         """Print no line per request."""
 
-    def do_GET(self) -> None:  # noqa: N802 (name of http.server)
+    def do_GET(self) -> None:
         """Send the page or the description of the model."""
         self._answer(self._get)
 
-    def do_POST(self) -> None:  # noqa: N802
+    def do_POST(self) -> None:
         """Analyze an uploaded image."""
         self._answer(self._post)
 
@@ -97,7 +97,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             self._require_own_page()
             respond()
-        except _Rejected as error:
+        except _RequestError as error:
             self.close_connection = True  # the body of the request was not read
             self._send(error.status, "application/json", json.dumps({"error": str(error)}).encode())
 
@@ -110,20 +110,20 @@ class _Handler(BaseHTTPRequestHandler):
         elif path == "/model":
             self._send_json(self._demo.description())
         else:
-            raise _Rejected(HTTPStatus.NOT_FOUND, "the path must be / or /model.")
+            raise _RequestError(HTTPStatus.NOT_FOUND, "the path must be / or /model.")
 
     def _post(self) -> None:
         address = urlsplit(self.path)
         if address.path != "/analyze":
-            raise _Rejected(HTTPStatus.NOT_FOUND, "the path must be /analyze.")
+            raise _RequestError(HTTPStatus.NOT_FOUND, "the path must be /analyze.")
         if self.headers.get("Content-Type") != UPLOAD_TYPE:
-            raise _Rejected(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"the content type must be {UPLOAD_TYPE}.")
+            raise _RequestError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"the content type must be {UPLOAD_TYPE}.")
         length = self.headers.get("Content-Length", "")
         if not (length.isascii() and length.isdigit()) or "Transfer-Encoding" in self.headers:
-            raise _Rejected(HTTPStatus.LENGTH_REQUIRED, "the request must have a content length.")
+            raise _RequestError(HTTPStatus.LENGTH_REQUIRED, "the request must have a content length.")
         if len(length) > 12 or int(length) > LARGEST_UPLOAD:
             text = f"the file must have at most {LARGEST_UPLOAD // 2**20} MiB."
-            raise _Rejected(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)
+            raise _RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)
         content = self.rfile.read(int(length))
         layer = parse_qs(address.query).get("layer", [self._demo.analyzer.default_layer])[0]
         with tempfile.TemporaryDirectory() as folder:
@@ -134,9 +134,9 @@ class _Handler(BaseHTTPRequestHandler):
                     result = self._demo.analyzer.analyze(path, layer)
             except DataError as error:
                 message = str(error).replace(f"the image {str(path)!r}", "the file")
-                raise _Rejected(HTTPStatus.BAD_REQUEST, message) from None
+                raise _RequestError(HTTPStatus.BAD_REQUEST, message) from None
             except ValueError as error:
-                raise _Rejected(HTTPStatus.BAD_REQUEST, str(error)) from None
+                raise _RequestError(HTTPStatus.BAD_REQUEST, str(error)) from None
         self._send_json(result)
 
     @property
@@ -147,10 +147,10 @@ class _Handler(BaseHTTPRequestHandler):
         """Reject requests of other websites and of names that other websites made point to this machine."""
         hosts = self.headers.get_all("Host", [])
         if len(hosts) != 1 or hosts[0] not in self._demo.hosts:
-            raise _Rejected(HTTPStatus.FORBIDDEN, "the header Host must be the address of this page.")
+            raise _RequestError(HTTPStatus.FORBIDDEN, "the header Host must be the address of this page.")
         origins = self.headers.get_all("Origin", [])
         if origins != [f"http://{hosts[0]}"] and (origins or self.command == "POST"):
-            raise _Rejected(HTTPStatus.FORBIDDEN, "the header Origin must be the address of this page.")
+            raise _RequestError(HTTPStatus.FORBIDDEN, "the header Origin must be the address of this page.")
 
     def _send_json(self, value: Any) -> None:
         self._send(HTTPStatus.OK, "application/json", json.dumps(value).encode())
