@@ -34,6 +34,7 @@ from .convert import to_plain as to_plain
 from .convert import to_sphere as to_sphere
 from .export import ModelCard as ModelCard
 from .export import freeze as freeze
+from .export import from_pretrained as from_pretrained
 from .export import load_model as load_model
 from .export import load_pretrained as load_pretrained
 from .export import load_weights as load_weights

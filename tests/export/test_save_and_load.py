@@ -134,7 +134,8 @@ def test_folder_contents(network, tmp_path):
     assert config["versions"]["spherenet"] == sn.__version__
     assert config["model"]["operator"] == "sigmoid"
     card = (tmp_path / "saved" / "README.md").read_text()
-    assert card.startswith("# Mine\n")
+    assert card.startswith("---\nlibrary_name: spherenet\n")
+    assert "\n# Mine\n" in card
     assert "cnn-3 with the sigmoid operator" in card
 
 

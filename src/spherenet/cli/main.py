@@ -22,6 +22,7 @@ VERBS = {
     "train": ("train", "train a network on a data set"),
     "evaluate": ("evaluate", "compute accuracy, per-class table and confusion matrix of a trained network"),
     "predict": ("predict", "classify image files"),
+    "demo": ("demo", "show classes, angles and patches of images on a local web page"),
     "export": ("evaluate", "write a trained network as ONNX, PyTorch program, TorchScript or model folder"),
     "embed": ("embed", "write the embeddings of images, and measure retrieval"),
     "verify": ("embed", "measure the verification of pairs of images: ROC, TPR@FPR, EER, accuracy"),

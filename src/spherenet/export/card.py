@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import platform
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date as Date
 
 import torch
+import yaml  # type: ignore[import-untyped]
 
 from spherenet import __version__
 from spherenet.text import markdown
@@ -23,6 +25,9 @@ from spherenet.export import load_metadata, load_model
 model = load_model("path/to/this/folder")
 print(load_metadata("path/to/this/folder"))  # class names and preprocessing, if available
 scores = model(torch.zeros({shape}))  # a batch of images; softmax turns scores into probabilities"""
+
+LICENSES = ("apache-2.0", "bsd-3-clause", "cc-by-4.0", "cc-by-sa-4.0", "cc0-1.0", "mit")
+"""Names of licenses that model hubs know; others are "other"."""
 
 Z_95 = 1.959964
 """Quantile of the standard normal distribution for a two-sided 95% interval."""
@@ -109,6 +114,23 @@ class ModelCard:
         paragraphs += [] if self.description is None else [self.description.strip()]
         paragraphs += [f"## {title}\n\n{text.strip()}" for title, text in sections.items() if text]
         return "\n\n".join(paragraphs) + "\n"
+
+    def to_hub_page(self) -> str:
+        """Return the card with a YAML header, as model hubs read it: library, task, license and accuracy."""
+        header: dict[str, object] = {
+            "library_name": "spherenet",
+            "pipeline_tag": "image-classification",
+            "tags": ["hyperspherical-learning", "pytorch", "spherenet"],
+        }
+        if self.license is not None:
+            header["license"] = self.license.lower() if self.license.lower() in LICENSES else "other"
+        if self.accuracy is not None:
+            name = _one_line(self.accuracy_on or "unknown")
+            dataset = {"name": name, "type": re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "unknown"}
+            metric = {"type": "accuracy", "value": round(float(self.accuracy), 6)}
+            result = {"task": {"type": "image-classification"}, "dataset": dataset, "metrics": [metric]}
+            header["model-index"] = [{"name": _one_line(self.name), "results": [result]}]
+        return f"---\n{yaml.safe_dump(header, allow_unicode=True, sort_keys=False)}---\n\n{self.to_markdown()}"
 
     def _accuracy_text(self) -> str | None:
         if self.accuracy is None:

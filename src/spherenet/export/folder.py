@@ -101,7 +101,7 @@ def save_model(
         )
     config["metadata"] = metadata_as_json(metadata)
     text = json.dumps(config, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    page = _completed_card(card, model, config).to_markdown()
+    page = _completed_card(card, model, config).to_hub_page()
     with writing(folder) as target:
         require_free(target, (WEIGHTS_FILE, CONFIG_FILE, CARD_FILE), overwrite=overwrite)
         with atomic_folder(target) as path:
