@@ -132,9 +132,9 @@ def shard_head(model: M, mesh: DeviceMesh, *, sample_rate: float = 1.0) -> M:
     Args:
         model: Module that contains one `AngularHead`, or a head.
         mesh: Processes, in one dimension, e.g. `init_device_mesh("cpu", (world,))`.
-        sample_rate: Fraction of its classes that a process uses in each training step, as Partial FC (An et al., 2021):
-            the labels of the batch and other classes at random, whose terms are weighted so that sums over all classes
-            have the right expectation. 1 for all classes.
+        sample_rate: Fraction of the classes that is used in each training step, as in Partial FC (An et al., 2021): the
+            labels of the batch and other classes at random, whose terms are weighted so that sums over all classes have
+            the right expectation. 1 for all classes.
 
     Returns:
         The model, changed in place, or the new head if `model` is a head.
