@@ -73,7 +73,7 @@ def loss_on_shards(
     result = _reduce_rows(loss, output, losses.masked_fill(ignored, 0), weight.masked_fill(ignored, 0), ignored)
     if reduced.prediction is None:
         return result
-    return result, reduced.prediction[output.own].reshape(output.leading)
+    return result, reduced.prediction[output.own].reshape(output.leading).clone()  # FSDP warns about views
 
 
 def distributed_logits(loss: AngularLoss, output: ShardedOutput) -> Tensor:
