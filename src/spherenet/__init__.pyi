@@ -47,6 +47,7 @@ from .layers import LazySphereConv1d as LazySphereConv1d
 from .layers import LazySphereConv2d as LazySphereConv2d
 from .layers import LazySphereConv3d as LazySphereConv3d
 from .layers import LazySphereLinear as LazySphereLinear
+from .layers import ShardedHead as ShardedHead
 from .layers import SphereConv1d as SphereConv1d
 from .layers import SphereConv2d as SphereConv2d
 from .layers import SphereConv3d as SphereConv3d
@@ -59,6 +60,7 @@ from .layers import SphereLayer as SphereLayer
 from .layers import SphereLinear as SphereLinear
 from .layers import SphereLSTM as SphereLSTM
 from .layers import SphereLSTMCell as SphereLSTMCell
+from .layers import shard_head as shard_head
 from .losses import AngularLoss as AngularLoss
 from .losses import Annealing as Annealing
 from .losses import ArcFaceLoss as ArcFaceLoss

@@ -17,6 +17,7 @@ from spherenet.models import Classifier, create_model
 from spherenet.optim import param_groups
 from spherenet.regularizers import hyperspherical_energy, orthogonality, sphere_layers
 from spherenet.training.config import TrainConfig
+from spherenet.training.sharding import split_by_mesh
 from spherenet.validation import require_one_of
 
 __all__ = [
@@ -224,6 +225,7 @@ def build_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimi
     if config.decay_all:
         for group in groups:
             group["weight_decay"] = config.weight_decay
+    groups = split_by_mesh(groups)
     if config.optimizer == "adam":
         return torch.optim.Adam(groups, lr=config.learning_rate, fused=True)
     return torch.optim.SGD(groups, lr=config.learning_rate, momentum=config.momentum, fused=True)

@@ -166,6 +166,7 @@ class TrainConfig:
     lambda_floor: float = _option(5.0, LOSS, "final λ of the annealing: the margin has the weight 1/(1 + λ)")
     lambda_floor_at: float = _option(1 / 6, LOSS, "fraction of the run after which λ has its final value")
     label_smoothing: float = _option(0.0, LOSS, "label smoothing, from 0 to 1")
+    sample_rate: float = _option(1.0, LOSS, "fraction of the classes used per step with --shard-head; 1 for all")
 
     iterations: int = _option(1000, TRAINING, "number of optimizer steps (64000 in the paper)")
     batch_size: int = _option(128, TRAINING, "images per step, over all processes")
@@ -201,6 +202,10 @@ class TrainConfig:
     )
     channels_last: bool = _option(True, MACHINE, "channels-last memory format of images and kernels")
     compile: bool = _option(False, MACHINE, "compilation of the network with torch.compile")
+    sharding: Literal["ddp", "fsdp", "hsdp"] = _option(
+        "ddp", MACHINE, "weights of several processes: copies (ddp), divided among all (fsdp) or per machine (hsdp)"
+    )
+    shard_head: bool = _option(False, MACHINE, "class weights divided among the processes, for very many classes")
     sync_batch_norm: bool = _option(True, MACHINE, "BatchNorm statistics over all GPUs of a run")
     threads: int | None = _option(None, MACHINE, "number of CPU threads per process; default: that of torch")
     workers: int = _option(2, MACHINE, "number of processes that read a folder's images")
@@ -240,6 +245,8 @@ class TrainConfig:
                 raise ValueError(f"{name} must be a finite number of at least 0, got {str(value)[:40]}.")
         if not 0 <= self.validation_fraction < 1:
             raise ValueError(f"validation_fraction must be from 0 to less than 1, got {self.validation_fraction}.")
+        if not 0 < self.sample_rate <= 1:
+            raise ValueError(f"sample_rate must be greater than 0 and at most 1, got {self.sample_rate}.")
         if not self.timeout > 0:
             raise ValueError(f"timeout must be greater than 0, got {self.timeout}.")
 

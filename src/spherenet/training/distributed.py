@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from spherenet.errors import LostProcessError, RunError, SphereNetError
+from spherenet.kernels.dispatch import leave_out_of_ddp
 
 __all__ = ["TIMEOUT", "Processes"]
 
@@ -161,13 +162,23 @@ class Processes:
             for buffer in model.buffers():
                 dist.broadcast(buffer, src=0)
 
+    def average_gradient(self, parameter: Tensor) -> None:
+        """Replace the gradient of a parameter by its mean over the processes."""
+        if self.world > 1 and parameter.grad is not None:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= self.world
+
     def wrap(self, model: nn.Module, *, sync_batch_norm: bool) -> nn.Module:
-        """Return the model wrapped in torch's DDP if there are several processes. SyncBatchNorm requires GPUs."""
+        """Return the model wrapped in torch's DDP if there are several processes. SyncBatchNorm requires GPUs.
+
+        DTensors, which are divided among the processes, are left out.
+        """
         if self.world == 1:
             return model
         on_gpu = self.device.type == "cuda"
         if sync_batch_norm and on_gpu:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+        leave_out_of_ddp(model, [name for name, p in model.named_parameters() if hasattr(p, "device_mesh")])
         return nn.parallel.DistributedDataParallel(model, device_ids=[self.device] if on_gpu else None)
 
 

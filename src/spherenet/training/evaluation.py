@@ -82,8 +82,17 @@ def epoch_seed(seed: int, epoch: int) -> int:
     return (seed * 0x9E3779B97F4A7C15 + epoch * 0xBF58476D1CE4E5B9) % 2**63
 
 
-def evaluation_order(num_examples: int, batch_size: int, processes: Processes) -> Iterator[tuple[int, Tensor]]:
-    """Yield (0, indices) of the batches that this process evaluates. Over all processes each image occurs once."""
+def evaluation_order(
+    num_examples: int, batch_size: int, processes: Processes, *, together: bool = False
+) -> Iterator[tuple[int, Tensor]]:
+    """Yield (0, indices) of the batches that this process evaluates. Over all processes each image occurs once.
+
+    With `together`, all processes have the same number of batches, of which the last may be empty in some.
+    """
+    if together:
+        for indices in torch.split(torch.arange(num_examples), batch_size * processes.world):
+            yield 0, indices.tensor_split(processes.world)[processes.rank]
+        return
     own = torch.arange(num_examples).tensor_split(processes.world)[processes.rank]
     for indices in torch.split(own, batch_size):
         if len(indices):
@@ -123,6 +132,7 @@ def evaluate(
     batch_size: int = 256,
     precision: str = "float32",
     workers: int = 0,
+    together: bool = False,
 ) -> Evaluation:
     """Evaluate a model in eval mode on a split. The counts are exact over all processes.
 
@@ -134,6 +144,7 @@ def evaluate(
         batch_size: Images per batch.
         precision: "float32", or "bfloat16" or "float16" for autocast.
         workers: Number of processes that read images from files.
+        together: Whether the model's weights are sharded, so that all processes must make the same number of calls.
     """
     device = processes.device
     was_training = model.training
@@ -141,12 +152,12 @@ def evaluate(
     loss_sum = torch.zeros((), dtype=sum_dtype(device), device=device)
     confusion = torch.zeros(num_classes, num_classes, dtype=torch.int64, device=device)
     autocast = torch.autocast(device.type, getattr(torch, precision), enabled=precision != "float32")
-    order = evaluation_order(len(split), batch_size, processes)
+    order = evaluation_order(len(split), batch_size, processes, together=together)
     for batch in split.batches(order, device=device, augmentation=None, workers=workers):
         with autocast:
             loss, scores = model(batch.images, batch.labels)
         loss_sum += loss.to(loss_sum.dtype) * len(batch.labels)
-        pairs = batch.labels * num_classes + scores.argmax(1)
+        pairs = batch.labels * num_classes + (scores.argmax(1) if scores.dim() > 1 else scores)
         confusion += torch.bincount(pairs, minlength=num_classes**2).reshape(num_classes, num_classes)
     model.train(was_training)
     total_loss, confusion = processes.total(loss_sum).item(), processes.total(confusion).cpu()
@@ -177,14 +188,12 @@ class Probes:
         was_training = model.training
         model.eval()
         with _hooks(model, variances, feature_norms):
-            model(batch.images)
+            model(batch.images, batch.labels)  # with labels, because the scores of a sharded head are not gathered
         model.train(was_training)
         row: dict[str, Any] = {
             "output_variance": variances,
             "weight_norm": {
-                name: _rounded(parameter.norm().item())
-                for name, parameter in model.named_parameters()
-                if parameter.dim() > 1
+                name: _rounded(_norm(parameter)) for name, parameter in model.named_parameters() if parameter.dim() > 1
             },
         }
         learned = {name: [_rounded(k) for k in entry["values"]] for name, entry in k_values(model).items()}
@@ -203,6 +212,12 @@ class Probes:
                 f"the feature norm has collapsed from {self._first_norm:.3g} to {norm:.3g}: the loss is proportional "
                 "to it, so training will stagnate; try a smaller margin or slower annealing."
             )
+
+
+def _norm(parameter: Any) -> float:
+    """Return the norm of a parameter, also of a sharded one; all processes must call it then."""
+    norm = parameter.detach().norm()
+    return float((norm.full_tensor() if hasattr(norm, "full_tensor") else norm).item())
 
 
 def _rounded(value: float | None) -> float | None:

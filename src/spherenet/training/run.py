@@ -27,6 +27,7 @@ from spherenet.training.config import FREE, TrainConfig
 from spherenet.training.distributed import Processes
 from spherenet.training.initial_weights import start_from
 from spherenet.training.saved_runs import broken_of, config_of, data_record, require_same_data
+from spherenet.training.sharding import is_divided
 from spherenet.training.signals import Reporter, StopSignals
 from spherenet.training.state import Outcome
 from spherenet.training.trainer import Trainer
@@ -185,7 +186,8 @@ def _initial_state(trainer: Trainer, dataset: Dataset) -> dict[str, Any]:
     weights = hashlib.sha256()
     for name, tensor in trainer.model.state_dict().items():
         weights.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        weights.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        if not is_divided(tensor):  # otherwise each process holds other rows
+            weights.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     return {
         "the classes": dataset.classes,
         "the training data": record["train"],

@@ -4,35 +4,33 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from spherenet.data import Batch, Dataset, Split
-from spherenet.errors import CheckpointError, TrainingError
-from spherenet.kernels.dispatch import implementation_name
+from spherenet.errors import TrainingError
 from spherenet.optim import keep_norms
-from spherenet.runs import Checkpoint, RunDirectory
+from spherenet.runs import RunDirectory
 from spherenet.training.build import build_augmentation, build_optimizer, build_penalty, compiled, lambda_setter
 from spherenet.training.config import TrainConfig
 from spherenet.training.deferred import DeferredSums, sum_dtype
 from spherenet.training.distributed import Processes
 from spherenet.training.evaluation import Evaluation, Probes, epoch_seed, evaluate, first_batch, training_order
-from spherenet.training.signals import Reporter, StopRequested, StopSignals
-from spherenet.training.state import (
-    Outcome,
-    Progress,
-    buffer_copies,
-    load_model_tensors,
-    load_optimizer_tensors,
-    optimizer_tensors,
-    require_number,
-    restore_buffers,
+from spherenet.training.sharding import (
+    gradient_norm,
+    is_sharded,
+    joint_micro_batches,
+    local,
+    require_shardable,
+    shard_model,
 )
+from spherenet.training.signals import Reporter, StopRequested, StopSignals
+from spherenet.training.snapshots import restore, snapshot, write
+from spherenet.training.state import Outcome, Progress, buffer_copies, restore_buffers
 
 __all__ = ["Trainer"]
 
@@ -78,14 +76,22 @@ class Trainer:
         self.set_lambda = lambda_setter(config, model)
         self.probes = Probes(self.reporter.warned) if config.probes else None
         device = processes.device
+        require_shardable(config, processes)
+        self.sharded = is_sharded(config, processes)
         model = model.to(device)
-        if config.channels_last:
+        if config.channels_last and config.sharding == "ddp":  # FSDP requires contiguous weights
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        # With a sharded head the loss is that of all processes: the images of each micro-batch over all of them.
+        self.joint_sizes: list[int] | None = None
+        if self.sharded:
+            self.joint_sizes = joint_micro_batches(config, processes.world) if config.shard_head else None
+            shard_model(model, config, processes)
         self.optimizer = build_optimizer(config, model)
         self.kept_norms = keep_norms(self.optimizer, model, config.keep_norms_mode) if config.keep_norms else None
-        self.ddp = processes.wrap(model, sync_batch_norm=config.sync_batch_norm)
+        self.uses_ddp = processes.world > 1 and config.sharding == "ddp"
+        self.ddp = processes.wrap(model, sync_batch_norm=config.sync_batch_norm) if self.uses_ddp else model
         # SyncBatchNorm may have replaced modules: the model that is saved and evaluated is the one that is trained.
-        self.model: nn.Module = self.ddp.get_submodule("module") if processes.world > 1 else self.ddp
+        self.model: nn.Module = self.ddp.get_submodule("module") if self.uses_ddp else self.ddp
         self.forward = compiled(self.ddp) if config.compile else self.ddp
         self.autocast = torch.autocast(
             device.type, getattr(torch, config.precision), enabled=config.precision != "float32"
@@ -109,31 +115,10 @@ class Trainer:
         Raises:
             CheckpointError: If all checkpoints are corrupt, or if the newest valid one does not fit the model.
         """
-        checkpoint, warnings = self.run_directory.newest_checkpoint()
-        if checkpoint is None:
-            if warnings:
-                raise CheckpointError(f"{self.run_directory.path} has no valid checkpoint: {warnings[0]}")
-            return ["there is no checkpoint yet: the run starts from the beginning."]
-        source = f"the checkpoint of step {checkpoint.step}"
-        load_model_tensors(self.model, checkpoint.tensors.get("model", {}), source)
-        optimizer_state = checkpoint.tensors.get("optimizer", {})
-        warnings += load_optimizer_tensors(self.optimizer, self.model, optimizer_state, source)
-        if self.kept_norms is not None:
-            self.kept_norms.load_state_dict(checkpoint.tensors.get("kept_norms", {}))
-        if self.scaler.is_enabled() and "scaler" in checkpoint.state:  # absent if the precision was changed
-            scaling = checkpoint.state["scaler"]
-            self.scaler.load_state_dict({name: require_number(scaling, name) for name in self.scaler.state_dict()})
-        self.progress = Progress.from_state(checkpoint.state)
-        self.step = checkpoint.step
+        warnings = restore(self)
         if self.progress.best_step not in self.run_directory.checkpoints.steps("best", up_to=self.step):
             # The best checkpoint was replaced after this step. With changed options the run may never reach it again.
             self.progress.best_accuracy, self.progress.best_step = -1.0, -1
-        before, now = checkpoint.state.get("implementation"), implementation_name(self.processes.device.type)
-        if isinstance(before, str) and before != now:
-            warnings.append(
-                f"{source} was computed by the implementation {before[:40]!r}, now {now!r} is used: "
-                "results differ by rounding from those of an uninterrupted run."
-            )
         return warnings
 
     def train(self, stop: StopSignals) -> Outcome:
@@ -202,13 +187,14 @@ class Trainer:
             last = number == config.accumulate - 1
             batch = next(micro_batches)
             batch_indices.append(batch.indices)
-            with nullcontext() if last or processes.world == 1 else self.ddp.no_sync():  # type: ignore[operator]
-                loss, correct = self._forward_backward(batch, add_penalty=last)
+            images = len(batch.labels) * processes.world if self.joint_sizes is None else self.joint_sizes[number]
+            with nullcontext() if last or not self.uses_ddp else self.ddp.no_sync():  # type: ignore[operator]
+                loss, correct = self._forward_backward(batch, images, add_penalty=last)
             sums[0] += loss.to(self.sum_dtype) * len(batch.labels)
             sums[1] += correct
         self.scaler.unscale_(self.optimizer)
         gradients = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
+        norm = gradient_norm(gradients) if self.sharded else torch.nn.utils.get_total_norm(gradients)
         # Infinite float16 gradients are expected: the scaler skips the step and reduces its scale.
         sums[2] = ~(sums[0].isfinite() & (norm.isfinite() | self.scaler.is_enabled()))
         stop_requested = stop.received is not None
@@ -242,16 +228,21 @@ class Trainer:
         self.reporter.stepped(self.step, loss_sum / config.batch_size, correct_sum / config.batch_size)
         return bool(stop_requests)
 
-    def _forward_backward(self, batch: Batch, *, add_penalty: bool) -> tuple[Tensor, Tensor]:
-        """Add the gradient of a micro-batch; return its mean loss and its number of correct predictions."""
+    def _forward_backward(self, batch: Batch, images: int, *, add_penalty: bool) -> tuple[Tensor, Tensor]:
+        """Add the gradient of a micro-batch; return its mean loss and its number of correct predictions.
+
+        `images` is the weight of its mean loss.
+        """
         with self.autocast:
             loss, scores = self.forward(batch.images, batch.labels)
         # DDP averages over processes: each micro-batch is weighted by its images, whatever the sizes of the others.
-        total = loss * (len(batch.labels) * self.processes.world / self.config.batch_size)
+        total = loss * (images / self.config.batch_size)
         if add_penalty and self.penalty is not None:
             total = total + self.penalty(self.model)
         self.scaler.scale(total).backward()
-        return loss.detach(), (scores.detach().argmax(1) == batch.labels).sum()
+        # A sharded head returns predictions in place of scores.
+        predictions = scores.detach().argmax(1) if scores.dim() > 1 else scores
+        return loss.detach(), (predictions == batch.labels).sum()
 
     def _finish_on_device(
         self, deferred: DeferredSums, sums: Tensor, norm: Tensor, indices: Tensor, buffers: list[Tensor] | None
@@ -314,7 +305,8 @@ class Trainer:
 
     def _require_finite_weights(self) -> None:
         """Raise TrainingError in all processes if a weight or buffer is not finite. Such a model is never saved."""
-        tensors = {name: tensor for name, tensor in self.model.state_dict().items() if tensor.is_floating_point()}
+        state = self.model.state_dict()
+        tensors = {name: local(tensor) for name, tensor in state.items() if tensor.is_floating_point()}
         bad = [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]
         if self.processes.total(torch.tensor(float(bool(bad)), device=self.processes.device)).item():
             which = f" (first: {bad[0]})" if bad else ""
@@ -356,7 +348,7 @@ class Trainer:
         """Evaluate on a split, by default the test images, in all processes with the buffers that are saved."""
         self.processes.broadcast_buffers(self.model)
         config, split, classes = self.config, split or self.dataset.test, len(self.dataset.classes)
-        options: dict[str, Any] = {"precision": config.precision, "workers": config.workers}
+        options: dict[str, Any] = {"precision": config.precision, "workers": config.workers, "together": self.sharded}
         return evaluate(self.model, split, classes, self.processes, batch_size=config.eval_batch_size, **options)
 
     def _evaluate(self) -> None:
@@ -369,31 +361,16 @@ class Trainer:
                 self._log(name, loss=evaluation.loss, accuracy=evaluation.accuracy, count=evaluation.count)
                 accuracies[name] = evaluation.accuracy
         progress.accuracy = accuracies["test"]
-        if self.probes is not None and is_main:
+        if self.probes is not None and (is_main or self.sharded):
             batch = first_batch(self.dataset.test, self.config.eval_batch_size, self.processes.device)
             self._log("probes", **self.probes(self.model, batch))
         selected_on, accuracy = list(accuracies.items())[-1]
         if accuracy > progress.best_accuracy:
             progress.best_accuracy, progress.best_step = accuracy, self.step
-            if is_main:
-                state = {"accuracy": accuracies["test"], "selected_on": selected_on, "selection_accuracy": accuracy}
-                self.run_directory.save(Checkpoint(self.step, {"model": self.model.state_dict()}, state), best=True)
+            state = {"accuracy": accuracies["test"], "selected_on": selected_on, "selection_accuracy": accuracy}
+            write(self, {"model": self.model.state_dict()}, state, best=True)
 
     def _save(self) -> None:
-        """Save a checkpoint, in the main process."""
-        if not self.processes.is_main:
-            return
-        tensors: dict[str, Mapping[str, Tensor]] = {
-            "model": self.model.state_dict(),
-            "optimizer": optimizer_tensors(self.optimizer, self.model),
-        }
-        if self.kept_norms is not None:
-            tensors["kept_norms"] = self.kept_norms.state_dict()
-        state: dict[str, Any] = {
-            "progress": asdict(self.progress),
-            "world": self.processes.world,
-            "implementation": implementation_name(self.processes.device.type),
-        }
-        if self.scaler.is_enabled():
-            state["scaler"] = self.scaler.state_dict()
-        self.run_directory.save(Checkpoint(self.step, tensors, state))
+        """Save a checkpoint, in the main process or, if weights are sharded, in all processes."""
+        if self.processes.is_main or self.sharded:
+            write(self, *snapshot(self))
