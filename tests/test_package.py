@@ -9,7 +9,7 @@ import spherenet as sn
 
 SUBMODULES = [
     *("angles", "convert", "data", "errors", "estimators", "export", "functional", "kernels", "layers", "losses"),
-    *("models", "ops", "optim", "regularizers", "report", "runs", "theory", "training"),
+    *("metrics", "models", "ops", "optim", "regularizers", "report", "runs", "theory", "training"),
 ]
 
 

@@ -34,7 +34,7 @@ def lock_text(report):
     lines = []
     for entry in report["install"]:
         name, version = entry["metadata"]["name"], entry["metadata"]["version"]
-        if name != "spherenet":
+        if name != "spherenet-torch":
             sha256 = entry["download_info"]["archive_info"]["hashes"]["sha256"]
             lines.append(f"{name.lower().replace('_', '-')}=={version} --hash=sha256:{sha256}\n")
     system = f"{platform.system()} {platform.machine()}, Python {'.'.join(platform.python_version_tuple()[:2])}"

@@ -36,6 +36,7 @@ SUMMARIES = {
     "elementary": "functions with explicit derivatives",
     "data": "data sets",
     "runs": "run directory",
+    "metrics": "verification, retrieval",
     "files": "atomic writes",
     "validation": "argument checks",
     "text": "messages",

@@ -4,10 +4,8 @@ Public names are listed in `__init__.pyi` and imported on first use, so that `im
 do not import torch.
 """
 
-from importlib.metadata import version as _version
-
 import lazy_loader as _lazy
 
-__version__ = _version("spherenet")
+__version__ = "0.1.0.dev0"
 
 __getattr__, __dir__, __all__ = _lazy.attach_stub(__name__, __file__)

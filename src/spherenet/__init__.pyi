@@ -9,6 +9,7 @@ from . import kernels as kernels
 from . import layers as layers
 from . import losses as losses
 from . import magnitudes as magnitudes
+from . import metrics as metrics
 from . import models as models
 from . import ops as ops
 from . import optim as optim
@@ -26,14 +27,19 @@ from .angles import SharpenedCosineAngle as SharpenedCosineAngle
 from .angles import SigmoidAngle as SigmoidAngle
 from .angles import SquareCosineAngle as SquareCosineAngle
 from .convert import SphereSummary as SphereSummary
+from .convert import apply_conversion as apply_conversion
+from .convert import conversion_record as conversion_record
 from .convert import sphere_summary as sphere_summary
 from .convert import to_plain as to_plain
 from .convert import to_sphere as to_sphere
 from .export import ModelCard as ModelCard
 from .export import freeze as freeze
+from .export import from_pretrained as from_pretrained
 from .export import load_model as load_model
+from .export import load_pretrained as load_pretrained
 from .export import load_weights as load_weights
 from .export import save_model as save_model
+from .export import save_pretrained as save_pretrained
 from .export import save_weights as save_weights
 from .kernels.dispatch import backend as backend
 from .layers import AngularHead as AngularHead
@@ -41,6 +47,7 @@ from .layers import LazySphereConv1d as LazySphereConv1d
 from .layers import LazySphereConv2d as LazySphereConv2d
 from .layers import LazySphereConv3d as LazySphereConv3d
 from .layers import LazySphereLinear as LazySphereLinear
+from .layers import ShardedHead as ShardedHead
 from .layers import SphereConv1d as SphereConv1d
 from .layers import SphereConv2d as SphereConv2d
 from .layers import SphereConv3d as SphereConv3d
@@ -53,6 +60,7 @@ from .layers import SphereLayer as SphereLayer
 from .layers import SphereLinear as SphereLinear
 from .layers import SphereLSTM as SphereLSTM
 from .layers import SphereLSTMCell as SphereLSTMCell
+from .layers import shard_head as shard_head
 from .losses import AngularLoss as AngularLoss
 from .losses import Annealing as Annealing
 from .losses import ArcFaceLoss as ArcFaceLoss
@@ -74,6 +82,13 @@ from .magnitudes import MixedMagnitude as MixedMagnitude
 from .magnitudes import SegmentedMagnitude as SegmentedMagnitude
 from .magnitudes import TanhMagnitude as TanhMagnitude
 from .magnitudes import make_magnitude as make_magnitude
+from .metrics import equal_error_rate as equal_error_rate
+from .metrics import mean_average_precision_at_r as mean_average_precision_at_r
+from .metrics import pair_similarities as pair_similarities
+from .metrics import recall_at_k as recall_at_k
+from .metrics import roc_curve as roc_curve
+from .metrics import true_positive_rate_at as true_positive_rate_at
+from .metrics import verification_accuracy as verification_accuracy
 from .models import Classifier as Classifier
 from .models import create_model as create_model
 from .models import list_models as list_models

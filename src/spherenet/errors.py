@@ -66,4 +66,4 @@ def require_extra(extra: str, package: str) -> ModuleType:
     except ImportError as error:
         if (error.name or package).partition(".")[0] != package.partition(".")[0]:
             raise  # the package is installed, but one of its dependencies is not
-        raise MissingExtraError(f"{package} is not installed: pip install 'spherenet[{extra}]'.") from None
+        raise MissingExtraError(f"{package} is not installed: pip install 'spherenet-torch[{extra}]'.") from None

@@ -171,9 +171,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
         raise _not_regular(path, _kind(path.stat().st_mode))
     with _temporary_folder(path) as folder:
         new = folder / path.name
-        # The mode of a new file follows the user's umask. Some writers create private files.
-        new.touch()
-        mode = new.stat().st_mode
+        mode = _mode_of_new_file(new)
         yield new
         for file in sorted(folder.iterdir(), key=lambda file: file == new):
             file.chmod(mode)
@@ -193,8 +191,12 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         OSError: If the folder cannot be written.
     """
     with _temporary_folder(path) as new:
+        mode = _mode_of_new_file(new / TEMPORARY)
+        (new / TEMPORARY).unlink()
         yield new
         for entry in sorted(new.rglob("*"), reverse=True):
+            if not entry.is_dir():
+                entry.chmod(mode)
             sync(entry)
         sync(new)
         if not os.path.lexists(path):
@@ -202,6 +204,12 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         elif not _exchange(new, path):
             _replace_folder(new, path)
         sync(path.parent)
+
+
+def _mode_of_new_file(path: Path) -> int:
+    """Create an empty file and return its mode, which follows the user's umask. Some writers create private files."""
+    path.touch()
+    return path.stat().st_mode
 
 
 @contextmanager

@@ -124,7 +124,7 @@ def test_missing_dataset_names_folder_and_download_command(tmp_path):
         (["cifar"], "data must be one of 'mnist5k', 'cifar10', 'cifar100', 'folder', got 'cifar'. Did you mean"),
         (["mnist5k", "--download"], "NAME must be cifar10 or cifar100 with --download, got mnist5k"),
         (["--download"], "NAME must be cifar10 or cifar100 with --download, got none"),
-        (["folder", "--data-dir", "x", "--val-fraction", "2"], "val_fraction must be between 0 and 1, got 2.0"),
+        (["folder", "--data-dir", "x", "--val-fraction", "2"], "test_fraction must be between 0 and 1, got 2.0"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, message):

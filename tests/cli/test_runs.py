@@ -170,7 +170,7 @@ def test_corrupt_best_checkpoint_is_named(run, tmp_path, capsys):
     shutil.copytree(run, corrupt)
     for state in corrupt.glob("checkpoints/best-*/state.json"):
         state.write_text("{}")
-    assert spherenet("evaluate", corrupt) == 2
+    assert spherenet("evaluate", corrupt, "--checkpoint", "best") == 2
     said = capsys.readouterr().err
     assert "state.json is corrupt" in said
     assert one_sentence(said)

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from spherenet.data import load_dataset
-from spherenet.data.folder import list_folder
+from spherenet.data.listing import list_folder
 from spherenet.errors import DataError
 
 
@@ -18,8 +18,8 @@ def touch(root, *paths):
         (root / path).touch()
 
 
-def listing_of(root, val_fraction=0.2, seed=0):
-    return list_folder(root, val_fraction=val_fraction, seed=seed)
+def listing_of(root, test_fraction=0.2, seed=0, **options):
+    return list_folder(root, test_fraction=test_fraction, seed=seed, **options)
 
 
 def test_given_splits_are_used(tmp_path):
@@ -28,6 +28,7 @@ def test_given_splits_are_used(tmp_path):
         ("a", "b"),
         [("train/a/x.JPG", 0), ("train/b/10.png", 1), ("train/b/2.png", 1)],
         [("val/b/1.png", 1)],
+        [],
     )
 
 
@@ -38,16 +39,24 @@ def test_val_is_preferred_over_test(tmp_path):
     assert listing_of(tmp_path).test == [("val/b/4.png", 1)]
 
 
-def test_random_split_is_seeded_and_stratified(tmp_path):
-    touch(tmp_path, *(f"a/{index}.png" for index in range(50)), *(f"b/{index}.png" for index in range(10)))
-    touch(tmp_path, "c/1.png", "c/2.png")
-    first = listing_of(tmp_path)
-    assert first == listing_of(tmp_path)
-    assert [sum(label == expected for _, label in first.test) for expected in range(3)] == [10, 2, 1]
-    assert [sum(label == expected for _, label in first.train) for expected in range(3)] == [40, 8, 1]
+@pytest.mark.parametrize("rule", ["name", "index"])
+def test_split_is_reproducible_and_seeded(tmp_path, rule):
+    touch(tmp_path, *(f"{name}/{index}.png" for name in "ab" for index in range(50)))
+    first = listing_of(tmp_path, rule=rule)
+    assert first == listing_of(tmp_path, rule=rule)
     assert not {path for path, _ in first.train} & {path for path, _ in first.test}
     assert first.train == sorted(first.train)
-    assert first != listing_of(tmp_path, seed=1)
+    assert first != listing_of(tmp_path, seed=1, rule=rule)
+
+
+def test_split_of_earlier_versions_is_stratified(tmp_path):
+    touch(tmp_path, *(f"a/{index}.png" for index in range(50)), *(f"b/{index}.png" for index in range(10)))
+    touch(tmp_path, "c/1.png", "c/2.png", "c/3.avif", "c/4.heic")
+    first = listing_of(tmp_path, rule="index")
+    assert [sum(label == expected for _, label in first.test) for expected in range(3)] == [10, 2, 1]
+    assert [sum(label == expected for _, label in first.train) for expected in range(3)] == [40, 8, 1]
+    # As version 0.1 chose them: runs of that version are evaluated on these images.
+    assert [path for path, label in first.test if label == 1] == ["b/1.png", "b/8.png"]
 
 
 @pytest.mark.parametrize("fraction", [0.001, 0.999])
@@ -163,7 +172,7 @@ def test_load_dataset_uses_imagenet_sizes(tmp_path, image_folder, collect):
     assert dataset.preprocessing.resize == (256, 256)
     assert (len(dataset.train), len(dataset.test)) == (15, 3)
     assert collect(dataset.test, [0, 2])[0].images.shape == (2, 3, 224, 224)
-    small = load_dataset("folder", image_folder, image_size=28, channels=1, val_fraction=0.5, seed=3)
+    small = load_dataset("folder", image_folder, image_size=28, channels=1, test_fraction=0.5, seed=3)
     assert small.preprocessing.resize == (32, 32)
     assert (len(small.train), len(small.test)) == (9, 9)
     assert collect(small.train, [0])[0].images.shape == (1, 1, 28, 28)
@@ -179,9 +188,9 @@ def test_load_dataset_requires_a_folder(monkeypatch):
     ("options", "message"),
     [
         ({"name": "cifar11"}, "data must be one of 'mnist5k', .*, got 'cifar11'. Did you mean 'cifar10'"),
-        ({"name": "folder", "val_fraction": 0}, "val_fraction must be between 0 and 1, got 0"),
-        ({"name": "folder", "val_fraction": "0.1"}, "val_fraction must be between 0 and 1, got '0.1'"),
-        ({"name": "folder", "val_fraction": float("nan")}, "val_fraction must be between 0 and 1, got nan"),
+        ({"name": "folder", "test_fraction": 0}, "test_fraction must be between 0 and 1, got 0"),
+        ({"name": "folder", "test_fraction": "0.1"}, "test_fraction must be between 0 and 1, got '0.1'"),
+        ({"name": "folder", "test_fraction": float("nan")}, "test_fraction must be between 0 and 1, got nan"),
         ({"name": "mnist5k", "image_size": 0}, "image_size must be an integer from 1 to 4096, got 0"),
         ({"name": "mnist5k", "image_size": "32"}, "image_size must be an integer"),
         ({"name": "mnist5k", "channels": 2}, "channels must be 1"),
@@ -197,4 +206,4 @@ def test_listing_does_not_read_images(tmp_path):
         (tmp_path / name).mkdir()
         Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(tmp_path / name / "1.png")
         (tmp_path / name / "2.png").write_bytes(b"broken")
-    assert len(load_dataset("folder", tmp_path, val_fraction=0.5).train) == 2
+    assert len(load_dataset("folder", tmp_path, test_fraction=0.5).train) == 2

@@ -55,7 +55,8 @@ def test_training_batch_equals_one_image_at_a_time(dataset, collect):
     for index in indices:
         one = torch.tensor([index])
         top, left = (int(draw(5, 2, one, purpose, 4)) for purpose in (Purpose.CROP_TOP, Purpose.CROP_LEFT))
-        crops.append(torch.from_numpy(decode(dataset.train.path(index), (24, 24), 3)[top : top + 21, left : left + 21]))
+        pixels = decode(dataset.train.path(index), (24, 24), 3, keep_aspect=True)
+        crops.append(torch.from_numpy(pixels[top : top + 21, left : left + 21]))
     expected = augment(torch.stack(crops), torch.tensor(indices), EVERYTHING, seed=5, epoch=2)
     assert torch.equal(batch.images, (expected.permute(0, 3, 1, 2).float() - 127.5) / 128)
 
@@ -122,8 +123,9 @@ def test_broken_image_raises_when_it_is_due(dataset, workers):
         assert next(batches).indices.tolist() == [index]
     with pytest.raises(DataError) as caught:
         next(batches)
-    reason = "it is not a JPEG, PNG, BMP, GIF, WebP or TIFF image"
-    assert str(caught.value) == f"the image {str(dataset.train.path(7))!r} cannot be read: {reason}."
+    reason = "it is not a JPEG, PNG, BMP, GIF, WebP, TIFF or AVIF image"
+    remedy = "--on-broken skip leaves such images out, spherenet data lists them"
+    assert str(caught.value) == f"the image {str(dataset.train.path(7))!r} cannot be read: {reason}; {remedy}."
     assert caught.value.__cause__ is None
     assert children() == []
 

@@ -175,7 +175,7 @@ def encoded(image_format, **options):
 
 
 BROKEN = {
-    "empty": (b"", "it is not a JPEG, PNG, BMP, GIF, WebP or TIFF image"),
+    "empty": (b"", "it is not a JPEG, PNG, BMP, GIF, WebP, TIFF or AVIF image"),
     "text": (b"this is not a image", "it is not a JPEG"),
     "zeros": (bytes(1000), "it is not a JPEG"),
     "truncated jpeg": (encoded("JPEG")[:-300], "cannot be read: "),

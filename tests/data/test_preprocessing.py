@@ -31,7 +31,10 @@ def test_standard_preprocessing_is_exact():
     assert images.flatten().tolist() == [(pixel - 127.5) / 128 for pixel in range(256)]
 
 
-@pytest.mark.parametrize("preprocessing", [COLOR, Preprocessing.standard((28, 28), 1)])
+CROPPED = Preprocessing.standard((28, 28), 1, keep_aspect=True)
+
+
+@pytest.mark.parametrize("preprocessing", [COLOR, Preprocessing.standard((28, 28), 1), CROPPED])
 def test_json_round_trip_is_identical(preprocessing):
     assert Preprocessing.from_dict(json.loads(json.dumps(preprocessing.as_dict()))) == preprocessing
 
@@ -68,6 +71,8 @@ HOSTILE = {
     "std negative": {**GOOD, "std": [1.0, -1.0, 1.0]},
     "std nan": {**GOOD, "std": [math.nan] * 3},
     "nested": {**GOOD, "mean": nested},
+    "keep_aspect of text": {**GOOD, "keep_aspect": "yes"},
+    "keep_aspect of number": {**GOOD, "keep_aspect": 1},
     "long": {**GOOD, "mean": [1.0] * 1_000_000},
 }
 

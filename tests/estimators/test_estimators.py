@@ -227,4 +227,5 @@ def test_missing_scikit_learn_names_the_extra():
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 1
     last = result.stderr.strip().splitlines()[-1]
-    assert last == "spherenet.errors.MissingExtraError: sklearn is not installed: pip install 'spherenet[sklearn]'."
+    message = "sklearn is not installed: pip install 'spherenet-torch[sklearn]'."
+    assert last == f"spherenet.errors.MissingExtraError: {message}"

@@ -134,7 +134,8 @@ def test_folder_contents(network, tmp_path):
     assert config["versions"]["spherenet"] == sn.__version__
     assert config["model"]["operator"] == "sigmoid"
     card = (tmp_path / "saved" / "README.md").read_text()
-    assert card.startswith("# Mine\n")
+    assert card.startswith("---\nlibrary_name: spherenet\n")
+    assert "\n# Mine\n" in card
     assert "cnn-3 with the sigmoid operator" in card
 
 
@@ -256,7 +257,9 @@ def test_unsupported_models_raise(tmp_path, case):
 
 
 def test_invalid_arguments_raise(network, tmp_path):
-    with pytest.raises(TypeError, match="model must be a Classifier of create_model, got Linear"):
+    with pytest.raises(
+        TypeError, match="model must be a Classifier of create_model or a module with sphere layers, got Linear"
+    ):
         save_model(torch.nn.Linear(2, 2), tmp_path / "saved")
     for metadata, message in (
         ({"x": object()}, r"metadata\['x'\] must be a value that JSON supports, got an object of type object"),

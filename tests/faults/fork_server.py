@@ -44,8 +44,8 @@ def few_digits():
     return replace(digits, train=chosen[0], test=chosen[1])
 
 
-def build_data(config, progress=None):
-    return few_digits() if config.data == "mnist5k" else build.build_data(config, progress)
+def build_data(config, progress=None, **options):
+    return few_digits() if config.data == "mnist5k" else build.build_data(config, progress, **options)
 
 
 def call(arguments):

@@ -82,7 +82,7 @@ def runs(count, folder):
     digits = load_dataset("mnist5k", image_size=12)
     train, test = digits.train.subset(torch.arange(0, 4000, 20)), digits.test.subset(torch.arange(0, 1000, 10))
     few = replace(digits, train=train, test=test)
-    training.build_data = lambda config, progress=None: few
+    training.build_data = lambda config, progress=None, **options: few
     config = TrainConfig(widths=[4, 4, 4], iterations=10, batch_size=32, eval_every=5, checkpoint_every=3, log_every=2)
     measured = []
     for number in range(count + 1):

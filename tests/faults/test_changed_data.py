@@ -106,6 +106,6 @@ def test_best_checkpoint_of_an_abandoned_branch_is_removed(children, interrupted
     assert any(not torch.equal(current[name.replace("best-00000012", kept.name)], tensor)
                for name, tensor in abandoned.items())  # fmt: skip
     exported = folder / "exported"
-    assert children.run("export", run, exported).code == 0
+    assert children.run("export", run, exported, "--checkpoint", "best").code == 0
     assert f"{summary['best_accuracy']:.2%}" in (exported / "README.md").read_text()
     tried("a best checkpoint after the step that a run was resumed from")

@@ -45,6 +45,19 @@ def test_checkpoint_that_does_not_fit_keeps_the_earlier_one(children, interrupte
         tried("a checkpoint that exceeds the largest file allowed")
 
 
+def test_changed_options_that_cannot_be_recorded_leave_the_run_unchanged(children, interrupted, folder, tried):
+    run = interrupted(4, folder / "run")
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    limit = (run / "config.json").stat().st_size // 2
+    options = ["--learning-rate", "0.01", "--allow-changes"]
+    child = children.run("train", "--resume", run, *options, largest_file={"size": limit})
+    assert child.code == 2, child.output
+    assert "config.json of" in last_line(child)
+    assert "could not be written (File too large); the run is unchanged." in last_line(child)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    tried("changed options that do not fit on the disk")
+
+
 @pytest.mark.parametrize("space", [0, 20])
 def test_row_that_does_not_fit_keeps_the_earlier_rows(children, interrupted, uninterrupted, folder, tried, space):
     """Nothing or only the start of the next row fits."""

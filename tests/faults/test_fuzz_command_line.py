@@ -107,9 +107,9 @@ def use_few_digits(monkeypatch):
     """Train and evaluate on the digits that the run was trained on; other data sets are read as always."""
     original = build.build_data
 
-    def few_or_original(config, progress=None):
+    def few_or_original(config, progress=None, **options):
         is_default = config.data == "mnist5k" and not config.folds and config.train_images is None
-        return build_data(config) if is_default else original(config, progress)
+        return build_data(config) if is_default else original(config, progress, **options)
 
     monkeypatch.setattr(training, "build_data", few_or_original)
     monkeypatch.setattr(build, "build_data", few_or_original)

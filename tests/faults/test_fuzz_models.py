@@ -39,8 +39,8 @@ def read(folder):
     with torch.no_grad():
         scores = model(torch.zeros(1, model.config["in_channels"], *model.config["input_size"]))
     assert scores.shape == (1, model.config["num_classes"])
-    predictor = load_predictor(folder)
-    assert len(predictor.classes) >= 0
+    classes = load_metadata(folder).get("classes")
+    assert list(load_predictor(folder).classes) == [str(name) for name in classes]
 
 
 def mutate_bytes(name):

@@ -37,7 +37,7 @@ def test_embed_digits_returns_three_networks_and_reports_progress():
     assert calls == [(done, 6) for done in range(1, 7)]
     for embedding in embeddings:
         assert embedding.features.shape == (1000, 2)
-        assert 0 <= embedding.accuracy <= 1
+        assert embedding.accuracy * 1000 == pytest.approx(round(embedding.accuracy * 1000), abs=1e-6)
         assert embedding.as_dict()["within_degrees"] == embedding.within
 
 

@@ -76,9 +76,9 @@ def test_unknown_option_is_rejected():
 
 
 def test_earlier_option_names_are_translated():
-    assert set(RENAMED) == {"train_pictures", "observe"}
-    chosen = TrainConfig.from_dict({"train_pictures": 500, "observe": False})
-    assert (chosen.train_images, chosen.probes) == (500, False)
+    assert set(RENAMED) == {"train_pictures", "observe", "val_fraction"}
+    chosen = TrainConfig.from_dict({"train_pictures": 500, "observe": False, "val_fraction": 0.3})
+    assert (chosen.train_images, chosen.probes, chosen.test_fraction) == (500, False, 0.3)
 
 
 def test_committed_results_can_be_loaded():

@@ -15,8 +15,6 @@ __all__ = ["data_parser", "run_data"]
 
 MAX_WORKERS = 256
 """Largest number of processes, as for training."""
-MAX_NAMED = 5
-"""Number of unreadable images named in the error message; all of them are printed."""
 
 
 def data_parser() -> Parser:
@@ -30,14 +28,15 @@ def data_parser() -> Parser:
   spherenet data                                         # all data sets and their locations
   spherenet data cifar10 --download                      # download, verify and read
   spherenet data cifar10 --data-dir datasets             # read from a folder
-  spherenet data folder --data-dir photos --workers 2    # decode all images of a folder""",
+  spherenet data photos --workers 2                      # decode all images of a folder""",
+        aliases={"--val-fraction": "--test-fraction"},
     )
-    parser.add_argument("name", nargs="?", metavar="NAME", help="mnist5k, cifar10, cifar100 or folder")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="mnist5k, cifar10, cifar100, or a folder of images")
     text = "folder of the data set; by default SPHERENET_DATA or the user's cache"
     add_option(parser, "--data-dir", metavar="DIR", help=text)
     parser.add_argument("--download", action="store_true", help="download cifar10 or cifar100 if it is missing")
-    text = "fraction of a folder without val/ that is used for testing"
-    add_option(parser, "--val-fraction", type=float, default=0.1, help=text)
+    text = "fraction of a folder without val/ or test/ that is used for testing"
+    add_option(parser, "--test-fraction", type=float, default=0.1, help=text)
     add_option(parser, "--seed", type=int, default=0, help="seed of the choice of these images")
     add_option(
         parser, "--workers", type=int, default=0, at_least=0, at_most=MAX_WORKERS, help="processes that decode images"
@@ -98,24 +97,26 @@ def _list_datasets(arguments: Namespace) -> None:
 
 
 def _check_dataset(arguments: Namespace) -> None:
-    from spherenet.data import check_images, find_dataset, load_dataset
+    from spherenet.data import check_images, describe_broken, find_dataset, load_dataset, locate
     from spherenet.errors import DataError
 
+    name, folder = locate(arguments.name, arguments.data_dir)
     with progress_bar(f"downloading {arguments.name}", in_bytes=True) as progress:
         dataset = load_dataset(
-            arguments.name,
-            arguments.data_dir,
-            val_fraction=arguments.val_fraction,
+            name,
+            folder,
+            test_fraction=arguments.test_fraction,
             seed=arguments.seed,
+            broken=(),  # all images are decoded below
             download=arguments.download,
             progress=progress,
         )
     errors: list[str] = []
-    for name, split in (("training", dataset.train), ("test", dataset.test)):
-        with progress_bar(f"{name} images") as progress:
+    for title, split in (("training", dataset.train), ("test", dataset.test)):
+        with progress_bar(f"{title} images") as progress:
             errors += check_images(split, progress, workers=arguments.workers)
     counts = _class_counts(dataset)
-    location = str(find_dataset(arguments.name, arguments.data_dir))
+    location = str(find_dataset(name, folder))
     if arguments.json:
         result = {
             "name": dataset.name,
@@ -124,17 +125,15 @@ def _check_dataset(arguments: Namespace) -> None:
             "test": len(dataset.test),
             "classes": [{"class": name, "train": train, "test": test} for name, train, test in counts],
             "broken": errors,
+            "messages": list(dataset.messages),
         }
         print_json(result)
     else:
         _print_counts(dataset, counts, location)
-        for message in errors:
+        for message in (*dataset.messages, *errors):
             print(message)
     if errors:
-        total = len(dataset.train) + len(dataset.test)
-        more = f" and {len(errors) - MAX_NAMED} more" if len(errors) > MAX_NAMED else ""
-        names = "; ".join(message.rstrip(".") for message in errors[:MAX_NAMED])
-        raise DataError(f"{len(errors)} of {total} images cannot be read: {names}{more}.")
+        raise DataError(f"{describe_broken(errors, len(dataset.train) + len(dataset.test))}.")
 
 
 def _class_counts(dataset: Dataset) -> list[tuple[str, int, int]]:

@@ -1,9 +1,8 @@
-"""The verbs that use a trained network: `evaluate`, `predict` and `export`."""
+"""The verbs that use a trained network: `evaluate` and `export`."""
 
 from __future__ import annotations
 
 import os
-import sys
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,16 +13,19 @@ from spherenet.text import plain
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["evaluate_parser", "export_parser", "predict_parser", "run_evaluate", "run_export", "run_predict"]
+    from spherenet.data import Split
+    from spherenet.training.saved_runs import SavedRun
+
+__all__ = ["add_checkpoint", "evaluate_parser", "export_parser", "run_evaluate", "run_export"]
 
 MAX_PRINTED_CLASSES = 20
 """Largest number of classes for which the confusion matrix is printed; an image shows more."""
-PREDICTION_BATCH = 64
 
 
-def _add_checkpoint(parser: Parser) -> None:
-    text = "checkpoint to use: the most accurate one or the last one"
-    add_option(parser, "--checkpoint", type=Literal["best", "last"], default="best", help=text)
+def add_checkpoint(parser: Parser) -> None:
+    """Add the option --checkpoint."""
+    text = "checkpoint to use: the last one, or the one most accurate on the validation or test images"
+    add_option(parser, "--checkpoint", type=Literal["last", "best"], default="last", help=text)
 
 
 def evaluate_parser() -> Parser:
@@ -34,15 +36,18 @@ def evaluate_parser() -> Parser:
         "and the confusion matrix.",
         examples="""\
   spherenet evaluate runs/mnist5k-cnn-3-cosine
-  spherenet evaluate runs/mnist5k-cnn-3-cosine --checkpoint last --image confusion.png
+  spherenet evaluate runs/mnist5k-cnn-3-cosine --checkpoint best --image confusion.png
   spherenet evaluate runs/flowers --data-dir other-photos --allow-changes --json""",
         aliases={"--picture": "--image"},
     )
     parser.add_argument("run", metavar="RUN", help="folder of a run")
-    _add_checkpoint(parser)
-    add_option(parser, "--split", type=Literal["test", "train"], default="test", help="images to evaluate on")
+    add_checkpoint(parser)
+    splits = Literal["test", "validation", "train"]
+    add_option(parser, "--split", type=splits, default="test", help="images to evaluate on")
     add_option(parser, "--data-dir", metavar="DIR", help="folder of the data set; by default the one of the training")
     parser.add_argument("--allow-changes", action="store_true", help="allow data other than the run's own")
+    text = "response to images that cannot be read; skip decodes all of them first and leaves those out"
+    add_option(parser, "--on-broken", type=Literal["stop", "skip"], default="stop", help=text)
     add_option(parser, "--device", help="cpu, cuda, cuda:1, …; by default cuda if available")
     add_option(parser, "--batch-size", type=int, default=256, at_least=1, help="images per batch")
     add_option(parser, "--image", metavar="FILE", help="image file for the confusion matrix (.png, .svg or .pdf)")
@@ -52,36 +57,25 @@ def evaluate_parser() -> Parser:
 
 def run_evaluate(arguments: Namespace) -> None:
     """Evaluate a run and print accuracy and tables."""
-    from dataclasses import replace
-
-    from spherenet.errors import DataError
     from spherenet.report.tables import FIGURE_SUFFIXES, draw_confusion
     from spherenet.training import Processes, evaluate
-    from spherenet.training.build import build_data
-    from spherenet.training.saved_runs import load_run, require_same_data
+    from spherenet.training.saved_runs import load_run
 
     if arguments.image is not None and not arguments.image.lower().endswith(FIGURE_SUFFIXES):
         raise ValueError(f"--image must end in one of {', '.join(FIGURE_SUFFIXES)}, got {arguments.image!r}.")
     saved = load_run(arguments.run, arguments.checkpoint)
     for message in saved.warnings:
         warn(message)
-    # A run may come from somebody else: do not download for it, and do not let it choose the number of processes.
-    config = replace(saved.config, download=False, workers=min(saved.config.workers, os.cpu_count() or 1))
-    if arguments.data_dir is not None:
-        config = replace(config, data_dir=arguments.data_dir)
-    dataset = build_data(config)
-    if not arguments.allow_changes:
-        require_same_data(saved.directory.config, dataset, "restore them, or evaluate on these with --allow-changes")
-    elif dataset.classes != saved.classes:
-        raise DataError("classes must be those of the run, also with --allow-changes: its network has no others.")
+    workers = min(saved.config.workers, os.cpu_count() or 1)  # a run of somebody else does not choose it
+    split = _split_of(saved, arguments, workers)
     with Processes.joined(arguments.device) as processes:
         result = evaluate(
             saved.model.to(processes.device),
-            getattr(dataset, arguments.split),
+            split,
             len(saved.classes),
             processes,
             batch_size=arguments.batch_size,
-            workers=config.workers,
+            workers=workers,
         )
     if arguments.image is not None:
         draw_confusion(result.confusion.tolist(), saved.classes, arguments.image)
@@ -89,7 +83,9 @@ def run_evaluate(arguments: Namespace) -> None:
     if arguments.json:
         numbers = {
             "run": arguments.run,
+            "checkpoint": arguments.checkpoint,
             "step": saved.step,
+            "selected_on": saved.selected_on,
             "split": arguments.split,
             "accuracy": result.accuracy,
             "loss": result.loss,
@@ -99,13 +95,57 @@ def run_evaluate(arguments: Namespace) -> None:
         }
         print_json(numbers)
         return
+    selection = "" if saved.selected_on is None else f", selected on the {saved.selected_on} images"
     print(
-        f"{plain(arguments.run)}, {arguments.checkpoint} checkpoint (step {saved.step}), {arguments.split} split: "
+        f"{plain(arguments.run)}, {arguments.checkpoint} checkpoint (step {saved.step}{selection}), "
+        f"{arguments.split} split: "
         f"accuracy {result.accuracy:.2%} on {result.count} images, loss {result.loss:.4f}"
     )
     _print_tables(per_class, result.confusion, saved.classes)
     if arguments.image is not None:
         print(f"Confusion matrix: {arguments.image}")
+
+
+def _split_of(saved: SavedRun, arguments: Namespace, workers: int) -> Split:
+    """Return the images to evaluate on, which must be those of the run unless --allow-changes is given."""
+    from dataclasses import replace
+
+    import torch
+
+    from spherenet.data import broken_images, describe_broken, locate
+    from spherenet.errors import DataError
+    from spherenet.training.build import build_data
+    from spherenet.training.saved_runs import broken_of, require_same_data
+
+    recorded = saved.directory.config
+    config = replace(saved.config, download=False, workers=workers)  # nothing is downloaded for a run of somebody else
+    if arguments.data_dir is not None:
+        data, data_dir = locate(config.data, arguments.data_dir)
+        config = replace(config, data=data, data_dir=data_dir)
+    dataset = build_data(config, broken=broken_of(recorded))
+    try:
+        require_same_data(recorded, dataset, "restore them, or evaluate on these with --allow-changes")
+    except DataError as error:
+        if not arguments.allow_changes:
+            raise
+        if dataset.classes != saved.classes:
+            message = "classes must be those of the run, also with --allow-changes: its network has no others."
+            raise DataError(message) from None
+        warn(str(error).partition(";")[0] + ".")
+        if config.data == "folder" and config.split_rule == "index":
+            warn("the test images are chosen by index: the network may have been trained on some of them.")
+    split: Split | None = getattr(dataset, arguments.split)
+    if split is None:
+        raise ValueError("--split must be test or train for a run without --validation-fraction, got validation.")
+    if arguments.split == saved.selected_on == "test":
+        remedy = "use --checkpoint last, or train with --validation-fraction"
+        warn(f"the best checkpoint was selected on the test images, so its test accuracy is too high: {remedy}.")
+    if arguments.on_broken == "skip" and (broken := broken_images(split, workers=workers)):
+        warn(f"{describe_broken(broken.values(), len(split))}; they are left out.")
+        if len(broken) == len(split):
+            raise DataError("at least one image must be readable, got none.")
+        split = split.subset(torch.tensor([index for index in range(len(split)) if index not in broken]))
+    return split
 
 
 def _per_class(confusion: Tensor, classes: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -153,73 +193,17 @@ def _print_tables(per_class: list[dict[str, Any]], confusion: Tensor, classes: t
     console.print(matrix)
 
 
-def predict_parser() -> Parser:
-    """Return the parser of `spherenet predict`."""
-    parser = Parser(
-        "predict",
-        "Print the most likely classes of image files with their softmax probabilities. Without --run,\n"
-        "a small SphereNet included in the package is used, trained on the ten classes of CIFAR-10.",
-        examples="""\
-  spherenet predict photo.jpg                                   # with the included model
-  spherenet predict digit.png --run runs/mnist5k-cnn-3-cosine
-  spherenet predict *.jpg --run exported-model --top 1 --json""",
-    )
-    parser.add_argument("images", nargs="+", metavar="IMAGE", help="image files")
-    add_option(parser, "--run", metavar="RUN", help="folder of a run or an exported model")
-    _add_checkpoint(parser)
-    add_option(parser, "--top", type=int, default=3, at_least=1, help="classes shown per image")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    return parser
-
-
-def run_predict(arguments: Namespace) -> None:
-    """Predict the classes of image files and print them."""
-    import torch
-
-    from spherenet.data import read_image
-    from spherenet.export import shipped_model
-    from spherenet.training.saved_runs import load_predictor
-
-    predictor = load_predictor(arguments.run or shipped_model(), arguments.checkpoint)
-    for message in predictor.warnings:
-        warn(message)
-    # Read all images first, so that an unreadable one does not leave half a table.
-    images = [read_image(path, predictor.preprocessing) for path in arguments.images]
-    if arguments.run is None:
-        classes = ", ".join(predictor.classes)
-        print(f"Using the included model with the classes {classes}; --run selects another.", file=sys.stderr)
-    batches = [
-        torch.stack(images[first : first + PREDICTION_BATCH]) for first in range(0, len(images), PREDICTION_BATCH)
-    ]
-    with torch.no_grad():
-        probabilities = torch.cat([predictor.model(batch) for batch in batches]).softmax(1)
-    top = probabilities.topk(min(arguments.top, len(predictor.classes)))
-    predictions = [
-        [(predictor.classes[index], score) for score, index in zip(scores, indices, strict=True)]
-        for scores, indices in zip(top.values.tolist(), top.indices.tolist(), strict=True)
-    ]
-    if arguments.json:
-        rows = [
-            {"image": path, "classes": [{"class": name, "score": score} for name, score in classes_of_image]}
-            for path, classes_of_image in zip(arguments.images, predictions, strict=True)
-        ]
-        print_json(rows)
-        return
-    paths = [plain(path) for path in arguments.images]
-    width = max(map(len, paths))
-    for path, classes_of_image in zip(paths, predictions, strict=True):
-        print(f"{path:<{width}}  " + "  ".join(f"{plain(name)} {score:.1%}" for name, score in classes_of_image))
-
-
 def export_parser() -> Parser:
     """Return the parser of `spherenet export`."""
     parser = Parser(
         "export",
         "Write a trained network in a format for use elsewhere. ONNX files, PyTorch programs and\n"
-        "TorchScript are for inference: weights are normalized and k is a constant. A model folder can\n"
-        "be trained further.",
+        "TorchScript are for inference: weights are normalized and k is a constant; all steps from an\n"
+        "image file to their input are written next to them as JSON. A model folder can be trained\n"
+        "further.",
         examples="""\
   spherenet export runs/mnist5k-cnn-3-cosine digits.onnx        # ONNX, checked with onnxruntime
+  spherenet export runs/mnist5k-cnn-3-cosine digits.onnx --with-preprocessing   # takes uint8 pixels
   spherenet export runs/mnist5k-cnn-3-cosine digits.pt2         # torch.export
   spherenet export runs/mnist5k-cnn-3-cosine digits             # a folder: safetensors, JSON, model card""",
     )
@@ -227,8 +211,10 @@ def export_parser() -> Parser:
     parser.add_argument("target", metavar="TARGET", help="file ending in .onnx, .pt2 or .ts, or a new folder")
     formats = Literal["onnx", "program", "torchscript", "folder"]
     add_option(parser, "--format", type=formats, help="format; by default derived from the ending of TARGET")
-    _add_checkpoint(parser)
+    add_checkpoint(parser)
     parser.add_argument("--overwrite", action="store_true", help="replace an existing target")
+    text = "uint8 images [N, H, W, C] as input of a file, which normalizes them itself"
+    parser.add_argument("--with-preprocessing", action="store_true", help=text)
     return parser
 
 
@@ -242,6 +228,7 @@ def run_export(arguments: Namespace) -> None:
         format=arguments.format,
         checkpoint=arguments.checkpoint,
         overwrite=arguments.overwrite,
+        with_preprocessing=arguments.with_preprocessing,
         warn=warn,
     )
     print(f"written: {written}")

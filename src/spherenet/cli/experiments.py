@@ -215,13 +215,14 @@ def run_tune(arguments: Any) -> int:
     from spherenet.experiments.plan import dry_run
     from spherenet.experiments.runner import LocalLauncher, visible_gpus
     from spherenet.losses import list_losses
+    from spherenet.training.build import located
     from spherenet.validation import require_one_of
 
     for operator in arguments.try_operators:
         require_one_of("--try-operators", operator, [*OPERATORS, "none"])
     for loss in arguments.try_losses:
         require_one_of("--try-losses", loss, list_losses())
-    config = config_from(arguments, TrainConfig)
+    config = located(config_from(arguments, TrainConfig))
     tried_k, tried_s = arguments.try_k or [], arguments.try_s or []
     settings = create_settings(config, arguments.try_operators, tried_k, arguments.try_losses, tried_s)
     folder, folds = Path(arguments.output), arguments.number_of_folds

@@ -21,8 +21,11 @@ __all__ = ["VERBS", "completion_parser", "main", "run_completion", "verb_parser"
 VERBS = {
     "train": ("train", "train a network on a data set"),
     "evaluate": ("evaluate", "compute accuracy, per-class table and confusion matrix of a trained network"),
-    "predict": ("evaluate", "classify image files"),
+    "predict": ("predict", "classify image files"),
+    "demo": ("demo", "show classes, angles and patches of images on a local web page"),
     "export": ("evaluate", "write a trained network as ONNX, PyTorch program, TorchScript or model folder"),
+    "embed": ("embed", "write the embeddings of images, and measure retrieval"),
+    "verify": ("embed", "measure the verification of pairs of images: ROC, TPR@FPR, EER, accuracy"),
     "report": ("report", "compare runs in a table and in an HTML page with curves"),
     "doctor": ("report", "check all files of a run for corruption"),
     "reproduce": ("experiments", "run the paper's experiments and compare with the published numbers"),

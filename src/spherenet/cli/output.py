@@ -135,11 +135,15 @@ def terminal_reporter(title: str) -> Reporter:
     return ProgressBar(title) if sys.stderr.isatty() else LogLines(title)
 
 
+EVALUATED = ("test", "validation")
+"""Splits whose rows of metrics are printed."""
+
+
 def _evaluation(row: Mapping[str, Any]) -> str:
     protocol = row.get("protocol", "running")
     statistics = "" if protocol == "running" else f" with {plain(protocol)} statistics"
-    numbers = f"test accuracy {row['accuracy']:.2%}, loss {row['loss']:.4f} ({row['seconds']:.0f} s)"
-    return f"step {row['step']}{statistics}: {numbers}"
+    numbers = f"{row['split']} accuracy {row['accuracy']:.2%}, loss {row['loss']:.4f}"
+    return f"step {row['step']}{statistics}: {numbers} ({row['seconds']:.0f} s)"
 
 
 class ProgressBar(Reporter):
@@ -178,7 +182,7 @@ class ProgressBar(Reporter):
 
     def logged(self, row: Mapping[str, Any]) -> None:
         """Print evaluations above the bar."""
-        if row["split"] == "test":
+        if row["split"] in EVALUATED:
             self._bar.console.print(f"{self._title}  {_evaluation(row)}", highlight=False)
 
     def warned(self, message: str) -> None:
@@ -214,7 +218,7 @@ class LogLines(Reporter):
                 f"step {row['step']}/{self._iterations}: loss {row['loss']:.4f}, accuracy {row['accuracy']:.2%}, "
                 f"{speed:.2f} it/s, {remaining:.0f} s left"
             )
-        elif row["split"] == "test":
+        elif row["split"] in EVALUATED:
             self._print(_evaluation(row))
 
     def warned(self, message: str) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from spherenet.cli.options import ConfigParser, add_option, config_from
-from spherenet.cli.output import print_message, progress_bar
+from spherenet.cli.output import print_message, progress_bar, warn
 from spherenet.text import as_number, finite, plain
 from spherenet.training.config import EXCLUSIVE, RENAMED, TrainConfig
 
@@ -20,7 +21,7 @@ EXAMPLES = """\
   spherenet train                                              # a small SphereNet on the embedded digits
   spherenet train --operator none                              # the same network with plain convolutions
   spherenet train --data cifar10 --model cnn-9 --loss w-cosine --iterations 64000
-  spherenet train --data folder --data-dir photos --image-size 64 --model resnet-32
+  spherenet train --data photos --image-size 64 --model resnet-32 --validation-fraction 0.1
   spherenet train --print-config > my.yaml
   spherenet train --config my.yaml --seed 1
   spherenet train --resume runs/cifar10-cnn-9-cosine
@@ -35,6 +36,8 @@ class _TrainParser(ConfigParser):
 
     def parse_args(self, args: Sequence[str] | None = None, *more: Any, **options: Any) -> Any:  # type: ignore[override]
         arguments = list(args or [])
+        if any(argument.partition("=")[0] == "--val-fraction" for argument in arguments):
+            warn("--val-fraction is the earlier name of --test-fraction; see also --validation-fraction.")
         for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
             if argument == "--resume" or argument.startswith("--resume="):
                 from spherenet.runs import RunDirectory
@@ -45,7 +48,9 @@ class _TrainParser(ConfigParser):
                 if values["epochs"] is not None:
                     del values["iterations"]  # it follows from the epochs again
                 self.set_defaults(values)
-        return super().parse_args(arguments, *more, **options)
+        parsed = super().parse_args(arguments, *more, **options)
+        parsed.command = ["spherenet", "train", *arguments]
+        return parsed
 
 
 def train_parser() -> ConfigParser:
@@ -69,17 +74,22 @@ def train_parser() -> ConfigParser:
 
 def run_train(arguments: Any) -> int:
     """Train, print the result and return the exit code."""
-    config = config_from(arguments, TrainConfig)
+    given = config_from(arguments, TrainConfig)
     if arguments.output is not None and arguments.resume is not None:
         raise ValueError("--output must be left out with --resume, which continues in the folder of the run.")
     from spherenet.cli.output import Reporters, TensorBoard, terminal_reporter
     from spherenet.errors import RunTakenError
     from spherenet.runs import RunDirectory
     from spherenet.training import StopRequested
-    from spherenet.training.run import new_output, train
+    from spherenet.training.build import located
+    from spherenet.training.run import new_output, require_same_options, train
+    from spherenet.training.saved_runs import config_of
 
-    if arguments.resume is not None and RunDirectory.open(arguments.resume).finished and not arguments.allow_changes:
-        _print_summary(Path(arguments.resume), "already finished", arguments.json)
+    resumed = None if arguments.resume is None else RunDirectory.open(arguments.resume)
+    config = located(given, None if resumed is None else config_of(resumed))
+    if resumed is not None and resumed.finished and not arguments.allow_changes:
+        require_same_options(resumed, config)
+        _print_summary(resumed.path, "already finished", arguments.json)
         return 0
     is_main = os.environ.get("RANK", "0") == "0"
     automatic_output = arguments.resume is None and arguments.output is None
@@ -94,14 +104,17 @@ def run_train(arguments: Any) -> int:
             if config.tensorboard and is_main:
                 reporters.append(TensorBoard(str(output / "tensorboard")))
             try:
-                with progress_bar(f"downloading {config.data}", in_bytes=True) as download_progress:
+                is_folder = config.data == "folder"
+                title = "decoding images" if is_folder else f"downloading {config.data}"
+                with progress_bar(title, in_bytes=not is_folder) as progress:
                     outcome = train(
                         config,
                         output,
                         resume=arguments.resume is not None or restarted,
                         allow_changes=arguments.allow_changes,
                         reporter=Reporters(reporters),
-                        download_progress=download_progress,
+                        progress=progress,
+                        command=arguments.command,
                     )
                 break
             except RunTakenError:
@@ -112,7 +125,7 @@ def run_train(arguments: Any) -> int:
         return 128 + request.number
     if outcome.signal is not None:
         if is_main:
-            command = f"spherenet train --resume {output}"
+            command = shlex.join(["spherenet", "train", "--resume", str(output)])
             print_message(f"spherenet train: saved at step {outcome.step} and stopped; resume with {command}")
         return 128 + outcome.signal
     if is_main:
@@ -131,9 +144,10 @@ def _print_summary(output: Path, state: str, as_json: bool) -> None:
         seconds, accuracy, best = (as_number(summary.get(name)) for name in ("seconds", "accuracy", "best_accuracy"))
         shown = ["unknown" if value is None else f"{value:.2%}" for value in (accuracy, best)]
         early = ", stopped early without a better accuracy" if summary.get("stopped_early") is True else ""
+        split = "validation" if summary.get("selected_on") == "validation" else "test"
         text = plain(
             f"{state}{early}: {summary.get('iterations')} iterations in {seconds or 0:.0f} s, test accuracy {shown[0]} "
-            f"(best {shown[1]} at step {summary.get('best_step')}), in {output}"
+            f"(best {split} accuracy {shown[1]} at step {summary.get('best_step')}), in {output}"
         )
     with suppress(OSError):
         print(text, flush=True)

@@ -50,6 +50,7 @@ __all__ = [
     "disable_inplace",
     "drop_batch_norms",
     "find_batch_norms",
+    "is_convertible_back",
     "make_plain",
     "make_spherical",
     "overridden_methods",
@@ -91,13 +92,14 @@ class SphereOptions:
 
     def check(self, layer: nn.Module) -> None:
         """Raise the errors of `make_spherical` without changing the layer."""
-        self._set_up(SphereLayer(), layer)
+        self.set_up(SphereLayer(), layer)
 
     def apply(self, layer: nn.Module) -> None:
         """Add the attributes of a sphere layer to a layer that already has its sphere class."""
-        self._set_up(layer, layer)
+        self.set_up(layer, layer)
 
-    def _set_up(self, target: Any, layer: Any) -> None:
+    def set_up(self, target: Any, layer: Any) -> None:
+        """Add to `target` the attributes of a sphere layer with the filters, device and dtype of `layer`."""
         center = self.center if can_be_centered(layer) else None
         options = (self.operator, self.k, self.k_sharing, self.rescale, self.eps, center, self.magnitude, self.radius)
         target._set_up_sphere(num_filters(layer), *options, layer.weight.device, layer.weight.dtype)
@@ -118,6 +120,11 @@ def make_spherical(layer: Any, options: SphereOptions) -> None:
         if layer.rescale == "learned":
             layer.beta.requires_grad_(False)
             layer.gamma.requires_grad_(False)
+
+
+def is_convertible_back(layer: SphereLayer) -> bool:
+    """Return whether a sphere layer has a plain counterpart, as each converted layer has."""
+    return type(layer) in _PLAIN_CLASSES
 
 
 def make_plain(layer: Any) -> list[str]:

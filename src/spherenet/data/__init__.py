@@ -8,15 +8,18 @@ raises DataError.
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
+from typing import Literal
 
 from spherenet.data.archives import data_folder
 from spherenet.data.augmentation import AUGMENTATIONS, Augmentation
 from spherenet.data.cifar import CIFAR10, CIFAR100, cifar_info
 from spherenet.data.digits import MNIST5K
-from spherenet.data.folder import FOLDER, FolderSplit, check_images
-from spherenet.data.images import Preprocessing, read_image
+from spherenet.data.folder import FOLDER, FolderSplit, broken_images, check_images, describe_broken
+from spherenet.data.images import Preprocessing, read_image, read_pixels
 from spherenet.data.splits import Batch, Dataset, DatasetInfo, LoadOptions, Progress, Split, TensorSplit
+from spherenet.files import user_path
 from spherenet.validation import require_one_of
 
 __all__ = [
@@ -31,16 +34,21 @@ __all__ = [
     "Preprocessing",
     "Split",
     "TensorSplit",
+    "broken_images",
     "check_images",
     "data_folder",
     "default_augmentation",
+    "describe_broken",
     "find_dataset",
     "list_datasets",
     "load_dataset",
+    "locate",
     "read_image",
+    "read_pixels",
 ]
 
 MAX_IMAGE_SIZE = 4096
+RESIZE_MODES = ("squash", "crop")
 MAX_BYTES_IN_MEMORY = 16 << 30
 
 DATASETS: dict[str, DatasetInfo] = {
@@ -67,14 +75,42 @@ def find_dataset(name: str, data_dir: str | os.PathLike[str] | None = None) -> P
     return DATASETS[require_one_of("data", name, DATASETS)].find(data_dir)
 
 
+def locate(data: str, data_dir: str | os.PathLike[str] | None = None) -> tuple[str, str | None]:
+    """Return the name of a data set and its absolute folder, from a name, or from the path of a folder of images.
+
+    Raises:
+        ValueError: `data` is neither, or `data_dir` contradicts it.
+    """
+    if data in DATASETS:
+        if data == "mnist5k" and data_dir is not None:
+            raise ValueError(
+                f"data_dir must be left out with mnist5k, which is part of the package, got {str(data_dir)!r}; "
+                "set data to that folder, or to the name of the data set in it."
+            )
+        return data, None if data_dir is None else str(user_path(data_dir).absolute())
+    folder = user_path(data)
+    if not os.path.isdir(folder):
+        if os.sep in data:
+            raise ValueError(f"data must be the name of a data set or an existing folder, got {data!r}.")
+        require_one_of("data", data, DATASETS)
+    if data_dir is not None and user_path(data_dir).resolve() != folder.resolve():
+        raise ValueError(f"data_dir must be left out if data is the folder {data!r}, got {str(data_dir)!r}.")
+    return "folder", str(folder.absolute())
+
+
 def load_dataset(
     name: str,
     data_dir: str | os.PathLike[str] | None = None,
     *,
     image_size: int | None = None,
     channels: int | None = None,
-    val_fraction: float = 0.1,
+    resize: str = "crop",
+    test_fraction: float = 0.1,
     seed: int = 0,
+    split_rule: Literal["name", "index"] = "name",
+    on_broken: Literal["stop", "skip"] = "stop",
+    broken: Collection[str] | None = None,
+    workers: int = 0,
     download: bool = True,
     progress: Progress | None = None,
 ) -> Dataset:
@@ -87,18 +123,28 @@ def load_dataset(
         image_size: Height and width of the network's input. By default the size of the data set; for `folder` 224,
             cropped from 256 × 256 (other sizes in the same proportion).
         channels: 1 (gray) or 3 (RGB); by default as in the data set.
-        val_fraction: Fraction of each class that a folder without `val/` keeps for testing.
+        resize: How the images of a folder become square: "crop" keeps their aspect ratio and cuts off two sides,
+            "squash" distorts them. No effect on other data sets, whose images are square.
+        test_fraction: Fraction of each class that a folder without `val/` keeps for testing.
         seed: Seed of this choice.
+        split_rule: How these images are chosen: "name" by a hash of the file name, which is independent of other files,
+            or "index" as in earlier versions.
+        on_broken: What happens to images of a folder that cannot be read: "stop" raises DataError when one is read, or
+            at once if its format is not supported; "skip" decodes all images first and leaves those out.
+        broken: Paths of images to leave out, if they are already known from `Dataset.broken`.
+        workers: Number of processes that decode images for `on_broken`.
         download: Whether to download CIFAR if it is missing.
-        progress: Called with (done, total) bytes during a download.
+        progress: Called with (done, total): bytes during a download, images while a folder is decoded.
 
     Raises:
         DataError: The data are missing, corrupt or refused.
         ValueError: An argument is wrong.
     """
     info = DATASETS[require_one_of("data", name, DATASETS)]
-    if not (isinstance(val_fraction, (int, float)) and 0 < val_fraction < 1):
-        raise ValueError(f"val_fraction must be between 0 and 1, got {val_fraction!r}.")
+    if not (isinstance(test_fraction, (int, float)) and 0 < test_fraction < 1):
+        raise ValueError(f"test_fraction must be between 0 and 1, got {test_fraction!r}.")
+    require_one_of("split_rule", split_rule, ("name", "index"))
+    require_one_of("on_broken", on_broken, ("stop", "skip"))
     if image_size is not None and (type(image_size) is not int or not 1 <= image_size <= MAX_IMAGE_SIZE):
         raise ValueError(f"image_size must be an integer from 1 to {MAX_IMAGE_SIZE}, got {image_size!r}.")
     size = info.size if image_size is None else (image_size, image_size)
@@ -109,4 +155,19 @@ def load_dataset(
             f"image_size must keep {name} below {MAX_BYTES_IN_MEMORY / 2**30:.0f} GB in memory, got {image_size}, "
             f"which takes {size_in_memory / 2**30:,.0f} GB."
         )
-    return info.load(LoadOptions(data_dir, preprocessing, val_fraction, seed, download, progress))
+    require_one_of("resize", resize, RESIZE_MODES)
+    return info.load(
+        LoadOptions(
+            data_dir,
+            preprocessing,
+            test_fraction,
+            seed,
+            download,
+            progress,
+            split_rule=split_rule,
+            on_broken=on_broken,
+            broken=broken,
+            workers=workers,
+            resize=resize,
+        )
+    )

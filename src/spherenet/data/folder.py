@@ -5,154 +5,26 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from spherenet.data.augmentation import Augmentation, Purpose, augment, draw, shuffled
-from spherenet.data.images import SUFFIXES, Preprocessing, center_offset, decode, normalize
+from spherenet.data.augmentation import Augmentation, Purpose, augment, draw
+from spherenet.data.images import Preprocessing, center_offset, decode, normalize, unsupported
+from spherenet.data.listing import Listing, held_out, list_folder
 from spherenet.data.splits import Batch, DataDir, Dataset, DatasetInfo, LoadOptions, Order, Progress, Split
 from spherenet.data.workers import read_ahead
 from spherenet.errors import DataError
 from spherenet.files import user_path
 
-__all__ = ["FOLDER", "FolderSplit", "Listing", "check_images", "list_folder"]
+__all__ = ["FOLDER", "FolderSplit", "broken_images", "check_images", "describe_broken"]
 
-MAX_DEPTH = 16  # of folders below a class
-TEST_FOLDERS = ("val", "test")
 IMAGENET_SIZE, IMAGENET_RESIZE = 224, 256
-
-
-class Listing(NamedTuple):
-    """The classes, and per split the paths of the images below the root with their labels."""
-
-    classes: tuple[str, ...]
-    train: list[tuple[str, int]]
-    test: list[tuple[str, int]]
-
-
-def list_folder(root: Path, *, val_fraction: float, seed: int) -> Listing:
-    """Return the images below `root`, sorted by name.
-
-    `root` holds either `train/` and `val/` (or `test/`) with one folder per class, or the folders of the classes
-    themselves. In the second case a fraction of each class is kept for testing: at least one image, and at least one
-    remains for training. Hidden files and files without an image suffix are ignored.
-
-    Args:
-        root: The folder.
-        val_fraction: Fraction of each class to keep for testing.
-        seed: Seed of this choice.
-
-    Raises:
-        DataError: The folder is missing or unreadable, has fewer than two classes, or a class has too few images or
-            is missing in `train/`.
-    """
-    root = root.absolute()
-    if not os.path.isdir(root):
-        raise DataError(f"there is no folder {str(root)!r}.")
-    try:
-        training = _training_folder(root)
-        if training is None:
-            return _split_randomly(_list_classes(root, root), root, val_fraction, seed)
-        testing = next((root / name for name in TEST_FOLDERS if os.path.isdir(root / name)), None)
-        if testing is None:
-            raise DataError(
-                f"the folder {str(root)!r} must have val/ or test/ beside train/, found neither; "
-                f"use {str(training)!r} as the folder to keep a fraction of it for testing."
-            )
-        return _use_given_split(_list_classes(training, root), _list_classes(testing, root), training, testing)
-    except OSError as error:
-        raise DataError(f"the folder {str(error.filename)!r} cannot be read: {error.strerror}.") from None
-
-
-def _training_folder(root: Path) -> Path | None:
-    """Return `train/` if it holds folders of classes; "train" may also be the name of a class."""
-    training = root / "train"
-    if not os.path.isdir(training):
-        return None
-    with os.scandir(training) as entries:
-        visible = [entry for entry in entries if not entry.name.startswith(".")]
-    is_class = any(_is_image(entry) for entry in visible) or not any(entry.is_dir() for entry in visible)
-    return None if is_class else training
-
-
-def _list_classes(folder: Path, root: Path) -> dict[str, list[str]]:
-    """Return the images per class as paths below `root`; classes and images are sorted."""
-    with os.scandir(folder) as entries:
-        names = sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
-    for name in names:
-        if not name.isprintable():  # control characters or invalid UTF-8
-            raise DataError(f"the names of class folders in {str(folder)!r} must be printable, got {name!r}.")
-    start = len(os.path.join(root, ""))
-    return {name: sorted(path[start:] for path in _image_files(folder / name, MAX_DEPTH)) for name in names}
-
-
-def _image_files(folder: Path, depth: int) -> Iterator[str]:
-    if depth < 0:
-        raise DataError(f"folders must be at most {MAX_DEPTH} levels below their class, got {str(folder)!r}.")
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.startswith("."):
-                continue
-            # Links to files are followed; links to folders are not, since they could form a cycle.
-            if entry.is_dir(follow_symlinks=False):
-                yield from _image_files(Path(entry.path), depth - 1)
-            elif _is_image(entry):
-                yield entry.path
-
-
-def _is_image(entry: os.DirEntry[str]) -> bool:
-    return entry.name.lower().endswith(SUFFIXES) and not entry.is_dir()
-
-
-def _split_randomly(images: dict[str, list[str]], root: Path, val_fraction: float, seed: int) -> Listing:
-    _require_classes(images, root)
-    single = [name for name, paths in images.items() if len(paths) == 1]
-    if single:
-        raise DataError(f"{_format_classes(single)} of {str(root)!r} must have at least two images, got one.")
-    train: list[tuple[str, int]] = []
-    test: list[tuple[str, int]] = []
-    for label, paths in enumerate(images.values()):
-        test_count = min(max(round(len(paths) * val_fraction), 1), len(paths) - 1)
-        test_indices = set(shuffled(seed + label, len(paths))[:test_count].tolist())
-        for index, path in enumerate(paths):
-            (test if index in test_indices else train).append((path, label))
-    return Listing(tuple(images), train, test)
-
-
-def _use_given_split(train: dict[str, list[str]], test: dict[str, list[str]], training: Path, testing: Path) -> Listing:
-    _require_classes(train, training)
-    unknown = [name for name in test if name not in train]
-    if unknown:
-        raise DataError(f"{_format_classes(unknown)} of {str(testing)!r} must also be in {str(training)!r}.")
-    if not any(test.values()):
-        raise DataError(f"the folder {str(testing)!r} has no images ({', '.join(SUFFIXES)}).")
-    labels = {name: label for label, name in enumerate(train)}
-
-    def with_labels(images: dict[str, list[str]]) -> list[tuple[str, int]]:
-        return [(path, labels[name]) for name, paths in images.items() for path in paths]
-
-    return Listing(tuple(train), with_labels(train), with_labels(test))
-
-
-def _require_classes(images: dict[str, list[str]], folder: Path) -> None:
-    if len(images) < 2:
-        got = f"only {next(iter(images))!r}" if images else "none"
-        raise DataError(f"the folder {str(folder)!r} must have folders of at least two classes, got {got}.")
-    empty = [name for name, paths in images.items() if not paths]
-    if empty:
-        suffixes = ", ".join(SUFFIXES)
-        raise DataError(f"{_format_classes(empty)} of {str(folder)!r} must have images ({suffixes}), got none.")
-
-
-def _format_classes(names: list[str]) -> str:
-    """Return "the class 'a'" or the first five of several classes."""
-    shown = ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-    return f"the class {shown}" if len(names) == 1 else f"the classes {shown}"
+MAX_NAMED = 5
+"""Number of files that a message names."""
 
 
 def _find(data_dir: DataDir) -> Path | None:
@@ -166,15 +38,72 @@ def _load(options: LoadOptions) -> Dataset:
     root = user_path(options.data_dir).absolute()
     resize = round(options.preprocessing.size[0] * IMAGENET_RESIZE / IMAGENET_SIZE)
     preprocessing = Preprocessing.standard(
-        options.preprocessing.size, options.preprocessing.channels, resize=(resize, resize)
+        options.preprocessing.size,
+        options.preprocessing.channels,
+        resize=(resize, resize),
+        keep_aspect=options.resize == "crop",
     )
-    listing = list_folder(root, val_fraction=options.val_fraction, seed=options.seed)
+
+    def listing_without(skipped: Collection[str]) -> Listing:
+        fraction, seed, rule = options.test_fraction, options.seed, options.split_rule
+        return list_folder(root, test_fraction=fraction, seed=seed, rule=rule, skipped=frozenset(skipped))
 
     def split(images: list[tuple[str, int]]) -> FolderSplit:
         labels = torch.tensor([label for _, label in images], dtype=torch.int64)
         return FolderSplit(root, [path for path, _ in images], labels, preprocessing)
 
-    return Dataset("folder", listing.classes, preprocessing, split(listing.train), split(listing.test))
+    broken = options.broken or ()
+    listing = listing_without(broken)
+    messages = _messages(listing, root)
+    if options.broken is None:
+        images = listing.train + listing.test
+        if options.on_broken == "skip":
+            errors = broken_images(split(images), options.progress, workers=options.workers)
+        else:  # known without reading the files
+            reasons = {index: unsupported(path) for index, (path, _) in enumerate(images)}
+            errors = {index: f"{images[index][0]!r}: {reason}" for index, reason in reasons.items() if reason}
+        if errors and options.on_broken == "stop":
+            remedy = "convert or remove them, or add --on-broken skip"
+            raise DataError(f"{describe_broken(errors.values(), len(images))}; {remedy}.")
+        if errors:
+            broken = tuple(images[index][0] for index in errors)
+            listing = listing_without(broken)
+            messages.append(f"{describe_broken(errors.values(), len(images))}; they are left out.")
+    return Dataset(
+        "folder",
+        listing.classes,
+        preprocessing,
+        split(listing.train),
+        split(listing.test),
+        broken=tuple(broken),
+        messages=tuple(messages),
+    )
+
+
+def _messages(listing: Listing, root: Path) -> list[str]:
+    """Return sentences about files of a folder that a user may be wrong about."""
+    titles = {
+        "that are not images": listing.unused,
+        "without an extension, which are used": [
+            path for path, _ in listing.train + listing.test if not os.path.splitext(path)[1]
+        ],
+    }
+    return [
+        f"files in {str(root)!r} {title}: {len(paths)} ({_first(list(map(repr, paths)), ', ')})."
+        for title, paths in titles.items()
+        if paths
+    ]
+
+
+def describe_broken(messages: Iterable[str], total: int) -> str:
+    """Return "2 of 10 images cannot be read: …", without a period, from the error message of each image."""
+    listed = [message.rstrip(".") for message in messages]
+    return f"{len(listed)} of {total} images cannot be read: {_first(listed, '; ')}"
+
+
+def _first(texts: list[str], separator: str) -> str:
+    more = f" and {len(texts) - MAX_NAMED} more" if len(texts) > MAX_NAMED else ""
+    return separator.join(texts[:MAX_NAMED]) + more
 
 
 FOLDER = DatasetInfo(
@@ -221,6 +150,20 @@ class FolderSplit(Split):
         subset = FolderSplit(self._root, [], torch.empty(0, dtype=torch.int64), self.preprocessing)
         subset.labels, subset._paths = self.labels[indices], self._paths[indices.numpy()]
         return subset
+
+    def held_out(self, fraction: float) -> Tensor:
+        """Return which images a validation split holds out, by a hash of the name as in `listing.held_out`."""
+        mask = torch.zeros(len(self), dtype=torch.bool)
+        for label in sorted(set(self.labels.tolist())):
+            members = (self.labels == label).nonzero().flatten()
+            names = [bytes(self._paths[index]).replace(os.fsencode(os.sep), b"/") for index in members.tolist()]
+            mask[members] = torch.tensor(held_out(names, fraction, "validation"))
+        return mask
+
+    def class_hashes(self, classes: int) -> list[str]:
+        """Return a hash of the names of the images per class."""
+        members = ((self.labels == label).nonzero().flatten() for label in range(classes))
+        return [self.subset(indices).listing_hash()[:8] for indices in members]
 
     def _hash(self) -> hashlib.blake2b:
         """Return a hash of labels and paths below the root, so that the folder may be moved."""
@@ -274,7 +217,7 @@ class _BatchReader:
         epoch, indices = key[0], torch.from_numpy(key[1])
         preprocessing = self.split.preprocessing
         (height, width), channels = preprocessing.size, preprocessing.channels
-        outer = preprocessing.resize or preprocessing.size
+        outer = preprocessing.outer
         if self.random_crop:
             tops = draw(self.seed, epoch, indices, Purpose.CROP_TOP, outer[0] - height + 1).tolist()
             lefts = draw(self.seed, epoch, indices, Purpose.CROP_LEFT, outer[1] - width + 1).tolist()
@@ -283,7 +226,12 @@ class _BatchReader:
             tops, lefts = [top] * len(indices), [left] * len(indices)
         images = np.empty((len(indices), height, width, channels), dtype=np.uint8)
         for image, index, top, left in zip(images, indices.tolist(), tops, lefts, strict=True):
-            image[:] = decode(self.split.path(index), outer, channels)[top : top + height, left : left + width]
+            try:
+                pixels = decode(self.split.path(index), outer, channels, preprocessing.keep_aspect)
+            except DataError as error:
+                remedy = "--on-broken skip leaves such images out, spherenet data lists them"
+                raise DataError(f"{str(error).rstrip('.')}; {remedy}.") from None
+            image[:] = pixels[top : top + height, left : left + width]
         return torch.from_numpy(images)
 
 
@@ -296,22 +244,27 @@ class _ImageCheck:
     def __call__(self, index: int) -> str | None:
         preprocessing = self.split.preprocessing
         try:
-            decode(self.split.path(index), preprocessing.resize or preprocessing.size, preprocessing.channels)
+            decode(self.split.path(index), preprocessing.outer, preprocessing.channels)
         except DataError as error:
             return str(error)
         return None
 
 
-def check_images(split: Split, progress: Progress | None = None, *, workers: int = 0) -> list[str]:
-    """Decode every image of a split and return one message per image that cannot be read.
+def broken_images(split: Split, progress: Progress | None = None, *, workers: int = 0) -> dict[int, str]:
+    """Decode every image of a split and return the error message of each image that cannot be read, by its index.
 
     The images of splits in memory were decoded when they were loaded, so the result is empty for them.
     """
-    messages: list[str] = []
+    messages: dict[int, str] = {}
     if isinstance(split, FolderSplit):
-        for done, message in enumerate(read_ahead(_ImageCheck(split), range(len(split)), workers=workers), start=1):
+        for index, message in enumerate(read_ahead(_ImageCheck(split), range(len(split)), workers=workers)):
             if message is not None:
-                messages.append(message)
+                messages[index] = message
             if progress is not None:
-                progress(done, len(split))
+                progress(index + 1, len(split))
     return messages
+
+
+def check_images(split: Split, progress: Progress | None = None, *, workers: int = 0) -> list[str]:
+    """Return the messages of `broken_images`."""
+    return list(broken_images(split, progress, workers=workers).values())

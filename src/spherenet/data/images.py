@@ -1,8 +1,9 @@
 """Image files: decoding to uint8 and the preprocessing that turns pixels into a network's input.
 
 Gray, palette, 16-bit, CMYK and transparent images become 8-bit gray or RGB. Transparency is composited on white, as in
-a browser; the EXIF orientation is applied; the first frame of an animation is used. Only the six formats below are
-tried: some of Pillow's other decoders run external programs.
+a browser; the EXIF orientation is applied; the first frame of an animation is used. Only the formats below are tried:
+some of Pillow's other decoders run external programs. Pillow reads AVIF if it was built with libavif, as its wheels
+are; it cannot read HEIC.
 """
 
 from __future__ import annotations
@@ -19,17 +20,41 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError, features
 from torch import Tensor
 
 from spherenet.errors import DataError
+from spherenet.files import open_regular
 
-__all__ = ["SUFFIXES", "Pixels", "Preprocessing", "center_offset", "decode", "normalize", "read_image"]
+__all__ = [
+    "EARLIER_SUFFIXES",
+    "FORMATS",
+    "SUFFIXES",
+    "Pixels",
+    "Preprocessing",
+    "center_offset",
+    "decode",
+    "draft_side",
+    "normalize",
+    "read_image",
+    "read_pixels",
+    "signature",
+    "unsupported",
+]
 
 MAX_SIDE = 8192  # of a network's input
 MAX_PIXELS = (1 << 28) // 3  # 89 million, 256 MiB as RGB; Pillow's own limit only warns and can be turned off
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
-FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF")
+EARLIER_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+SUFFIXES = (*EARLIER_SUFFIXES, ".avif", ".heic", ".heif")
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", *(["AVIF"] if features.check("avif") else []))
+SIGNATURES = {
+    b"\xff\xd8\xff": "JPEG",
+    b"\x89PNG": "PNG",
+    b"GIF8": "GIF",
+    b"II*\0": "TIFF",
+    b"MM\0*": "TIFF",
+}
+BRANDS = {b"avif": "AVIF", b"avis": "AVIF"} | dict.fromkeys((b"heic", b"heix", b"hevc", b"heim", b"mif1"), "HEIC")
 ORIENTATION = 0x0112  # the EXIF tag
 TRANSPOSES = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -51,7 +76,8 @@ Pixels = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 class Preprocessing:
     """Conversion of an image to a network's input, saved with the network.
 
-    The image is resized and center-cropped to `size`; a pixel p becomes (p − mean)/std.
+    The image is resized and center-cropped to `size`; a pixel p becomes (p − mean)/std. `export.preprocessing_steps`
+    states every step exactly.
 
     Args:
         size: (height, width) of the input.
@@ -59,6 +85,8 @@ class Preprocessing:
         mean: One number per channel, in units of pixels from 0 to 255.
         std: One number per channel, in the same units.
         resize: (height, width) before the center crop; None resizes directly to `size`.
+        keep_aspect: Whether the image is resized by the same factor in both directions, so that it covers `resize`, and
+            the parts on both sides are cut off. Otherwise it is stretched or compressed to `resize`.
 
     Raises:
         TypeError: An argument has a wrong type.
@@ -70,6 +98,7 @@ class Preprocessing:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     resize: tuple[int, int] | None = None
+    keep_aspect: bool = False
 
     def __post_init__(self) -> None:
         _require_sides("size", self.size)
@@ -83,15 +112,28 @@ class Preprocessing:
             _require_sides("resize", self.resize)
             if self.resize[0] < self.size[0] or self.resize[1] < self.size[1]:
                 raise ValueError(f"resize must be at least size {self.size!r}, got {self.resize!r}.")
+        if not isinstance(self.keep_aspect, bool):
+            raise TypeError(f"keep_aspect must be true or false, got {_shorten(self.keep_aspect)}.")
+
+    @property
+    def outer(self) -> tuple[int, int]:
+        """(height, width) before the center crop."""
+        return self.resize or self.size
 
     @classmethod
-    def standard(cls, size: tuple[int, int], channels: int, resize: tuple[int, int] | None = None) -> Preprocessing:
+    def standard(
+        cls, size: tuple[int, int], channels: int, resize: tuple[int, int] | None = None, keep_aspect: bool = False
+    ) -> Preprocessing:
         """Return the scaling of the paper's released code: (pixel − 127.5)/128 in every channel."""
-        return cls(size, channels, (127.5,) * channels, (128.0,) * channels, resize)
+        return cls(size, channels, (127.5,) * channels, (128.0,) * channels, resize, keep_aspect)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values: numbers, lists and None."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        """Return the fields as JSON values: numbers, lists and None.
+
+        `keep_aspect` is left out if it is False, so that earlier versions can read what they can reproduce.
+        """
+        values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return values if self.keep_aspect else {name: values[name] for name in _REQUIRED_FIELDS}
 
     @classmethod
     def from_dict(cls, saved: object) -> Preprocessing:
@@ -100,16 +142,27 @@ class Preprocessing:
         Raises:
             DataError: A field is missing, unknown or wrong.
         """
-        names = [field.name for field in fields(cls)]
-        if not isinstance(saved, Mapping) or len(saved) != len(names) or any(name not in saved for name in names):
-            raise DataError(f"the saved preprocessing must have exactly the fields {', '.join(names)}.")
+        allowed = [field.name for field in fields(cls)]
+        if (
+            not isinstance(saved, Mapping)
+            or any(name not in saved for name in _REQUIRED_FIELDS)
+            or any(name not in allowed for name in saved)
+        ):
+            raise DataError(
+                f"the saved preprocessing must have the fields {', '.join(_REQUIRED_FIELDS)} and no others except "
+                "keep_aspect."
+            )
         values: dict[str, Any] = {
-            name: tuple(saved[name]) if isinstance(saved[name], list) else saved[name] for name in names
+            name: tuple(value) if isinstance(value, list) else value for name, value in saved.items()
         }
         try:
             return cls(**values)
         except (TypeError, ValueError) as error:
             raise DataError(f"the saved preprocessing is wrong: {error}") from None
+
+
+_REQUIRED_FIELDS = ("size", "channels", "mean", "std", "resize")
+"""Fields of every saved preprocessing. Earlier versions have no others: their images were squashed."""
 
 
 def _require_sides(name: str, value: object) -> None:
@@ -149,8 +202,14 @@ def normalize(images: Tensor, preprocessing: Preprocessing) -> Tensor:
     return rows.view(count, height, width, channels).permute(0, 3, 1, 2)
 
 
-def decode(path: str | Path, size: tuple[int, int], channels: int) -> Pixels:
+def decode(path: str | Path, size: tuple[int, int], channels: int, keep_aspect: bool = False) -> Pixels:
     """Return an image file resized to `size` (height, width) as uint8 [H, W, C].
+
+    Args:
+        path: The file.
+        size: (height, width) of the result.
+        channels: 1 (gray) or 3 (RGB).
+        keep_aspect: Whether to cut off two sides instead of distorting the image, as in `Preprocessing`.
 
     Raises:
         DataError: The file is missing, not a regular file, of another format, corrupt, or has more than `MAX_PIXELS`
@@ -161,14 +220,14 @@ def decode(path: str | Path, size: tuple[int, int], channels: int) -> Pixels:
             warnings.simplefilter("ignore")  # of odd metadata and of large images; _open checks the size
             with _open(path) as image:
                 if image.format != "PNG":
-                    return _pixels(image, size, channels)
+                    return _pixels(image, size, channels, keep_aspect)
                 image.verify()  # loading a PNG does not compare its checksums; afterwards the file must be reopened
             with _open(path) as image:
-                return _pixels(image, size, channels)
+                return _pixels(image, size, channels, keep_aspect)
     except DataError:
         raise
     except Exception as error:  # decoders raise exceptions of many types on corrupt files
-        raise DataError(f"the image {str(path)!r} cannot be read: {_reason(error)}.") from None
+        raise DataError(f"the image {str(path)!r} cannot be read: {_reason(error, path)}.") from None
 
 
 def _open(path: str | Path) -> Image.Image:
@@ -183,14 +242,24 @@ def _open(path: str | Path) -> Image.Image:
     return image
 
 
-def _pixels(image: Image.Image, size: tuple[int, int], channels: int) -> Pixels:
-    """Decode, resize and orient an open image."""
+def draft_side(size: tuple[int, int]) -> int:
+    """Return the least side length to which a JPEG is reduced while it is decoded, for a result of `size`."""
+    return 2 * max(size)
+
+
+def _pixels(image: Image.Image, size: tuple[int, int], channels: int, keep_aspect: bool) -> Pixels:
+    """Decode, resize and orient an open image. `export.preprocessing_steps` documents the steps."""
     # JPEG can be decoded at 1/2, 1/4 or 1/8 of its size, which takes a tenth of the time for photographs.
-    image.draft(None, (2 * max(size), 2 * max(size)))
+    image.draft(None, (draft_side(size), draft_side(size)))
     image.load()
     transpose = TRANSPOSES.get(_orientation(image))  # after load: Pillow orients a TIFF itself while loading
     height, width = reversed(size) if transpose in SWAPS_SIDES else size
-    converted = _convert(image, "L" if channels == 1 else "RGB").resize((width, height), Image.Resampling.BILINEAR)
+    converted = _convert(image, "L" if channels == 1 else "RGB")
+    if keep_aspect:
+        # Reads only the part that is kept: resizing a very long image first could exhaust the memory.
+        converted = ImageOps.fit(converted, (width, height), Image.Resampling.BILINEAR)
+    else:
+        converted = converted.resize((width, height), Image.Resampling.BILINEAR)
     if transpose is not None:
         converted = converted.transpose(transpose)
     return np.array(converted, dtype=np.uint8).reshape(*size, channels)
@@ -217,13 +286,43 @@ def _convert(image: Image.Image, mode: str) -> Image.Image:
     return image.convert(mode)
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, path: str | Path) -> str:
     if isinstance(error, UnidentifiedImageError):
-        return "it is not a JPEG, PNG, BMP, GIF, WebP or TIFF image"
+        return _unsupported(signature(path)) or "it is not a JPEG, PNG, BMP, GIF, WebP, TIFF or AVIF image"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     first_line = (str(error).splitlines() or [""])[0].rstrip(".")[:200]
     return ascii(first_line)[1:-1] or type(error).__name__
+
+
+def signature(path: str | Path) -> str | None:
+    """Return the image format that the first bytes of a file are those of, e.g. "JPEG" or "HEIC", or None."""
+    try:
+        with open_regular(path, follow_links=True) as file:
+            start = file.read(12)
+    except OSError:
+        return None
+    if start[:4] == b"RIFF" and start[8:] == b"WEBP":
+        return "WEBP"
+    if start[:2] == b"BM" and start[6:10] == bytes(4):  # a text may start with BM, too
+        return "BMP"
+    if start[4:8] == b"ftyp":
+        return BRANDS.get(start[8:])
+    return next((name for prefix, name in SIGNATURES.items() if start.startswith(prefix)), None)
+
+
+def unsupported(path: str | Path) -> str | None:
+    """Return why an image cannot be read if its extension is that of a format that Pillow does not support."""
+    name = str(path).lower()
+    return _unsupported("HEIC" if name.endswith((".heic", ".heif")) else "AVIF" if name.endswith(".avif") else None)
+
+
+def _unsupported(image_format: str | None) -> str | None:
+    if image_format == "HEIC":
+        return "it is an HEIC image, which Pillow does not read; convert it to JPEG (e.g. magick x.heic x.jpg)"
+    if image_format == "AVIF" and "AVIF" not in FORMATS:
+        return "it is an AVIF image, which this build of Pillow does not read; install a wheel of pillow"
+    return None
 
 
 def center_offset(outer: tuple[int, int], size: tuple[int, int]) -> tuple[int, int]:
@@ -237,8 +336,16 @@ def read_image(path: str | Path, preprocessing: Preprocessing) -> Tensor:
     Raises:
         DataError: The file cannot be read.
     """
-    outer = preprocessing.resize or preprocessing.size
-    pixels = decode(path, outer, preprocessing.channels)
-    (top, left), (height, width) = center_offset(outer, preprocessing.size), preprocessing.size
-    window = torch.from_numpy(pixels[top : top + height, left : left + width])
-    return normalize(window.unsqueeze(0), preprocessing)[0]
+    return normalize(torch.from_numpy(read_pixels(path, preprocessing)).unsqueeze(0), preprocessing)[0]
+
+
+def read_pixels(path: str | Path, preprocessing: Preprocessing) -> Pixels:
+    """Return an image file before its normalization: uint8 [H, W, C] of the preprocessing's size.
+
+    Raises:
+        DataError: The file cannot be read.
+    """
+    outer, (height, width) = preprocessing.outer, preprocessing.size
+    pixels = decode(path, outer, preprocessing.channels, preprocessing.keep_aspect)
+    top, left = center_offset(outer, preprocessing.size)
+    return pixels[top : top + height, left : left + width]

@@ -8,10 +8,10 @@ from __future__ import annotations
 import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,6 +29,9 @@ Progress = Callable[[int, int], None]
 """Called as `progress(done, total)` during long operations."""
 
 DataDir = str | os.PathLike[str] | None
+
+VALIDATION_SEED = 1
+"""Seed of the choice of validation images; not that of a run, so that runs with different seeds are comparable."""
 
 
 class Batch(NamedTuple):
@@ -86,6 +89,19 @@ class Split(ABC):
             IndexError: An index is outside the split.
         """
 
+    def held_out(self, fraction: float) -> Tensor:
+        """Return which images a validation split holds out: bool [N], about a fraction of each class.
+
+        The choice is stratified and reproducible: it depends on the images and their order only. A class holds out at
+        least one of its images and keeps at least one; a class of one image holds out none.
+        """
+        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(VALIDATION_SEED))
+        mask = torch.zeros(len(self), dtype=torch.bool)
+        for label in sorted(set(self.labels.tolist())):
+            members = order[self.labels[order] == label]
+            mask[members[: min(max(round(len(members) * fraction), 1), len(members) - 1)]] = True
+        return mask
+
     def listing_hash(self) -> str:
         """Return a hash of the split's images, their order and their labels, which identifies the data."""
         return self._hash().hexdigest()
@@ -118,6 +134,9 @@ class Dataset:
         preprocessing: Conversion from an image to the network's input.
         train: Split for training.
         test: Split for testing.
+        validation: Split for the selection of a checkpoint, held out of the training images; None if there is none.
+        broken: Paths of images in the folder that cannot be read and were left out.
+        messages: Sentences for the user about the files that were left out.
     """
 
     name: str
@@ -125,6 +144,9 @@ class Dataset:
     preprocessing: Preprocessing
     train: Split
     test: Split
+    validation: Split | None = None
+    broken: tuple[str, ...] = ()
+    messages: tuple[str, ...] = ()
 
 
 class LoadOptions(NamedTuple):
@@ -132,10 +154,15 @@ class LoadOptions(NamedTuple):
 
     data_dir: DataDir
     preprocessing: Preprocessing
-    val_fraction: float
+    test_fraction: float
     seed: int
     download: bool
     progress: Progress | None
+    split_rule: Literal["name", "index"] = "name"
+    on_broken: Literal["stop", "skip"] = "stop"
+    broken: Collection[str] | None = None
+    workers: int = 0
+    resize: str = "crop"
 
 
 @dataclass(frozen=True)

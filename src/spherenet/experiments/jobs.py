@@ -138,6 +138,8 @@ def create_jobs(cells: Sequence[Cell], folder: Path, seeds: Sequence[int], **cha
         for cell in cells:
             source = None if cell.starts_from is None else folder / cell.starts_from / f"seed-{seed}"
             config = replace(cell.config, seed=seed, init_from=None if source is None else str(source), **changes)
+            if config.data == "mnist5k":  # part of the package, also if other cells have a folder of data
+                config = replace(config, data_dir=None)
             jobs.append(Job(f"{cell.name} seed {seed}", folder / cell.name / f"seed-{seed}", config, source))
     return jobs
 

@@ -158,6 +158,7 @@ IMAGENET_RECIPE: dict[str, Any] = {
     "data": "folder",
     "model": "resnet-18",
     "center": "none",
+    "resize": "squash",  # the paper resizes to 256 × 256
     "augmentation": "imagenet",
     "optimizer": "sgd",
     "learning_rate": 0.1,

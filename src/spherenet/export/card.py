@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import platform
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date as Date
 
 import torch
+import yaml  # type: ignore[import-untyped]
 
 from spherenet import __version__
 from spherenet.text import markdown
@@ -23,6 +25,9 @@ from spherenet.export import load_metadata, load_model
 model = load_model("path/to/this/folder")
 print(load_metadata("path/to/this/folder"))  # class names and preprocessing, if available
 scores = model(torch.zeros({shape}))  # a batch of images; softmax turns scores into probabilities"""
+
+LICENSES = ("apache-2.0", "bsd-3-clause", "cc-by-4.0", "cc-by-sa-4.0", "cc0-1.0", "mit")
+"""Names of licenses that model hubs know; others are "other"."""
 
 Z_95 = 1.959964
 """Quantile of the standard normal distribution for a two-sided 95% interval."""
@@ -45,6 +50,7 @@ class ModelCard:
         accuracy: Accuracy as a fraction from 0 to 1.
         accuracy_n: Number of samples that the accuracy was measured on. The text adds the 95% interval.
         accuracy_on: Name of these samples.
+        selection: Sentence that states how the weights were selected, e.g. the last ones of the training.
         command: Command that trained the model.
         versions: Library versions used in training.
         date: Date as it should be printed. The clock is never read.
@@ -67,6 +73,7 @@ class ModelCard:
     accuracy: float | None = None
     accuracy_n: int | None = None
     accuracy_on: str | None = None
+    selection: str | None = None
     command: str | None = None
     versions: Mapping[str, str] | None = None
     date: str | Date | None = None
@@ -108,14 +115,33 @@ class ModelCard:
         paragraphs += [f"## {title}\n\n{text.strip()}" for title, text in sections.items() if text]
         return "\n\n".join(paragraphs) + "\n"
 
+    def to_hub_page(self) -> str:
+        """Return the card with a YAML header, as model hubs read it: library, task, license and accuracy."""
+        header: dict[str, object] = {
+            "library_name": "spherenet",
+            "pipeline_tag": "image-classification",
+            "tags": ["hyperspherical-learning", "pytorch", "spherenet"],
+        }
+        if self.license is not None:
+            header["license"] = self.license.lower() if self.license.lower() in LICENSES else "other"
+        if self.accuracy is not None:
+            name = _one_line(self.accuracy_on or "unknown")
+            dataset = {"name": name, "type": re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "unknown"}
+            metric = {"type": "accuracy", "value": round(float(self.accuracy), 6)}
+            result = {"task": {"type": "image-classification"}, "dataset": dataset, "metrics": [metric]}
+            header["model-index"] = [{"name": _one_line(self.name), "results": [result]}]
+        return f"---\n{yaml.safe_dump(header, allow_unicode=True, sort_keys=False)}---\n\n{self.to_markdown()}"
+
     def _accuracy_text(self) -> str | None:
         if self.accuracy is None:
             return None
         samples = "" if self.accuracy_on is None else f" on {markdown(_one_line(self.accuracy_on))}"
+        selection = "" if self.selection is None else f" {markdown(_one_line(self.selection))}"
         if self.accuracy_n is None:
-            return f"{self.accuracy:.2%}{samples}."
+            return f"{self.accuracy:.2%}{samples}.{selection}"
         low, high = wilson_interval(self.accuracy, self.accuracy_n)
-        return f"{self.accuracy:.2%}{samples} (n = {self.accuracy_n:,}; 95% interval {low:.2%} to {high:.2%})."
+        interval = f"95% interval {low:.2%} to {high:.2%}"
+        return f"{self.accuracy:.2%}{samples} (n = {self.accuracy_n:,}; {interval}).{selection}"
 
 
 def wilson_interval(fraction: float, n: int) -> tuple[float, float]:

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from spherenet.errors import ModelError, require_extra
 from spherenet.export.card import ModelCard
-from spherenet.export.folder import metadata_as_json, save_model
+from spherenet.export.description import metadata_as_json
+from spherenet.export.folder import save_model
 from spherenet.export.programs import (
     example_batch,
     export_program,
@@ -206,7 +207,7 @@ def export_model(
     """
     chosen = format_of(target) if format is None else require_one_of("format", format, FORMATS)
     if chosen == "folder":
-        save_model(model, target, metadata=metadata, card=card, overwrite=overwrite)  # type: ignore[arg-type]
+        save_model(model, target, metadata=metadata, card=card, overwrite=overwrite)
         return user_path(target).resolve()
     return _FILES[chosen](model, target, example=example, metadata=metadata, check=check)
 

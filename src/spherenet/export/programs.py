@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from spherenet.errors import ModelError
-from spherenet.export.folder import metadata_as_json
+from spherenet.export.description import metadata_as_json
 from spherenet.export.freeze import freeze
 from spherenet.export.weights import writing
 from spherenet.files import atomic_file, user_path

@@ -31,6 +31,7 @@ __all__ = [
     "angular_cosine",
     "angular_cross_entropy",
     "block_length",
+    "exponential_",
     "has_kernel",
     "with_label_column",
 ]
@@ -211,7 +212,7 @@ class _AngularCrossEntropy(torch.autograd.Function):
                 logits.sub_(largest[rows])
                 if sum_weight is not None:
                     of_all[rows] = logits.mv(sum_weight).neg_()
-                total[rows] = _exponential_(logits).sum(1, keepdim=True)
+                total[rows] = exponential_(logits).sum(1, keepdim=True)
             log_total = total.log().squeeze(1)
             of_label = largest.squeeze(1) - target + log_total
             if sum_weight is not None:
@@ -243,7 +244,7 @@ class _AngularCrossEntropy(torch.autograd.Function):
                 similarity = rows_of.similarity(rows)
                 # First the gradient of the logits, in the memory of that of the cosines.
                 grad = rows_of.logits(rows, similarity, grad_cosine[rows])
-                _exponential_(grad.sub_(largest[rows])).mul_(factor[rows])
+                exponential_(grad.sub_(largest[rows])).mul_(factor[rows])
                 if grad_of_all is not None:
                     grad.addr_(grad_of_all[rows], sum_weight, alpha=-1)
                 column = labels[rows, None]
@@ -317,7 +318,7 @@ class _Rows:
         return out.scatter_(1, self.labels[rows, None], self.target[rows, None])
 
 
-def _exponential_(exponent: Tensor) -> Tensor:
+def exponential_(exponent: Tensor) -> Tensor:
     """Return exp of numbers ≤ 0, in place, without subnormal results.
 
     A probability below 1e-30 (float32) changes no sum, but subnormal numbers slow down a processor's exp and the matrix

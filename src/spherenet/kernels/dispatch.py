@@ -17,7 +17,7 @@ import importlib
 import importlib.util
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar, Token
 from functools import lru_cache
@@ -27,7 +27,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.nn import Parameter
+from torch.nn import Module, Parameter
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from spherenet.files import use_private_compiler_cache
@@ -47,6 +48,7 @@ __all__ = [
     "implementation_name",
     "is_traced",
     "kernels_of",
+    "leave_out_of_ddp",
     "needs_operators",
 ]
 
@@ -203,6 +205,13 @@ def needs_operators(*tensors: Tensor) -> bool:
 def below_autograd() -> AbstractContextManager[object]:
     """Return a context in which operators run without autograd, for the implementation of an autograd kernel."""
     return torch._C._AutoDispatchBelowAutograd()
+
+
+def leave_out_of_ddp(model: Module, names: Sequence[str]) -> None:
+    """Let DDP neither copy nor reduce these parameters of a model that is wrapped afterwards."""
+    if names:
+        ignore: Any = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+        ignore(model, list(names))
 
 
 @lru_cache(maxsize=64)

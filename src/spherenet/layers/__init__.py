@@ -13,6 +13,7 @@ from spherenet.layers.conv import (
 )
 from spherenet.layers.head import AngularHead
 from spherenet.layers.recurrent import SphereGRU, SphereGRUCell, SphereLSTM, SphereLSTMCell
+from spherenet.layers.sharded_head import ShardedHead, shard_head
 from spherenet.layers.transposed import SphereConvTranspose1d, SphereConvTranspose2d, SphereConvTranspose3d
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "LazySphereConv2d",
     "LazySphereConv3d",
     "LazySphereLinear",
+    "ShardedHead",
     "SphereConv1d",
     "SphereConv2d",
     "SphereConv3d",
@@ -33,4 +35,5 @@ __all__ = [
     "SphereLSTMCell",
     "SphereLayer",
     "SphereLinear",
+    "shard_head",
 ]

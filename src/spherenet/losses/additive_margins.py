@@ -10,8 +10,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from spherenet.angles import AngleFunction, CosineAngle
-from spherenet.losses.base import AngularLoss, checked_labels
-from spherenet.ops.angular import AngularOutput, additive_angle, additive_cosine
+from spherenet.kernels.sharded import ShardedOutput
+from spherenet.losses.arguments import checked_labels
+from spherenet.losses.base import AngularLoss
+from spherenet.ops.angular import AngularOutput, Columns, additive_angle, additive_cosine
 from spherenet.validation import require_number, require_positive
 
 if TYPE_CHECKING:
@@ -191,31 +193,29 @@ class SphereFace2Loss(AngularLoss):
         positive = self.s * (middle - self.m)
         return math.log((root + ratio - 1) / 2) - positive
 
-    def logits(self, output: AngularOutput) -> Tensor:
+    def logits(self, output: AngularOutput | ShardedOutput) -> Tensor:
         """Return s·g(θ) + b without a margin; see `AngularLoss.logits`."""
-        return super().logits(output) + self.initial_bias(output.cosine.shape[-1])
+        return super().logits(output) + self.initial_bias(
+            output.shard.num_classes if isinstance(output, ShardedOutput) else output.cosine.shape[-1]
+        )
+
+    uses_softmax = False
 
     def forward(
-        self, output: AngularOutput, labels: Tensor, *, return_scores: bool = False
+        self, output: AngularOutput | ShardedOutput, labels: Tensor, *, return_scores: bool = False
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Return the loss of a batch; see `AngularLoss.forward`."""
+        if isinstance(output, ShardedOutput):
+            return super().forward(output, labels, return_scores=return_scores)
         cosine, _, _, bias = self._terms(output)
-        num_classes = cosine.shape[1]
-        labels = checked_labels(labels, output.cosine, self.ignore_index)
+        labels = checked_labels(labels, output.cosine.shape, cosine.device, self.ignore_index)
         if torch.is_floating_point(labels):
             positive, ignored = labels.to(cosine.dtype).reshape(cosine.shape), None
         else:
             ignored = (labels == self.ignore_index).reshape(-1)
             columns = labels.reshape(-1, 1).masked_fill(ignored.unsqueeze(1), 0)
             positive = torch.zeros_like(cosine).scatter(1, columns, 1.0)
-        similarity = self.similarity(cosine)
-        if self.margin_gradient == "detached":
-            similarity = cosine + (similarity - cosine).detach()
-        logits = self.s * (similarity + self.m * (1 - 2 * positive)) + self.initial_bias(num_classes)
-        logits = logits if bias is None else logits + bias
-        terms = self.positive_weight * positive * F.softplus(-logits)
-        terms = terms + (1 - self.positive_weight) * (1 - positive) * F.softplus(logits)
-        losses = terms.sum(1) / self.s
+        losses = self._class_losses(cosine, bias, positive, cosine.shape[1])[0].sum(1) / self.s
         count: Tensor | int = len(losses)
         if ignored is not None:
             losses, count = losses.masked_fill(ignored, 0), (~ignored).sum()
@@ -224,6 +224,29 @@ class SphereFace2Loss(AngularLoss):
         else:
             loss = losses.sum() if self.reduction == "sum" else losses.sum() / count
         return (loss, self.logits(output)) if return_scores else loss
+
+    def class_values(self, angles: AngularOutput, columns: Columns, all_classes: int) -> tuple[Tensor, Tensor]:
+        """Return the terms of the loss and the scores for some of the classes of a sharded head."""
+        cosine, _, _, bias = self._terms(angles, all_classes)
+        positive = torch.zeros_like(cosine)
+        if columns.owned is not None:
+            positive = positive.scatter(1, columns.column, columns.owned.to(cosine.dtype))
+        losses, scores = self._class_losses(cosine, bias, positive, all_classes)
+        return losses / self.s, scores
+
+    def _class_losses(
+        self, cosine: Tensor, bias: Tensor | None, positive: Tensor, num_classes: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return s times the term of each class [N, C], and the scores, for probabilities of the labels [N, C]."""
+        similarity = self.similarity(cosine)
+        if self.margin_gradient == "detached":
+            similarity = cosine + (similarity - cosine).detach()
+        offset: Tensor | float = self.initial_bias(num_classes)
+        offset = offset if bias is None else offset + bias
+        logits = self.s * (similarity + self.m * (1 - 2 * positive)) + offset
+        losses = self.positive_weight * positive * F.softplus(-logits)
+        losses = losses + (1 - self.positive_weight) * (1 - positive) * F.softplus(logits)
+        return losses, self.s * similarity + offset
 
     def extra_repr(self) -> str:
         """Return the options of the formula and those that differ from their defaults."""

@@ -1,14 +1,16 @@
-"""Checks of the arguments of losses: options of the constructors, angle functions, scales and class weights."""
+"""Checks of the arguments of losses: options of constructors, angle functions, scales, weights and labels."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
 
+import torch
 from torch import Tensor, nn
 
 from spherenet.angles import ANGLES, DEFAULT_K, AngleFunction, make_angle
+from spherenet.kernels.dispatch import is_traced
 from spherenet.validation import reject_unknown_options, require_floating, require_one_of, require_positive
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ __all__ = [
     "Scale",
     "angle_of_loss",
     "checked_class_weight",
+    "checked_labels",
     "checked_scale",
     "options_of",
     "reject_unknown",
@@ -54,6 +57,9 @@ class MarginOptions(CrossEntropyOptions, total=False):
     feature_norm: float | None
     penalty_form: str
 
+
+SUM_TOLERANCE = 0.02
+"""Largest deviation of a sum of probabilities from 1: bfloat16 has three digits."""
 
 OPTIONS_BY_NAME = {"cross_entropy": CrossEntropyOptions, "margin_options": MarginOptions}
 """Options that a constructor takes with `**name`."""
@@ -125,3 +131,48 @@ def checked_class_weight(class_weight: object) -> Tensor | None:
     if len(wrong):
         raise ValueError(f"class_weight must be finite and at least 0, got {wrong[0].item()!r}.")
     return class_weight
+
+
+def checked_labels(labels: Tensor, shape: Sequence[int], device: torch.device, ignore_index: int) -> Tensor:
+    """Return labels for logits of a shape [*, C]: int64 class indices [*], or floating point probabilities [*, C].
+
+    Values are checked on the CPU only, and not during tracing: elsewhere every step would wait for the device. There,
+    torch's indexing kernels assert that an index is in range.
+    """
+    if not isinstance(labels, Tensor):
+        raise TypeError(f"labels must be a tensor, got {type(labels).__name__}.")
+    if labels.device != device:
+        raise ValueError(f"labels must be on the device of the output, {device}, got {labels.device}.")
+    rows, num_classes = list(shape[:-1]), shape[-1]
+    check_values = labels.device.type == "cpu" and not is_traced(labels)
+    if torch.is_floating_point(labels):
+        if list(labels.shape) != list(shape):
+            raise ValueError(
+                f"labels must be class indices (int64) of shape {rows} or floating point probabilities of shape "
+                f"{list(shape)}, got {labels.dtype} of shape {list(labels.shape)}."
+            )
+        if ignore_index >= 0:
+            raise ValueError(f"ignore_index must be left out if labels are probabilities, got {ignore_index}.")
+        if check_values:
+            values = labels.detach()
+            wrong = values[~((values >= 0) & (values <= 1))]
+            if len(wrong):
+                raise ValueError(f"labels must be probabilities from 0 to 1, got {wrong[0].item()!r}.")
+            sums = values.sum(-1, dtype=torch.float64).flatten()
+            wrong = sums[(sums - 1).abs() > SUM_TOLERANCE]
+            if len(wrong):
+                raise ValueError(
+                    f"labels must be probabilities that sum to 1 over the classes, got a sum of {wrong[0]:g}."
+                )
+        return labels
+    if labels.dtype == torch.bool or labels.is_complex():
+        raise TypeError(f"labels must be class indices (int64) or floating point probabilities, got {labels.dtype}.")
+    if list(labels.shape) != rows:
+        raise ValueError(f"labels must have shape {rows}, one class index per feature, got shape {list(labels.shape)}.")
+    if check_values:
+        wrong = labels[((labels < 0) | (labels >= num_classes)) & (labels != ignore_index)]
+        if len(wrong):
+            raise ValueError(
+                f"labels must be from 0 to {num_classes - 1} or ignore_index ({ignore_index}), got {wrong[0].item()}."
+            )
+    return labels.long()

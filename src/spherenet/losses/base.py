@@ -21,22 +21,25 @@ from torch.nn import functional as F
 
 from spherenet.angles import AngleFunction
 from spherenet.kernels.blockwise import angular_cross_entropy, has_kernel, with_label_column
-from spherenet.kernels.dispatch import blockwise, is_traced
+from spherenet.kernels.dispatch import blockwise
+from spherenet.kernels.sharded import ShardedOutput
 from spherenet.losses.arguments import (
     Scale,
     checked_class_weight,
+    checked_labels,
     checked_scale,
     options_of,
     reject_unknown,
 )
-from spherenet.ops.angular import AngularOutput, angular_logits
+from spherenet.losses.sharded import distributed_logits, loss_on_shards
+from spherenet.ops.angular import AngularOutput, Columns, angular_logits
 from spherenet.ops.norms import working_dtype
 from spherenet.validation import require_floating, require_number, require_one_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["AngularLoss", "checked_labels", "default_scale"]
+__all__ = ["AngularLoss", "default_scale"]
 
 MARGIN_GRADIENTS = ("full", "detached")
 
@@ -45,9 +48,6 @@ CONFIDENCE = 0.999
 
 SMALLEST_SCALE, LARGEST_SCALE = 10.0, 70.0
 """Range in which S-Softmax trains according to the paper."""
-
-SUM_TOLERANCE = 0.02
-"""Largest deviation of a sum of probabilities from 1: bfloat16 has three digits."""
 
 _Terms: TypeAlias = tuple[Tensor, Tensor | float, Tensor | None, Tensor | None]
 """Cosines [N, C], scale of each row [N] or a number, scale of each class [C], bias [C]."""
@@ -109,6 +109,9 @@ class AngularLoss(nn.Module):
 
     _may_have_margin: ClassVar[bool] = False
 
+    uses_softmax: ClassVar[bool] = True
+    """Whether the loss is a cross entropy of a softmax; otherwise it is a sum over classes."""
+
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
         """Reject unknown options here, because only this method knows the class that the user called."""
         reject_unknown(cls.__name__, options, options_of(cls))
@@ -167,18 +170,25 @@ class AngularLoss(nn.Module):
             return default_scale(num_classes, self._similarity_at_45)
         return None if self.scale == "norm" else self.scale
 
-    def logits(self, output: AngularOutput) -> Tensor:
+    def logits(self, output: AngularOutput | ShardedOutput) -> Tensor:
         """Return the scores of an output without labels, and therefore without a margin.
+
+        For a sharded head they are a DTensor of the rows of all processes, sharded by class.
 
         Shape:
             cosines [*, C] → [*, C].
         """
+        if isinstance(output, ShardedOutput):
+            return distributed_logits(self, output)
         return angular_logits(*self._terms(output), self.angle).reshape(output.cosine.shape)
 
     def forward(
-        self, output: AngularOutput, labels: Tensor, *, return_scores: bool = False
+        self, output: AngularOutput | ShardedOutput, labels: Tensor, *, return_scores: bool = False
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Return the loss of a batch.
+
+        For a sharded head (`shard_head`) it is the loss of the batches of all processes together, the same in each of
+        them, and the scores are replaced by the predicted classes [*] of this process's rows.
 
         If labels are probabilities q, margins apply in proportion to the probability of each class (Eq. 9):
         z_j = scale·class_scale_j·(q_j·t(θ_j) + (1 − q_j)·o(θ_j)) + b_j, with t = g or o = g if there is no margin.
@@ -192,9 +202,11 @@ class AngularLoss(nn.Module):
         Returns:
             A scalar, or [*] if reduction is "none".
         """
+        if isinstance(output, ShardedOutput):
+            return loss_on_shards(self, output, labels, return_scores)
         terms = self._terms(output)
         cosine = terms[0]
-        labels = checked_labels(labels, output.cosine, self.ignore_index)
+        labels = checked_labels(labels, output.cosine.shape, cosine.device, self.ignore_index)
         soft = torch.is_floating_point(labels)
         labels = labels.to(cosine.dtype).reshape(cosine.shape) if soft else labels.reshape(-1)
         tensors = [tensor for tensor in (*terms, labels) if isinstance(tensor, Tensor)]
@@ -211,7 +223,7 @@ class AngularLoss(nn.Module):
         else:
             assert scores is not None
             loss = F.cross_entropy(
-                scores if margin_on == "none" else self._with_margin(scores, terms, labels),
+                scores if margin_on == "none" else self._with_margin(scores, terms, self._targets(labels)),
                 labels,
                 None if self.class_weight is None else self.class_weight.to(cosine.dtype),
                 ignore_index=self.ignore_index,
@@ -231,14 +243,17 @@ class AngularLoss(nn.Module):
         parts += [f"{name}={getattr(self, name)!r}" for name, value in defaults.items() if getattr(self, name) != value]
         return ", ".join(parts)
 
-    def _terms(self, output: AngularOutput) -> _Terms:
-        """Check an output and return the terms of the logits, flattened, in float32 or float64."""
+    def _terms(self, output: AngularOutput, all_classes: int | None = None) -> _Terms:
+        """Check an output and return the terms of the logits, flattened, in float32 or float64.
+
+        If the output has some of the classes only, `all_classes` is the number of all.
+        """
         if not isinstance(output, AngularOutput):
             raise TypeError(f"output must be an AngularOutput of an AngularHead, got {type(output).__name__}.")
         cosine, feature_norm, weight_norm, bias = output
         if not isinstance(cosine, Tensor) or not cosine.is_floating_point():
             require_floating("output.cosine", cosine)
-        if cosine.dim() < 1 or cosine.shape[-1] < 2:
+        if cosine.dim() < 1 or (all_classes or cosine.shape[-1]) < 2:
             raise ValueError(
                 f"output.cosine must have at least 2 classes in its last dimension, got {list(cosine.shape)}."
             )
@@ -254,13 +269,14 @@ class AngularLoss(nn.Module):
                     f"output.{name} must have shape {list(shape)} for cosines of shape {list(cosine.shape)}, "
                     f"got {list(tensor.shape)}."
                 )
-        if self.class_weight is not None and len(self.class_weight) != cosine.shape[-1]:
-            raise ValueError(f"class_weight must have {cosine.shape[-1]} entries, got {len(self.class_weight)}.")
+        num_classes = all_classes or cosine.shape[-1]
+        if self.class_weight is not None and len(self.class_weight) != num_classes:
+            raise ValueError(f"class_weight must have {num_classes} entries, got {len(self.class_weight)}.")
         dtype = working_dtype(cosine.dtype)
         cosine = cosine.to(dtype).reshape(-1, cosine.shape[-1])
         bias = None if bias is None else bias.to(dtype)
         if not self.uses_weight_norm and self.scale != "norm":
-            return cosine, cast(float, self.scale_for(cosine.shape[1])), None, bias
+            return cosine, cast(float, self.scale_for(num_classes)), None, bias
         feature_norm = feature_norm.to(dtype).reshape(-1)
         if not self.uses_weight_norm:
             return cosine, feature_norm, None, bias
@@ -277,24 +293,43 @@ class AngularLoss(nn.Module):
         plain = self.similarity(cosine)
         return plain + (with_margin - plain).detach()
 
-    def _with_margin(self, scores: Tensor, terms: _Terms, labels: Tensor) -> Tensor:
+    def class_values(self, angles: AngularOutput, columns: Columns, all_classes: int) -> tuple[Tensor, Tensor]:
+        """Return logits with their margins, and scores without them, for some of the classes of a sharded head.
+
+        Args:
+            angles: Angles of these classes.
+            columns: Label of each row among them.
+            all_classes: Number of all classes.
+        """
+        terms = self._terms(angles, all_classes)
+        scores = angular_logits(*terms, self.angle)
+        return (scores if self.margin_on == "none" else self._with_margin(scores, terms, columns)), scores
+
+    def row_penalty(self, feature_norm: Tensor, num_classes: int) -> Tensor | None:
+        """Return a penalty of each row that is added to the loss of a sharded head, None if there is none."""
+        return None
+
+    def _targets(self, labels: Tensor) -> Tensor | Columns:
+        """Return probabilities as they are, and class indices as columns."""
+        return labels if torch.is_floating_point(labels) else Columns(self._columns(labels))
+
+    def _with_margin(self, scores: Tensor, terms: _Terms, labels: Tensor | Columns) -> Tensor:
         """Return the logits with their margins, from scores [N, C] without them."""
         cosine, scale, class_scale, bias = terms
         if self.margin_on == "others":
             others = angular_logits(self._margin(self.other_similarity, cosine), scale, class_scale, bias, None)
-            if torch.is_floating_point(labels):
+            if isinstance(labels, Tensor):
                 return labels * scores + (1 - labels) * others
-            columns = self._columns(labels)
-            return others.scatter(1, columns, scores.gather(1, columns))
-        if torch.is_floating_point(labels):
+            return _with_target(others, labels, scores.gather(1, labels.column))
+        if isinstance(labels, Tensor):
             targets = angular_logits(self._margin(self.target_similarity, cosine), scale, class_scale, bias, None)
             return labels * targets + (1 - labels) * scores
-        columns = self._columns(labels)
+        columns = labels.column
         if self.angle is None or self.angle.is_same_for_all_filters:
             target = self._margin(self.target_similarity, cosine.gather(1, columns))
         else:
             target = self._margin(self.target_similarity, cosine).gather(1, columns)
-        return scores.scatter(1, columns, _logit_at(columns, target, scale, class_scale, bias))
+        return _with_target(scores, labels, _logit_at(columns, target, scale, class_scale, bias))
 
     def _in_blocks(self, terms: _Terms, labels: Tensor) -> Tensor:
         """Return the loss of class indices without storing the logits."""
@@ -345,6 +380,13 @@ class AngularLoss(nn.Module):
         return value
 
 
+def _with_target(logits: Tensor, columns: Columns, target: Tensor) -> Tensor:
+    """Return logits [N, C] in which those of the labels are replaced by `target` [N, 1]."""
+    if columns.owned is not None:
+        target = torch.where(columns.owned, target, logits.gather(1, columns.column))
+    return logits.scatter(1, columns.column, target)
+
+
 def _logit_at(
     columns: Tensor, similarity: Tensor, scale: Tensor | float, class_scale: Tensor | None, bias: Tensor | None
 ) -> Tensor:
@@ -353,48 +395,3 @@ def _logit_at(
         similarity = similarity * class_scale[columns]
     logit = similarity * (scale.unsqueeze(1) if isinstance(scale, Tensor) else scale)
     return logit if bias is None else logit + bias[columns]
-
-
-def checked_labels(labels: Tensor, cosine: Tensor, ignore_index: int) -> Tensor:
-    """Return labels for cosines [*, C]: int64 class indices [*], or floating point probabilities [*, C].
-
-    Values are checked on the CPU only, and not during tracing: elsewhere every step would wait for the device. There,
-    torch's indexing kernels assert that an index is in range.
-    """
-    if not isinstance(labels, Tensor):
-        raise TypeError(f"labels must be a tensor, got {type(labels).__name__}.")
-    if labels.device != cosine.device:
-        raise ValueError(f"labels must be on the device of the output, {cosine.device}, got {labels.device}.")
-    rows, num_classes = list(cosine.shape[:-1]), cosine.shape[-1]
-    check_values = labels.device.type == "cpu" and not is_traced(labels)
-    if torch.is_floating_point(labels):
-        if labels.shape != cosine.shape:
-            raise ValueError(
-                f"labels must be class indices (int64) of shape {rows} or floating point probabilities of shape "
-                f"{list(cosine.shape)}, got {labels.dtype} of shape {list(labels.shape)}."
-            )
-        if ignore_index >= 0:
-            raise ValueError(f"ignore_index must be left out if labels are probabilities, got {ignore_index}.")
-        if check_values:
-            values = labels.detach()
-            wrong = values[~((values >= 0) & (values <= 1))]
-            if len(wrong):
-                raise ValueError(f"labels must be probabilities from 0 to 1, got {wrong[0].item()!r}.")
-            sums = values.sum(-1, dtype=torch.float64).flatten()
-            wrong = sums[(sums - 1).abs() > SUM_TOLERANCE]
-            if len(wrong):
-                raise ValueError(
-                    f"labels must be probabilities that sum to 1 over the classes, got a sum of {wrong[0]:g}."
-                )
-        return labels
-    if labels.dtype == torch.bool or labels.is_complex():
-        raise TypeError(f"labels must be class indices (int64) or floating point probabilities, got {labels.dtype}.")
-    if list(labels.shape) != rows:
-        raise ValueError(f"labels must have shape {rows}, one class index per feature, got shape {list(labels.shape)}.")
-    if check_values:
-        wrong = labels[((labels < 0) | (labels >= num_classes)) & (labels != ignore_index)]
-        if len(wrong):
-            raise ValueError(
-                f"labels must be from 0 to {num_classes - 1} or ignore_index ({ignore_index}), got {wrong[0].item()}."
-            )
-    return labels.long()

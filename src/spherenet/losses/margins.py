@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from spherenet.angles import DEFAULT_K, AngleFunction, angle_from_cosine
+from spherenet.kernels.sharded import ShardedOutput
 from spherenet.losses.arguments import Scale, angle_of_loss
 from spherenet.losses.base import AngularLoss, default_scale
 from spherenet.ops.angular import AngularOutput
@@ -219,11 +220,11 @@ class MarginLoss(AngularLoss):
         return self._annealed(cosine, self.angle.extended(angle_from_cosine(cosine) / self.m))
 
     def forward(
-        self, output: AngularOutput, labels: Tensor, *, return_scores: bool = False
+        self, output: AngularOutput | ShardedOutput, labels: Tensor, *, return_scores: bool = False
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Return the loss of a batch, the feature penalty included; see `AngularLoss.forward`."""
         result = super().forward(output, labels, return_scores=return_scores)
-        if self.feature_penalty == 0:
+        if self.feature_penalty == 0 or isinstance(output, ShardedOutput):  # there it is included already
             return result
         penalty = self.feature_penalty * self._norm_penalty(output, labels)
         return (result[0] + penalty, result[1]) if isinstance(result, tuple) else result + penalty
@@ -245,15 +246,23 @@ class MarginLoss(AngularLoss):
             return with_margin
         return (self.lambda_ * self.similarity(cosine) + with_margin) / (1 + self.lambda_)
 
-    def _norm_penalty(self, output: AngularOutput, labels: Tensor) -> Tensor:
-        """Return (‖x‖ − target)² or |‖x‖ − target|, reduced over the rows that are not ignored (Eq. 19)."""
-        norm = output.feature_norm.to(working_dtype(output.feature_norm.dtype))
+    def row_penalty(self, feature_norm: Tensor, num_classes: int) -> Tensor | None:
+        """Return the weighted penalty of each row (Eq. 19), None if its weight is 0."""
+        return self.feature_penalty * self._distance(feature_norm, num_classes) if self.feature_penalty else None
+
+    def _distance(self, feature_norm: Tensor, num_classes: int) -> Tensor:
+        """Return (‖x‖ − target)² or |‖x‖ − target| of each row."""
+        norm = feature_norm.to(working_dtype(feature_norm.dtype))
         target = self.feature_norm
         if target is None:
-            target = default_scale(output.cosine.shape[-1], self._similarity_at_45)
+            target = default_scale(num_classes, self._similarity_at_45)
         # Limited so that the square of a huge norm does not overflow; the gradient there is 0.
         difference = (norm - target).clamp_max(torch.finfo(norm.dtype).max ** 0.4)
-        penalty = difference.square() if self.penalty_form == "squared" else difference.abs()
+        return difference.square() if self.penalty_form == "squared" else difference.abs()
+
+    def _norm_penalty(self, output: AngularOutput, labels: Tensor) -> Tensor:
+        """Return the feature penalty without its weight, reduced over the rows that are not ignored."""
+        penalty = self._distance(output.feature_norm, output.cosine.shape[-1])
         if not torch.is_floating_point(labels):
             ignored = labels == self.ignore_index
             penalty = penalty.masked_fill(ignored, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -68,6 +69,12 @@ class Classifier(nn.Module):
             return self.criterion.logits(output)
         result: Tensor | tuple[Tensor, Tensor] = self.criterion(output, labels, return_scores=return_scores)
         return result
+
+    def push_to_hub(self, repository: str, **options: Any) -> str:
+        """Upload the model to the Hugging Face Hub; see `spherenet.export.push_to_hub`."""
+        # By name, since export is a layer above: models do not depend on how they are stored.
+        export = importlib.import_module("spherenet.export")
+        return cast(str, export.push_to_hub(self, repository, **options))
 
 
 def apply_criterion(

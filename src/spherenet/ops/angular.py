@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from spherenet.angles import AngleFunction, CosineAngle, angle_from_cosine
 from spherenet.ops.norms import norm
 
-__all__ = ["AngularOutput", "additive_angle", "additive_cosine", "angular_cosine", "angular_logits"]
+__all__ = ["AngularOutput", "Columns", "additive_angle", "additive_cosine", "angular_cosine", "angular_logits"]
 
 _COSINE = CosineAngle()
 
@@ -33,6 +33,18 @@ class AngularOutput(NamedTuple):
     feature_norm: Tensor
     weight_norm: Tensor
     bias: Tensor | None = None
+
+
+class Columns(NamedTuple):
+    """Column of each row's label among the classes of an output.
+
+    Attributes:
+        column: Columns [N, 1]; 0 if the label is not among these classes.
+        owned: Whether the label is among them [N, 1]; None if all labels are.
+    """
+
+    column: Tensor
+    owned: Tensor | None = None
 
 
 def angular_cosine(unit_features: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

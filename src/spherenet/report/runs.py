@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,7 +121,7 @@ def provenance(run: ReportedRun) -> str:
     if command[1:2] == ["train"] and not {"--operator", "--resume", "--config"}.intersection(command):
         command[2:2] = ["--operator", "none" if operator is None else str(operator)]
     details = {**_dict(run.config.get("versions")), **_dict(run.config.get("hardware"))}
-    return f"{plain(' '.join(command))} ({', '.join(f'{name} {value}' for name, value in details.items())})"
+    return f"{plain(shlex.join(command))} ({', '.join(f'{name} {value}' for name, value in details.items())})"
 
 
 def _dict(value: Any) -> dict[str, Any]:

@@ -3,6 +3,8 @@
     checkpoints/step-00000500/   model.safetensors, optimizer.safetensors, state.json, manifest.json
     checkpoints/best-00000450/   the same for the best evaluation
 
+A run whose weights are sharded has shard-00001-….safetensors and so on instead, one file per process (`parts.py`).
+
 A checkpoint is written to a temporary folder, synced to the disk and renamed before older ones are removed. Loading one
 cannot run code.
 """
@@ -13,14 +15,15 @@ import errno
 import hashlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from spherenet.errors import CheckpointError
@@ -38,8 +41,9 @@ from spherenet.files import (
     remove,
     to_json,
 )
+from spherenet.runs.parts import PART_PREFIX, read_parts, read_tensors
 
-__all__ = ["Checkpoint", "Checkpoints", "load_checkpoint"]
+__all__ = ["Checkpoint", "Checkpoints", "file_digest", "is_distributed", "load_checkpoint", "write_tensors"]
 
 _NAME = re.compile(r"(step|best)-(\d{8,})")
 _MANIFEST, _STATE = "manifest.json", "state.json"
@@ -76,25 +80,43 @@ class Checkpoints:
         Raises:
             CheckpointError: If it cannot be written. Earlier checkpoints are unchanged then.
         """
-        name = "best" if best else "step"
+        with self.writing(checkpoint.step, checkpoint.state, {}, best=best) as folder:
+            write_tensors(checkpoint.tensors, folder)
+        return self.path(checkpoint.step, best=best)
+
+    @contextmanager
+    def writing(
+        self, step: int, state: Mapping[str, Any], digests: Mapping[str, str], *, best: bool = False
+    ) -> Iterator[Path]:
+        """Yield a temporary folder for tensors. When the block ends, it becomes a checkpoint and replaces older ones.
+
+        Args:
+            step: Step of the checkpoint.
+            state: JSON state.
+            digests: SHA-256 of files that is known when the block ends. Those of other files are computed.
+            best: Whether it is the checkpoint of the best evaluation.
+
+        Raises:
+            CheckpointError: If it cannot be written. Earlier checkpoints are unchanged then.
+        """
         if not self._exists():
             make_folder(self.folder)
-        path = self.folder / f"{name}-{checkpoint.step:08d}"
+        path = self.path(step, best=best)
         try:
             with atomic_folder(path) as folder:
-                for group, tensors in checkpoint.tensors.items():
-                    # Copies, because safetensors rejects tensors that share memory, such as tied weights.
-                    copies = {key: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-                              for key, tensor in tensors.items()}  # fmt: skip
-                    save_file(copies, folder / f"{group}{_SUFFIX}")
-                (folder / _STATE).write_text(to_json({"step": checkpoint.step, **checkpoint.state}), "utf-8")
-                manifest = {file.name: _digest(file) for file in sorted(folder.iterdir())}
+                yield folder
+                (folder / _STATE).write_text(to_json({"step": step, **state}), "utf-8")
+                names = sorted(file.name for file in folder.iterdir())
+                manifest = {name: digests.get(name) or file_digest(folder / name) for name in names}
                 (folder / _MANIFEST).write_text(to_json(manifest), "utf-8")
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{path} could not be written ({_reason(error)}); earlier ones are valid.") from None
-        for old in self.paths(name)[: -1 if best else -self.keep]:
+        for old in self.paths("best" if best else "step")[: -1 if best else -self.keep]:
             discard(old)
-        return path
+
+    def path(self, step: int, *, best: bool = False) -> Path:
+        """Return the folder of the checkpoint of a step."""
+        return self.folder / f"{'best' if best else 'step'}-{step:08d}"
 
     def paths(self, name: str = "step") -> list[Path]:
         """Return the folders of "step" or "best" checkpoints, the oldest first, without checking them."""
@@ -167,23 +189,28 @@ def check_checkpoint(path: Path) -> None:
         if name != Path(name).name:
             raise CheckpointError(f"{path / _MANIFEST} names {name!r}, which is not a file beside it.")
         try:
-            digest = _digest(path / name)
+            digest = file_digest(path / name)
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{path / name} cannot be read ({_reason(error)}).") from None
         if digest != expected:
             raise CheckpointError(f"{path / name} is corrupt: its SHA-256 differs from the manifest.")
 
 
-def load_checkpoint(path: Path) -> Checkpoint:
-    """Check and load a checkpoint. Raises CheckpointError, naming the file, if it is corrupt."""
+def load_checkpoint(path: Path, *, shapes_only: bool = False) -> Checkpoint:
+    """Check and load a checkpoint. Raises CheckpointError, naming the file, if it is corrupt.
+
+    Args:
+        path: Folder of the checkpoint.
+        shapes_only: Whether to return tensors without values, on the meta device.
+    """
     check_checkpoint(path)
     try:
         state = read_json(path / _STATE)
-        tensors = {
-            name.removesuffix(_SUFFIX): load_file(path / name)
-            for name in read_json(path / _MANIFEST)
-            if name.endswith(_SUFFIX)
-        }
+        files = [path / name for name in read_json(path / _MANIFEST) if name.endswith(_SUFFIX)]
+        if is_distributed(path):
+            tensors = read_parts(files, shapes_only)
+        else:
+            tensors = {file.name.removesuffix(_SUFFIX): read_tensors(file, shapes_only) for file in files}
     except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read ({_reason(error)}).") from None
     step = state.pop("step", None) if isinstance(state, dict) else None
@@ -192,7 +219,22 @@ def load_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(step, tensors, state)
 
 
-def _digest(path: Path) -> str:
+def write_tensors(tensors: Mapping[str, Mapping[str, Tensor]], folder: Path) -> None:
+    """Write one safetensors file per group."""
+    for group, named in tensors.items():
+        # Copies, because safetensors rejects tensors that share memory, such as tied weights.
+        copies = {
+            key: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for key, tensor in named.items()
+        }
+        save_file(copies, folder / f"{group}{_SUFFIX}")
+
+
+def is_distributed(path: Path) -> bool:
+    """Return whether a checkpoint was written by several processes, each with its part of the tensors."""
+    return any(entry.name.startswith(PART_PREFIX) for entry in path.iterdir())
+
+
+def file_digest(path: Path) -> str:
     """Return the SHA-256 of a file. Raises OSError, before reading it, if it is longer than its header states."""
     digest = hashlib.sha256()
     with open_regular(path) as file:

@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 
 from spherenet.errors import CheckpointError, RunError, RunTakenError
 from spherenet.files import file_kind, is_temporary, make_folder, open_regular, read_json, remove, sync, write_json
-from spherenet.runs.checkpoints import Checkpoint, Checkpoints, load_checkpoint
+from spherenet.runs.checkpoints import Checkpoint, Checkpoints, load_checkpoint, write_tensors
 from spherenet.runs.metrics import MetricsFile
 
 __all__ = ["Finding", "RunDirectory", "examine"]
@@ -167,23 +167,32 @@ class RunDirectory:
 
     def save(self, checkpoint: Checkpoint, *, best: bool = False) -> None:
         """Save a checkpoint and the number of rows of metrics before it. The rows are synced to the disk first."""
+        with self.saving(checkpoint.step, checkpoint.state, {}, best=best) as folder:
+            write_tensors(checkpoint.tensors, folder)
+
+    @contextmanager
+    def saving(
+        self, step: int, state: Mapping[str, Any], digests: Mapping[str, str], *, best: bool = False
+    ) -> Iterator[Path]:
+        """Yield a temporary folder for the files of a checkpoint; see `Checkpoints.writing`."""
         self.require_lock()
         self.metrics.sync()
-        state = {**checkpoint.state, _ROWS: len(self.metrics)}
-        self.checkpoints.save(replace(checkpoint, state=state), best=best)
+        with self.checkpoints.writing(step, {**state, _ROWS: len(self.metrics)}, digests, best=best) as folder:
+            yield folder
 
-    def newest_checkpoint(self) -> tuple[Checkpoint | None, list[str]]:
+    def newest_checkpoint(self, *, shapes_only: bool = False) -> tuple[Checkpoint | None, list[str]]:
         """Return the checkpoint to resume from, None if there is none, and a message per newer one that is not used.
 
         It is the newest valid checkpoint for which no earlier row of metrics is missing, because later rows are
-        computed again. If rows are missing for all of them, it is the newest valid one.
+        computed again. If rows are missing for all of them, it is the newest valid one. With `shapes_only` it has
+        tensors without values, on the meta device.
         """
         valid_rows, problem = self.metrics.count_valid()
         newest: Checkpoint | None = None
         messages: list[str] = []
         for path in reversed(self.checkpoints.paths()):
             try:
-                checkpoint = load_checkpoint(path)
+                checkpoint = load_checkpoint(path, shapes_only=shapes_only)
             except CheckpointError as error:
                 messages.append(str(error))
                 continue

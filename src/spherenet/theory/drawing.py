@@ -1,7 +1,7 @@
 """Figures: creating and writing them without global state, and the panels of the conditioning lab.
 
-matplotlib is an optional dependency (`spherenet[plot]`); it is imported only when a figure is created. The colors are
-distinguishable by people with color vision deficiency.
+matplotlib is an optional dependency (`spherenet-torch[plot]`); it is imported only when a figure is created. The colors
+are distinguishable by people with color vision deficiency.
 """
 
 from __future__ import annotations

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from spherenet.data import AUGMENTATIONS, Augmentation, Dataset, default_augmentation, load_dataset
+from spherenet.data import AUGMENTATIONS, Augmentation, Dataset, default_augmentation, load_dataset, locate
 from spherenet.files import use_private_compiler_cache
 from spherenet.losses import Annealing, MarginLoss
 from spherenet.models import Classifier, create_model, list_models
 from spherenet.optim import param_groups
 from spherenet.regularizers import hyperspherical_energy, orthogonality, sphere_layers
 from spherenet.training.config import TrainConfig
+from spherenet.training.sharding import split_by_mesh
 from spherenet.validation import require_one_of
 
 __all__ = [
@@ -27,17 +28,41 @@ __all__ = [
     "build_penalty",
     "compiled",
     "lambda_setter",
+    "located",
     "split_folds",
+    "split_validation",
     "subsample",
 ]
 
 
-def build_data(config: TrainConfig, progress: Callable[[int, int], None] | None = None) -> Dataset:
-    """Load the data set, with the folds and the number of training images of the configuration.
+def located(config: TrainConfig, recorded: TrainConfig | None = None) -> TrainConfig:
+    """Return the configuration with the name of the data set and its absolute folder, see `data.locate`.
+
+    Args:
+        config: Options of the run, in which `data` may be the path of a folder.
+        recorded: Options of the run that is resumed. If the data are the same, they are not checked again.
+
+    Raises:
+        ValueError: If `data` and `data_dir` contradict each other.
+    """
+    if recorded is not None and (config.data, config.data_dir) == (recorded.data, recorded.data_dir):
+        return config
+    data, data_dir = locate(config.data, config.data_dir)
+    return replace(config, data=data, data_dir=data_dir)
+
+
+def build_data(
+    config: TrainConfig,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    broken: Collection[str] | None = None,
+) -> Dataset:
+    """Load the data set, with the folds, validation images and number of training images of the configuration.
 
     Args:
         config: Options of the run.
-        progress: Function (bytes done, bytes in total) that is called during a download.
+        progress: Function (done, total) that is called during a download or while all images of a folder are decoded.
+        broken: Images of a folder to leave out, if they are known; None to find them if `on_broken` is "skip".
     """
     if config.folds and not (config.folds >= 2 and 0 <= config.fold < config.folds):
         raise ValueError(f"fold must be from 0 to folds − 1 of at least 2, got {config.fold} of {config.folds}.")
@@ -46,13 +71,20 @@ def build_data(config: TrainConfig, progress: Callable[[int, int], None] | None 
         config.data_dir,
         image_size=config.image_size,
         channels=config.channels,
-        val_fraction=config.val_fraction,
+        resize=config.resize,
+        test_fraction=config.test_fraction,
         seed=0,  # the held-out images must not depend on the seed of the run
+        split_rule=config.split_rule,
+        on_broken=config.on_broken,
+        broken=broken,
+        workers=config.workers,
         download=config.download,
         progress=progress,
     )
     if config.folds:
         dataset = split_folds(dataset, config.folds, config.fold)
+    if config.validation_fraction:
+        dataset = split_validation(dataset, config.validation_fraction)
     return dataset if config.train_images is None else subsample(dataset, config.train_images)
 
 
@@ -63,6 +95,19 @@ def split_folds(dataset: Dataset, folds: int, fold: int) -> Dataset:
     fold_of_image[_sorted_by_class(labels)] = torch.arange(len(labels)) % folds
     test, train = (fold_of_image == fold).nonzero().flatten(), (fold_of_image != fold).nonzero().flatten()
     return replace(dataset, train=dataset.train.subset(train), test=dataset.train.subset(test))
+
+
+def split_validation(dataset: Dataset, fraction: float) -> Dataset:
+    """Return a data set whose validation images are a fraction of the training images, which no longer contain them.
+
+    Raises:
+        ValueError: If no class has two training images.
+    """
+    mask = dataset.train.held_out(fraction)
+    if not mask.any():
+        raise ValueError("validation_fraction must be 0 if every class has a single training image.")
+    train, validation = (dataset.train.subset(part.nonzero().flatten()) for part in (~mask, mask))
+    return replace(dataset, train=train, validation=validation)
 
 
 def subsample(dataset: Dataset, count: int) -> Dataset:
@@ -180,6 +225,7 @@ def build_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimi
     if config.decay_all:
         for group in groups:
             group["weight_decay"] = config.weight_decay
+    groups = split_by_mesh(groups)
     if config.optimizer != "sgd":
         adam = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
         return adam(groups, lr=config.learning_rate, fused=True)

@@ -13,10 +13,12 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 __all__ = ["EXCLUSIVE", "FREE", "LEARNING_RATE_DECAY", "RENAMED", "Group", "TrainConfig", "option_name"]
 
-FREE = ("data_dir", "download", "workers", "log_every", "checkpoint_every", "probes", "tensorboard", "timeout")
+FREE = (
+    "data_dir", "on_broken", "download", "workers", "log_every", "checkpoint_every", "probes", "tensorboard", "timeout"
+)  # fmt: skip
 """Options that do not change the result of a run. They may differ when it is resumed."""
 
-RENAMED = {"train_pictures": "train_images", "observe": "probes"}
+RENAMED = {"train_pictures": "train_images", "observe": "probes", "val_fraction": "test_fraction"}
 """Earlier names of options. Saved configurations and the command line still accept them."""
 
 EXCLUSIVE = (("iterations", "epochs"),)
@@ -90,7 +92,9 @@ class TrainConfig:
         ValueError: If a value is out of range or not one of the choices.
     """
 
-    data: str = _option("mnist5k", DATA, "data set: mnist5k (embedded), cifar10, cifar100, or folder (class/name.jpg)")
+    data: str = _option(
+        "mnist5k", DATA, "data set: mnist5k (embedded), cifar10, cifar100, or a folder of images (class/name.jpg)"
+    )
     data_dir: str | None = _option(None, DATA, "folder of the data set or for its download; default: $SPHERENET_DATA")
     augmentation: str | None = _option(
         None, DATA, "none, flip, flip-crop, flips-crop or imagenet; default: that of the data set"
@@ -99,7 +103,21 @@ class TrainConfig:
         None, DATA, "side length to which images are resized; default: that of the data set, 224 for a folder"
     )
     channels: int | None = _option(None, DATA, "channels of a folder's images: 1 for gray, 3 for color; default: 3")
-    val_fraction: float = _option(0.1, DATA, "fraction of a folder without val/ that is held out for evaluation")
+    resize: Literal["squash", "crop"] = _option(
+        "crop", DATA, "a folder's images made square: crop keeps the aspect ratio, squash the borders"
+    )
+    test_fraction: float = _option(
+        0.1, DATA, "fraction of each class of a folder without val/ or test/ that is held out for testing"
+    )
+    split_rule: Literal["name", "index"] = _option(
+        "name", DATA, "choice of these test images: by a hash of the file name, or by index as in earlier versions"
+    )
+    validation_fraction: float = _option(
+        0.0, DATA, "fraction of the training images held out to select the best checkpoint; 0 selects on test images"
+    )
+    on_broken: Literal["stop", "skip"] = _option(
+        "stop", DATA, "response to images of a folder that cannot be read; skip decodes all of them first"
+    )
     folds: int = _option(0, DATA, "number of cross-validation folds of the training images; 0 for none")
     fold: int = _option(0, DATA, "index of the fold to evaluate on; the other folds are trained on")
     train_images: int | None = _option(
@@ -163,6 +181,7 @@ class TrainConfig:
     lambda_floor: float = _option(5.0, LOSS, "final λ of the annealing: the margin has the weight 1/(1 + λ)")
     lambda_floor_at: float = _option(1 / 6, LOSS, "fraction of the run after which λ has its final value")
     label_smoothing: float = _option(0.0, LOSS, "label smoothing, from 0 to 1")
+    sample_rate: float = _option(1.0, LOSS, "fraction of the classes used per step with --shard-head; 1 for all")
 
     iterations: int = _option(1000, TRAINING, "number of optimizer steps (64000 in the paper)")
     epochs: float | None = _option(
@@ -196,7 +215,9 @@ class TrainConfig:
         "renormalize", TRAINING, "kept norms: steps renormalized, or projected onto the sphere and relative to the norm"
     )
     init_from: str | None = _option(
-        None, TRAINING, "run or saved model whose weights are the initial weights, as far as they fit"
+        None,
+        TRAINING,
+        "run, saved model or safetensors checkpoint whose weights are the initial ones, as far as they fit",
     )
     on_nan: Literal["stop", "skip"] = _option("stop", TRAINING, "response to a loss or gradient that is not finite")
     seed: int = _option(0, TRAINING, "seed of weights, order of images and augmentation")
@@ -224,6 +245,10 @@ class TrainConfig:
     )
     channels_last: bool = _option(True, MACHINE, "channels-last memory format of images and kernels")
     compile: bool = _option(False, MACHINE, "compilation of the network with torch.compile")
+    sharding: Literal["ddp", "fsdp", "hsdp"] = _option(
+        "ddp", MACHINE, "weights of several processes: copies (ddp), divided among all (fsdp) or per machine (hsdp)"
+    )
+    shard_head: bool = _option(False, MACHINE, "class weights divided among the processes, for very many classes")
     sync_batch_norm: bool = _option(True, MACHINE, "BatchNorm statistics over all GPUs of a run")
     threads: int | None = _option(None, MACHINE, "number of CPU threads per process; default: that of torch")
     workers: int = _option(2, MACHINE, "number of processes that read a folder's images")
@@ -261,6 +286,10 @@ class TrainConfig:
             value = getattr(self, name)
             if not 0 <= value < float("inf"):
                 raise ValueError(f"{name} must be a finite number of at least 0, got {str(value)[:40]}.")
+        if not 0 <= self.validation_fraction < 1:
+            raise ValueError(f"validation_fraction must be from 0 to less than 1, got {self.validation_fraction}.")
+        if not 0 < self.sample_rate <= 1:
+            raise ValueError(f"sample_rate must be greater than 0 and at most 1, got {self.sample_rate}.")
         if not self.timeout > 0:
             raise ValueError(f"timeout must be greater than 0, got {self.timeout}.")
         if self.epochs is not None and not self.epochs > 0:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from spherenet.errors import LostProcessError, RunError, SphereNetError
+from spherenet.kernels.dispatch import leave_out_of_ddp
 
 __all__ = ["TIMEOUT", "Processes"]
 
@@ -162,8 +163,17 @@ class Processes:
             for tensor in tensors:
                 dist.broadcast(tensor, src=0)
 
+    def average_gradient(self, parameter: Tensor) -> None:
+        """Replace the gradient of a parameter by its mean over the processes."""
+        if self.world > 1 and parameter.grad is not None:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= self.world
+
     def wrap(self, model: nn.Module, *, sync_batch_norm: bool) -> nn.Module:
-        """Return the model wrapped in torch's DDP if there are several processes. SyncBatchNorm requires GPUs."""
+        """Return the model wrapped in torch's DDP if there are several processes. SyncBatchNorm requires GPUs.
+
+        DTensors, which are divided among the processes, are left out.
+        """
         if self.world == 1:
             return model
         on_gpu = self.device.type == "cuda"
@@ -171,6 +181,7 @@ class Processes:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
         # Channels-last gradients of a single channel have other strides of dimensions of size 1: the same layout.
         warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides", UserWarning)
+        leave_out_of_ddp(model, [name for name, p in model.named_parameters() if hasattr(p, "device_mesh")])
         return nn.parallel.DistributedDataParallel(model, device_ids=[self.device] if on_gpu else None)
 
 

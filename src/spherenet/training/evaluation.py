@@ -83,8 +83,17 @@ def epoch_seed(seed: int, epoch: int) -> int:
     return (seed * 0x9E3779B97F4A7C15 + epoch * 0xBF58476D1CE4E5B9) % 2**63
 
 
-def evaluation_order(num_examples: int, batch_size: int, processes: Processes) -> Iterator[tuple[int, Tensor]]:
-    """Yield (0, indices) of the batches that this process evaluates. Over all processes each image occurs once."""
+def evaluation_order(
+    num_examples: int, batch_size: int, processes: Processes, *, together: bool = False
+) -> Iterator[tuple[int, Tensor]]:
+    """Yield (0, indices) of the batches that this process evaluates. Over all processes each image occurs once.
+
+    With `together`, all processes have the same number of batches, of which the last may be empty in some.
+    """
+    if together:
+        for indices in torch.split(torch.arange(num_examples), batch_size * processes.world):
+            yield 0, indices.tensor_split(processes.world)[processes.rank]
+        return
     own = torch.arange(num_examples).tensor_split(processes.world)[processes.rank]
     for indices in torch.split(own, batch_size):
         if len(indices):
@@ -103,13 +112,13 @@ def mixed_batches(
         num_examples: Number of images.
         batch_size: Smallest size of a batch, if there are as many images.
         processes: Processes that divide the images among them.
-        count: Number of images to use; None for all.
+        count: Number of images to use; None for all. There must be at least one per process.
     """
     order = torch.randperm(num_examples, generator=torch.Generator().manual_seed(0))[:count]
     own = order.tensor_split(processes.world)[processes.rank]
-    for indices in own.tensor_split(max(1, len(own) // batch_size)):
-        if len(indices):
-            yield 0, indices
+    # Sharded weights require the same number of batches in all processes.
+    for indices in own.tensor_split(max(1, len(order) // processes.world // batch_size)):
+        yield 0, indices
 
 
 def first_batch(split: Split, batch_size: int, device: torch.device) -> Batch:
@@ -146,6 +155,7 @@ def evaluate(
     precision: str = "float32",
     workers: int = 0,
     mixed: bool = False,
+    together: bool = False,
 ) -> Evaluation:
     """Evaluate a model in eval mode on a split. The counts are exact over all processes.
 
@@ -158,6 +168,7 @@ def evaluate(
         precision: "float32", or "bfloat16" or "float16" for autocast.
         workers: Number of processes that read images from files.
         mixed: Whether batches are those of `mixed_batches`, for a model whose output depends on them.
+        together: Whether the model's weights are sharded, so that all processes must make the same number of calls.
     """
     device = processes.device
     was_training = model.training
@@ -165,12 +176,15 @@ def evaluate(
     loss_sum = torch.zeros((), dtype=sum_dtype(device), device=device)
     confusion = torch.zeros(num_classes, num_classes, dtype=torch.int64, device=device)
     autocast = torch.autocast(device.type, getattr(torch, precision), enabled=precision != "float32")
-    order = (mixed_batches if mixed else evaluation_order)(len(split), batch_size, processes)
+    if mixed:
+        order = mixed_batches(len(split), batch_size, processes)
+    else:
+        order = evaluation_order(len(split), batch_size, processes, together=together)
     for batch in split.batches(order, device=device, augmentation=None, workers=workers):
         with autocast:
             loss, scores = model(batch.images, batch.labels)
         loss_sum += loss.to(loss_sum.dtype) * len(batch.labels)
-        pairs = batch.labels * num_classes + scores.argmax(1)
+        pairs = batch.labels * num_classes + (scores.argmax(1) if scores.dim() > 1 else scores)
         confusion += torch.bincount(pairs, minlength=num_classes**2).reshape(num_classes, num_classes)
     model.train(was_training)
     total_loss, confusion = processes.total(loss_sum).item(), processes.total(confusion).cpu()
@@ -201,14 +215,12 @@ class Probes:
         was_training = model.training
         model.eval()
         with _hooks(model, variances, feature_norms):
-            model(batch.images)
+            model(batch.images, batch.labels)  # with labels, because the scores of a sharded head are not gathered
         model.train(was_training)
         row: dict[str, Any] = {
             "output_variance": variances,
             "weight_norm": {
-                name: _rounded(parameter.norm().item())
-                for name, parameter in model.named_parameters()
-                if parameter.dim() > 1
+                name: _rounded(_norm(parameter)) for name, parameter in model.named_parameters() if parameter.dim() > 1
             },
         }
         learned = {name: [_rounded(k) for k in entry["values"]] for name, entry in k_values(model).items()}
@@ -227,6 +239,12 @@ class Probes:
                 f"the feature norm has collapsed from {self._first_norm:.3g} to {norm:.3g}: the loss is proportional "
                 "to it, so training will stagnate; try a smaller margin or slower annealing."
             )
+
+
+def _norm(parameter: Any) -> float:
+    """Return the norm of a parameter, also of a sharded one; all processes must call it then."""
+    norm = parameter.detach().norm()
+    return float((norm.full_tensor() if hasattr(norm, "full_tensor") else norm).item())
 
 
 def _rounded(value: float | None) -> float | None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from spherenet.errors import TrainingError
 from spherenet.training.distributed import Processes
+from spherenet.training.sharding import local
 
 __all__ = ["MAX_SKIPPED_IN_A_ROW", "fault_error", "require_finite_weights", "skip_error"]
 
@@ -36,7 +37,7 @@ def skip_error(step: int, in_a_row: int) -> TrainingError:
 
 def require_finite_weights(model: nn.Module, processes: Processes, step: int) -> None:
     """Raise TrainingError in all processes if a weight or buffer is not finite. Such a model is never saved."""
-    tensors = {name: tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+    tensors = {name: local(tensor) for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
     bad = [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]
     if processes.total(torch.tensor(float(bool(bad)), device=processes.device)).item():
         which = f" (first: {bad[0]})" if bad else ""

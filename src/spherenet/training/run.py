@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import platform
 import re
+import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -17,20 +19,22 @@ from torch import nn
 
 from spherenet import __version__
 from spherenet.data import Dataset
-from spherenet.errors import RunError
+from spherenet.errors import DataError, RunError
 from spherenet.kernels.dispatch import implementation_name
 from spherenet.runs import RunDirectory
-from spherenet.training.build import build_augmentation, build_data, build_model
+from spherenet.training.build import build_augmentation, build_data, build_model, located
 from spherenet.training.config import FREE, TrainConfig, option_name
 from spherenet.training.distributed import Processes
-from spherenet.training.saved_runs import config_of, data_record, require_same_data, start_from
+from spherenet.training.initial_weights import start_from
+from spherenet.training.saved_runs import broken_of, config_of, data_record, require_same_data
+from spherenet.training.sharding import is_divided
 from spherenet.training.signals import Reporter, StopSignals
 from spherenet.training.state import Outcome
 from spherenet.training.trainer import Trainer
 
-__all__ = ["new_output", "train"]
+__all__ = ["new_output", "require_same_options", "train"]
 
-DownloadProgress = Callable[[int, int], None]
+DataProgress = Callable[[int, int], None]
 
 
 def train(
@@ -40,7 +44,8 @@ def train(
     resume: bool = False,
     allow_changes: bool = False,
     reporter: Reporter | None = None,
-    download_progress: DownloadProgress | None = None,
+    progress: DataProgress | None = None,
+    command: Sequence[str] | None = None,
 ) -> Outcome:
     """Train as configured and write the run to a folder, or resume the run in that folder.
 
@@ -51,9 +56,10 @@ def train(
         output: Folder of the run.
         resume: Whether to resume the run in `output`. Options that change the result (all but `FREE`), data and number
             of processes must be those that the run was started with.
-        allow_changes: Whether to resume even if they differ.
+        allow_changes: Whether to resume even if they differ. The differences are reported as warnings.
         reporter: Receiver of progress in the main process.
-        download_progress: Function (bytes done, bytes in total) that is called during a download.
+        progress: Function (done, total) that is called during a download, or while all images of a folder are decoded.
+        command: Command that is recorded in the run; by default that of this process.
 
     Raises:
         RunError: If the folder is in use, not empty or not writable, or if the run cannot be resumed.
@@ -62,17 +68,21 @@ def train(
         TrainingError: If a loss, gradient or weight is not finite, or another process is lost.
         TypeError, ValueError: If an option is wrong.
     """
+    recorded = config_of(RunDirectory.open(output)) if resume else None
+    config = located(config, recorded)
     build_augmentation(config)  # raises ValueError before data are downloaded
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     with StopSignals() as stop, Processes.joined(config.device, config.timeout) as processes:
         processes.require_same({**_result_options(config), "resume": resume, "allow_changes": allow_changes})
-        dataset = _load_data(config, processes, download_progress)
-        main_reporter = reporter if reporter is not None and processes.is_main else Reporter()
         run = RunDirectory.open(output) if resume else RunDirectory(Path(output))
+        # The images that a run has skipped stay skipped, without decoding all of them again.
+        is_known = recorded is not None and not allow_changes and recorded.on_broken == config.on_broken
+        dataset = _load_data(config, processes, progress, broken_of(run.config) if is_known else None)
+        main_reporter = reporter if reporter is not None and processes.is_main else Reporter()
         requested = config.as_dict()
         config, messages = config.fitted_to(len(dataset.train))
-        for message in messages:
+        for message in (*dataset.messages, *messages):
             main_reporter.warned(message)
 
         def prepare() -> Trainer:
@@ -87,7 +97,7 @@ def train(
 
         trainer = processes.in_all(prepare)
         processes.require_same(_initial_state(trainer, dataset))
-        description = describe(config, dataset, trainer.model, processes)
+        description = describe(config, dataset, trainer.model, processes, command)
         fitted = config.as_dict()
         description["requested"] = {name: value for name, value in requested.items() if value != fitted[name]}
         with _locked(run, None if resume else description, processes):
@@ -95,15 +105,78 @@ def train(
                 for message in processes.in_all(trainer.resume):
                     main_reporter.warned(message)
                 processes.require_same(_initial_state(trainer, dataset))
+                if trainer.step > config.iterations:
+                    raise RunError(
+                        f"iterations must be at least the {trainer.step} that {run.path} has made, "
+                        f"got {config.iterations}."
+                    )
+                if allow_changes:
+                    for message in _forget_best(trainer, run.config, dataset):
+                        main_reporter.warned(message)
                 if processes.is_main:
+                    description = _resumed(run.config, description, config, trainer.step, keep=not allow_changes)
+                    _record(run, description, required=allow_changes, warn=main_reporter.warned)
                     run.cut_back(trainer.step)
-                    # Without changes the run keeps its description, which contains the first command.
-                    if allow_changes:
-                        run.write_config(description)
             outcome = trainer.train(stop)
             if outcome.signal is None and processes.is_main:
                 run.write_summary(_summary(outcome, config, dataset, trainer))
         return outcome
+
+
+def _forget_best(trainer: Trainer, recorded: dict[str, Any], dataset: Dataset) -> list[str]:
+    """Return a warning, and select the best checkpoint anew, if the images of a run have changed."""
+    try:
+        require_same_data(recorded, dataset, "the run continues on these")
+    except DataError as error:
+        trainer.progress.best_accuracy = -1.0
+        message = str(error)
+        if trainer.config.data == "folder" and trainer.config.split_rule == "index":
+            message += " The test images are chosen by index, so that the run may have been trained on some of them."
+        return [message]
+    return []
+
+
+def _resumed(
+    before: dict[str, Any], now: dict[str, Any], config: TrainConfig, step: int, *, keep: bool
+) -> dict[str, Any]:
+    """Return the content of config.json of a run that is resumed: all commands, and what they changed.
+
+    Args:
+        before: Content so far. The first command and the date of the start are kept.
+        now: Description of the resumed run.
+        config: Options of the resumed run.
+        step: Step from which it is resumed.
+        keep: Whether to keep the rest of the description, e.g. versions, because nothing that matters has changed.
+    """
+    history = before.get("history")
+    if not isinstance(history, list):  # a run of an earlier version
+        words = before.get("command")
+        first = shlex.join(map(str, words)) if isinstance(words, list) else None
+        history = [{"command": first, "date": before.get("started"), "step": 0}]
+    old, new = before.get("train"), config.as_dict()
+    changes = {
+        name: [old.get(name), value]
+        for name, value in new.items()
+        if isinstance(old, dict) and name in old and old[name] != value
+    }
+    entry = {**now["history"][0], "step": step, **({"changes": changes} if changes else {})}
+    kept: dict[str, Any] = before if keep else {name: before[name] for name in ("started", "command") if name in before}
+    return {**now, **kept, "train": new, "history": [*history, entry]}
+
+
+def _record(run: RunDirectory, description: dict[str, Any], *, required: bool, warn: Callable[[str], None]) -> None:
+    """Write config.json of a run that is resumed. If nothing but the history has changed, the run continues without it.
+
+    Raises:
+        RunError: If it is required and cannot be written. The run is unchanged then.
+    """
+    try:
+        run.write_config(description)
+    except OSError as error:
+        message = f"config.json of {run.path} could not be written ({error.strerror})"
+        if required:
+            raise RunError(f"{message}; the run is unchanged.") from None
+        warn(f"{message}: this command is not recorded in its history.")
 
 
 def _result_options(config: TrainConfig) -> dict[str, Any]:
@@ -117,10 +190,12 @@ def _initial_state(trainer: Trainer, dataset: Dataset) -> dict[str, Any]:
     weights = hashlib.sha256()
     for name, tensor in trainer.model.state_dict().items():
         weights.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        weights.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        if not is_divided(tensor):  # otherwise each process holds other rows
+            weights.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     return {
-        "the classes": record["classes"],
+        "the classes": dataset.classes,
         "the training data": record["train"],
+        "the validation data": record.get("validation"),
         "the test data": record["test"],
         "the resumed step": trainer.step,
         "the weights": weights.hexdigest(),
@@ -128,12 +203,19 @@ def _initial_state(trainer: Trainer, dataset: Dataset) -> dict[str, Any]:
     }
 
 
-def _load_data(config: TrainConfig, processes: Processes, progress: DownloadProgress | None) -> Dataset:
-    """Load the data in all processes, after the main process has downloaded them."""
+def _load_data(
+    config: TrainConfig, processes: Processes, progress: DataProgress | None, broken: Collection[str] | None
+) -> Dataset:
+    """Load the data in all processes, after the main process has downloaded or decoded them."""
     if processes.world > 1:
-        processes.from_main(lambda: build_data(config, progress) and None, patient=True)
-        progress = None
-    return processes.in_all(lambda: build_data(config, progress))
+        first = processes.from_main(lambda: _broken_images(build_data(config, progress, broken=broken)), patient=True)
+        dataset = processes.in_all(lambda: build_data(config, broken=first[0]))
+        return replace(dataset, messages=first[1])
+    return build_data(config, progress, broken=broken)
+
+
+def _broken_images(dataset: Dataset) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    return dataset.broken, dataset.messages
 
 
 @contextmanager
@@ -160,16 +242,26 @@ def _locked(run: RunDirectory, description: dict[str, Any] | None, processes: Pr
         yield
 
 
-def _require_same_run(run: RunDirectory, config: TrainConfig, processes: Processes) -> None:
-    """Raise RunError if the run was started with other options or another number of processes."""
+def require_same_options(run: RunDirectory, config: TrainConfig) -> None:
+    """Raise RunError, naming the options, if a run was started with others that change its result."""
     before = config_of(run).as_dict()
-    changed = [name for name, value in _result_options(config).items() if before[name] != value]
+    requested = run.config.get("requested")  # options that the run fitted to its data
+    requested = requested if isinstance(requested, dict) else {}
+    options = _result_options(config).items()
+    changed = [name for name, value in options if value not in (before[name], requested.get(name, before[name]))]
     if changed:
         name = changed[0]
+        finished = "finished; it " if run.finished else ""
         raise RunError(
-            f"{run.path} was started with {option_name(name)} {before[name]!r}, got {getattr(config, name)!r}: "
+            f"{run.path} {finished}was started with {option_name(name)} {before[name]!r}, "
+            f"got {getattr(config, name)!r}: "
             f"omit the option, or add --allow-changes to resume with {', '.join(map(option_name, changed))} changed."
         )
+
+
+def _require_same_run(run: RunDirectory, config: TrainConfig, processes: Processes) -> None:
+    """Raise RunError if the run was started with other options or another number of processes."""
+    require_same_options(run, config)
     world = run.config.get("processes")
     if world != processes.world:
         raise RunError(
@@ -178,8 +270,16 @@ def _require_same_run(run: RunDirectory, config: TrainConfig, processes: Process
         )
 
 
-def describe(config: TrainConfig, dataset: Dataset, model: nn.Module, processes: Processes) -> dict[str, Any]:
+def describe(
+    config: TrainConfig,
+    dataset: Dataset,
+    model: nn.Module,
+    processes: Processes,
+    command: Sequence[str] | None = None,
+) -> dict[str, Any]:
     """Return the content of config.json: everything needed to repeat the run and to use its weights."""
+    words, today = list(command or ["spherenet", *sys.argv[1:]]), datetime.now(timezone.utc).date().isoformat()
+    splits = {"train": dataset.train, "validation": dataset.validation, "test": dataset.test}
     return {
         "format": 1,
         "train": config.as_dict(),
@@ -187,10 +287,11 @@ def describe(config: TrainConfig, dataset: Dataset, model: nn.Module, processes:
         "classes": list(dataset.classes),
         "preprocessing": dataset.preprocessing.as_dict(),
         "data": data_record(dataset),
-        "images": {"train": len(dataset.train), "test": len(dataset.test)},
+        "images": {name: len(split) for name, split in splits.items() if split is not None},
         "processes": processes.world,
-        "started": datetime.now(timezone.utc).date().isoformat(),
-        "command": ["spherenet", *sys.argv[1:]],
+        "started": today,
+        "command": words,
+        "history": [{"command": shlex.join(words), "date": today, "step": 0}],
         "versions": {"spherenet": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "implementation": implementation_name(processes.device.type),
         "hardware": {
@@ -222,6 +323,7 @@ def _summary(outcome: Outcome, config: TrainConfig, dataset: Dataset, trainer: T
         "best_step": outcome.best_step,
         "stopped_early": outcome.stopped_early,
         "protocol": trainer.protocols.primary,
+        "selected_on": "test" if dataset.validation is None else "validation",
         "test_images": len(dataset.test),
         "parameters": sum(parameter.numel() for parameter in trainer.model.parameters()),
         "seconds": round(outcome.seconds, 3),

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from spherenet.data import Dataset, Preprocessing, Split
+from spherenet.data import Dataset, FolderSplit, Preprocessing, Split
 from spherenet.errors import CheckpointError, DataError, ModelError, RunError
-from spherenet.export import ModelCard, export_model, load_metadata, load_model
-from spherenet.export.folder import build_on_meta
+from spherenet.export import (
+    ModelCard,
+    PixelInput,
+    export_model,
+    format_of,
+    load_metadata,
+    load_model,
+    preprocessing_record,
+)
+from spherenet.export.description import build_on_meta
+from spherenet.export.preprocessing import input_description, pixel_example, preprocessing_file
+from spherenet.files import user_path, write_json
 from spherenet.models import Classifier
 from spherenet.runs import RunDirectory
 from spherenet.training.config import TrainConfig
@@ -21,6 +33,8 @@ from spherenet.training.state import require_fitting, require_number
 __all__ = [
     "Predictor",
     "SavedRun",
+    "broken_of",
+    "commands_of",
     "config_of",
     "data_record",
     "export_run",
@@ -28,8 +42,17 @@ __all__ = [
     "load_run",
     "model_card",
     "require_same_data",
-    "start_from",
 ]
+
+SELECTIONS = {
+    "validation": "The checkpoint was selected on validation images, which were held out of the training images.",
+    "test": "The checkpoint was selected on these test images, so that its accuracy on them is too high.",
+    None: "This is the last checkpoint of the training; no images were used to select it.",
+}
+"""Statements on the images on which a checkpoint was selected."""
+
+MAX_NAMED = 3
+"""Number of changed classes that a message names."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +61,7 @@ class SavedRun:
 
     Attributes:
         accuracy: Test accuracy saved with a best checkpoint, None for a last checkpoint.
+        selected_on: "validation" or "test", the images on which a best checkpoint was selected; None for a last one.
         warnings: One sentence per newer checkpoint that is corrupt and was skipped.
     """
 
@@ -48,6 +72,7 @@ class SavedRun:
     directory: RunDirectory
     config: TrainConfig
     accuracy: float | None = None
+    selected_on: str | None = None
     warnings: tuple[str, ...] = ()
 
 
@@ -65,6 +90,9 @@ def _parse_config(run: RunDirectory, description: dict[str, Any]) -> TrainConfig
             values |= {"m": values.get("m") or 4.0, "scale": "norm", "margin_gradient": "full"}
         elif values.get("annealing") is True:  # the default then, without effect on other losses
             del values["annealing"]
+    if values.get("data") == "folder":
+        values.setdefault("split_rule", "index")  # missing if saved before folders were split by name
+        values.setdefault("resize", "squash")  # missing if saved when images were always squashed
     values.setdefault("center", "none")  # missing if saved before centering became the default without BatchNorm
     try:
         return TrainConfig.from_dict(values)
@@ -74,8 +102,11 @@ def _parse_config(run: RunDirectory, description: dict[str, Any]) -> TrainConfig
         raise RunError(f"{run.path} has an invalid configuration: {error}") from None
 
 
-def load_run(path: str | Path, checkpoint: str = "best") -> SavedRun:
-    """Load the model of a run from its "best" or "last" checkpoint.
+def load_run(path: str | Path, checkpoint: str = "last") -> SavedRun:
+    """Load the model of a run from its "last" or "best" checkpoint.
+
+    The best one was selected by its accuracy on the validation images (`--validation-fraction`) or, without them, on
+    the test images, on which its accuracy is then too high.
 
     Raises:
         RunError: If the folder is not a run.
@@ -100,7 +131,12 @@ def load_run(path: str | Path, checkpoint: str = "best") -> SavedRun:
     own = model.state_dict()
     model.load_state_dict({name: tensors[name].to(tensor.dtype) for name, tensor in own.items()}, assign=True)
     accuracy = require_number(saved.state, "accuracy") if "accuracy" in saved.state else None
-    return SavedRun(model.eval(), saved.step, classes, preprocessing, run, config, accuracy, tuple(warnings))
+    selected_on = None
+    if checkpoint == "best":  # earlier versions had no validation images
+        selected_on = "validation" if saved.state.get("selected_on") == "validation" else "test"
+    return SavedRun(
+        model.eval(), saved.step, classes, preprocessing, run, config, accuracy, selected_on, tuple(warnings)
+    )
 
 
 @dataclass(frozen=True)
@@ -113,7 +149,7 @@ class Predictor:
     warnings: tuple[str, ...] = ()
 
 
-def load_predictor(path: str | Path, checkpoint: str = "best") -> Predictor:
+def load_predictor(path: str | Path, checkpoint: str = "last") -> Predictor:
     """Load the model of a run, or of a folder that `spherenet export` wrote.
 
     Raises:
@@ -152,33 +188,56 @@ def export_run(
     target: str,
     *,
     format: str | None = None,
-    checkpoint: str = "best",
+    checkpoint: str = "last",
     overwrite: bool = False,
+    with_preprocessing: bool = False,
     warn: Callable[[str], None] = lambda message: None,
 ) -> Path:
     """Export the model of a run and return the path of the result.
+
+    The preprocessing of a file is written next to it: digits.preprocessing.json for digits.onnx.
 
     Args:
         path: Folder of the run.
         target: File or folder to write.
         format: Format as in `export_model`.
-        checkpoint: "best" or "last".
+        checkpoint: "last" or "best".
         overwrite: Whether an existing target is replaced.
+        with_preprocessing: Whether the input of the file are pixels, normalized inside of the file (`PixelInput`).
         warn: Function that receives a warning per corrupt checkpoint that was skipped.
     """
-    if not overwrite and (Path(target).is_file() or (Path(target).is_dir() and any(Path(target).iterdir()))):
-        raise ModelError(f"{target} exists: add --overwrite, or choose another target.")
+    is_folder = (format_of(target) if format is None else format) == "folder"
+    if with_preprocessing and is_folder:
+        raise ValueError("with_preprocessing must be left out for a folder, which contains its preprocessing.")
+    record = None if is_folder else preprocessing_file(user_path(target))
+    if not overwrite:
+        if Path(target).is_file() or (Path(target).is_dir() and any(Path(target).iterdir())):
+            raise ModelError(f"{target} exists: add --overwrite, or choose another target.")
+        if record is not None and record.exists():
+            raise ModelError(f"{record} exists: add --overwrite, or choose another target.")
     run = load_run(path, checkpoint)
     for message in run.warnings:
         warn(message)
     metadata = {"classes": list(run.classes), "preprocessing": run.preprocessing.as_dict()}
-    return export_model(run.model, target, format, metadata=metadata, card=model_card(run), overwrite=overwrite)
+    if record is not None:  # so that nobody normalizes the input of a file twice
+        metadata["input"] = input_description(run.preprocessing, pixel_input=with_preprocessing)
+    model: nn.Module = run.model
+    example = None
+    if with_preprocessing:
+        model, example = PixelInput(run.model, run.preprocessing).eval(), pixel_example(run.preprocessing)
+    written = export_model(
+        model, target, format, example=example, metadata=metadata, card=model_card(run), overwrite=overwrite
+    )
+    if record is not None:
+        record = preprocessing_file(written)  # in the folder, if the target is one
+        write_json(record, preprocessing_record(run.preprocessing, pixel_input=with_preprocessing, metadata=metadata))
+    return written
 
 
 def model_card(run: SavedRun) -> ModelCard:
     """Return a model card with what the run directory records about the model."""
     description = run.directory.config
-    versions, command = description.get("versions"), description.get("command")
+    versions, commands = description.get("versions"), commands_of(description)
     images = description.get("images", description.get("pictures"))  # "pictures" in runs of earlier versions
     operator = run.config.operator or "plain convolution"
     # The model has the running statistics. Rows of earlier versions name no protocol.
@@ -193,7 +252,8 @@ def model_card(run: SavedRun) -> ModelCard:
         accuracy=accuracy if accuracy is not None else rows[-1].get("accuracy") if rows else None,
         accuracy_n=rows[-1].get("count") if rows else None,
         accuracy_on=f"the test images of {run.config.data}" if rows or accuracy is not None else None,
-        command=" ".join(map(str, command)) if isinstance(command, list) else None,
+        selection=SELECTIONS[run.selected_on],
+        command="\n".join(commands) or None,
         versions={str(name): str(value) for name, value in versions.items()} if isinstance(versions, dict) else None,
         date=str(description["started"]) if "started" in description else None,
         classes=run.classes,
@@ -201,78 +261,86 @@ def model_card(run: SavedRun) -> ModelCard:
     )
 
 
-def start_from(model: Classifier, source: str) -> list[str]:
-    """Copy the weights of a run or a saved model into a new model, if names and shapes match.
-
-    Fine-tuning changes the head or the loss. Tensors without a match keep their initial values.
-
-    Returns:
-        A warning if some tensors have no match, else an empty list.
-    """
-    weights = (load_model(source) if _is_exported(source) else load_run(source).model).state_dict()
-    own = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("criterion.")}
-    matching = {name: weights[name] for name in own if name in weights and own[name].shape == weights[name].shape}
-    if not matching:
-        raise RunError(f"no tensor in {source} fits this model.")
-    model.load_state_dict(matching, strict=False)
-    unmatched = [name for name in own if name not in matching]
-    if not unmatched:
-        return []
-    return [
-        f"{len(unmatched)} tensors (first: {unmatched[0]}) have no match in {source} and keep their initial values."
-    ]
+def commands_of(description: Mapping[str, Any]) -> list[str]:
+    """Return the commands of a run, quoted for a shell: the one that started it and those that resumed it."""
+    history, words = description.get("history"), description.get("command")
+    if isinstance(history, list):
+        commands = [entry.get("command") for entry in history if isinstance(entry, dict)]
+        return [command for command in commands if isinstance(command, str)]
+    return [shlex.join(map(str, words))] if isinstance(words, list) else []
 
 
 def _is_exported(path: str | Path) -> bool:
     return (Path(path) / "model.safetensors").is_file()
 
 
-SPLITS = {"train": "training", "test": "test"}
+SPLITS = {"train": "training", "validation": "validation", "test": "test"}
 
 
 def data_record(dataset: Dataset) -> dict[str, Any]:
-    """Return the classes and, per split, the number of images per class and a hash that identifies the images."""
-    splits = {name: _split_record(getattr(dataset, name), len(dataset.classes)) for name in SPLITS}
-    return {"classes": list(dataset.classes), **splits}
+    """Return the images that were left out and, per split, what identifies its images."""
+    splits = {name: split for name in SPLITS if (split := getattr(dataset, name)) is not None}
+    records = {name: _split_record(split, len(dataset.classes)) for name, split in splits.items()}
+    return {"broken": list(dataset.broken), **records}
 
 
 def _split_record(split: Split, classes: int) -> dict[str, Any]:
-    return {"per_class": split.labels.bincount(minlength=classes).tolist(), "listing": split.listing_hash()}
+    """Return the number of images per class, a hash of all images and, for a folder, of the names per class."""
+    record = {"per_class": split.labels.bincount(minlength=classes).tolist(), "listing": split.listing_hash()}
+    return {**record, "names": split.class_hashes(classes)} if isinstance(split, FolderSplit) else record
+
+
+def broken_of(description: Mapping[str, Any]) -> list[str]:
+    """Return the images that a run has left out because they could not be read."""
+    data = description.get("data")
+    broken = data.get("broken") if isinstance(data, Mapping) else None
+    return [path for path in broken if isinstance(path, str)] if isinstance(broken, list) else []
 
 
 def require_same_data(description: Mapping[str, Any], dataset: Dataset, remedy: str) -> None:
     """Raise DataError, naming the change, if the data are not those that a run was started with.
 
     Args:
-        description: The run's config.json. Runs of earlier versions recorded the classes only.
+        description: The run's config.json. Runs of earlier versions recorded the classes and numbers of images only.
         dataset: Current data.
         remedy: End of the sentence: what the user can do.
     """
-    current = data_record(dataset)
+    current, names = data_record(dataset), list(dataset.classes)
     classes = description.get("classes")
-    if classes != current["classes"]:
+    if classes != names:
         raise DataError(
-            f"the classes must be those of the run ({_first_classes(classes)}), "
-            f"got {_first_classes(current['classes'])}; {remedy}."
+            f"the classes must be those of the run ({_first_classes(classes)}), got {_first_classes(names)}; {remedy}."
         )
     before = description.get("data")
-    if not isinstance(before, Mapping):
-        return
+    counts = description.get("images", description.get("pictures"))  # "pictures" in runs of earlier versions
     for split, title in SPLITS.items():
-        saved, record = before.get(split), current[split]
-        if not isinstance(saved, Mapping) or saved == record:
-            continue
-        change = _describe_change(saved.get("per_class"), record["per_class"], current["classes"])
-        raise DataError(f"the {title} images must be those that the run was started with, got {change}; {remedy}.")
+        saved = before.get(split) if isinstance(before, Mapping) else None
+        record: Any = current.get(split)
+        change = None
+        if isinstance(saved, Mapping) and record is None:
+            change = "none"
+        elif isinstance(saved, Mapping):
+            if any(saved.get(name) != record[name] for name in ("per_class", "listing")):
+                change = _describe_change(saved, record, names)
+        elif isinstance(counts, Mapping) and split in counts and counts[split] != len(getattr(dataset, split) or ()):
+            change = f"{len(getattr(dataset, split) or ())} instead of {counts[split]}"
+        if change is not None:
+            raise DataError(f"the {title} images must be those that the run was started with, got {change}; {remedy}.")
 
 
-def _describe_change(saved: Any, current: list[int], classes: list[str]) -> str:
-    """Name the first class whose number of images changed."""
-    if isinstance(saved, list) and len(saved) == len(current):
-        for label, (before, now) in enumerate(zip(saved, current, strict=True)):
-            if before != now:
-                return f"{now} of class {classes[label]!r} instead of {before}"
-    return "the same number of other images"
+def _describe_change(saved: Mapping[str, Any], current: Mapping[str, Any], classes: list[str]) -> str:
+    """Name the classes whose number of images or names of images changed."""
+    changes: list[str] = []
+    for key, text in (("per_class", "{now} of class {name!r} instead of {before}"), ("names", "others of {name!r}")):
+        old, new = saved.get(key), current.get(key)
+        if not changes and isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+            changes = [
+                text.format(now=now, name=name, before=before)
+                for name, before, now in zip(classes, old, new, strict=True)
+                if before != now
+            ]
+    more = f" and {len(changes) - MAX_NAMED} more" if len(changes) > MAX_NAMED else ""
+    return ", ".join(changes[:MAX_NAMED]) + more if changes else "the same number of other images"
 
 
 def _first_classes(classes: Any) -> str:

@@ -36,8 +36,8 @@ class Outcome:
         signal: Signal that stopped the run, None if it is complete.
         stopped_early: Whether the accuracy did not improve for `TrainConfig.patience` evaluations.
         accuracy: Test accuracy of the last evaluation, None if there was none.
-        best_accuracy: Best test accuracy.
-        best_step: Step of the best test accuracy.
+        best_accuracy: Best accuracy on the validation images, or on the test images if there are no validation images.
+        best_step: Step of the best accuracy.
         seconds: Duration of training, including earlier sessions.
     """
 

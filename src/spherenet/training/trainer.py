@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from spherenet.data import Batch, Dataset
-from spherenet.errors import CheckpointError
-from spherenet.kernels.dispatch import implementation_name
+from spherenet.data import Batch, Dataset, Split
 from spherenet.optim import keep_norms
-from spherenet.runs import Checkpoint, RunDirectory
+from spherenet.runs import RunDirectory
 from spherenet.training.build import build_augmentation, build_optimizer, build_penalty, compiled, lambda_setter
 from spherenet.training.config import TrainConfig
 from spherenet.training.deferred import DeferredSums, sum_dtype
@@ -24,17 +21,16 @@ from spherenet.training.distributed import Processes
 from spherenet.training.evaluation import Evaluation, Probes, epoch_seed, evaluate, first_batch, training_order
 from spherenet.training.faults import MAX_SKIPPED_IN_A_ROW, fault_error, require_finite_weights, skip_error
 from spherenet.training.protocols import Protocols
-from spherenet.training.signals import Reporter, StopRequested, StopSignals
-from spherenet.training.state import (
-    Outcome,
-    Progress,
-    buffer_copies,
-    load_model_tensors,
-    load_optimizer_tensors,
-    optimizer_tensors,
-    require_number,
-    restore_buffers,
+from spherenet.training.sharding import (
+    gradient_norm,
+    is_sharded,
+    joint_micro_batches,
+    require_shardable,
+    shard_model,
 )
+from spherenet.training.signals import Reporter, StopRequested, StopSignals
+from spherenet.training.snapshots import restore, snapshot, write
+from spherenet.training.state import Outcome, Progress, buffer_copies, restore_buffers
 
 __all__ = ["Trainer"]
 
@@ -77,19 +73,29 @@ class Trainer:
         self.set_lambda = lambda_setter(config, model)
         self.probes = Probes(self.reporter.warned) if config.probes else None
         device = processes.device
+        require_shardable(config, processes)
+        self.sharded = is_sharded(config, processes)
         model = model.to(device)
-        if config.channels_last:
+        if config.channels_last and config.sharding == "ddp":  # FSDP requires contiguous weights
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        # With a sharded head the loss is that of all processes: the images of each micro-batch over all of them.
+        self.joint_sizes: list[int] | None = None
+        if self.sharded:
+            self.joint_sizes = joint_micro_batches(config, processes.world) if config.shard_head else None
+            shard_model(model, config, processes)
         self.optimizer = build_optimizer(config, model)
         self.kept_norms = keep_norms(self.optimizer, model, config.keep_norms_mode) if config.keep_norms else None
-        self.ddp = processes.wrap(model, sync_batch_norm=config.sync_batch_norm)
+        self.uses_ddp = processes.world > 1 and config.sharding == "ddp"
+        self.ddp = processes.wrap(model, sync_batch_norm=config.sync_batch_norm) if self.uses_ddp else model
         # SyncBatchNorm may have replaced modules: the model that is saved and evaluated is the one that is trained.
-        self.model: nn.Module = self.ddp.get_submodule("module") if processes.world > 1 else self.ddp
+        self.model: nn.Module = self.ddp.get_submodule("module") if self.uses_ddp else self.ddp
         self.protocols = Protocols(self.model, dataset.train, config, processes)
         if config.bn_eval is not None and not self.protocols.names:
             self.reporter.warned(
                 "--bn-eval has no effect: the network has no BatchNorm layers with running statistics."
             )
+        if self.sharded and "lagging" in self.protocols.names:
+            raise ValueError("bn_eval must be without lagging if weights are sharded, got lagging.")
         self.buffers = [*self.model.buffers(), *self.protocols.buffers()]  # what a forward pass changes
         self.forward = compiled(self.ddp) if config.compile else self.ddp
         self.autocast = torch.autocast(
@@ -114,32 +120,10 @@ class Trainer:
         Raises:
             CheckpointError: If all checkpoints are corrupt, or if the newest valid one does not fit the model.
         """
-        checkpoint, warnings = self.run_directory.newest_checkpoint()
-        if checkpoint is None:
-            if warnings:
-                raise CheckpointError(f"{self.run_directory.path} has no valid checkpoint: {warnings[0]}")
-            return ["there is no checkpoint yet: the run starts from the beginning."]
-        source = f"the checkpoint of step {checkpoint.step}"
-        load_model_tensors(self.model, checkpoint.tensors.get("model", {}), source)
-        optimizer_state = checkpoint.tensors.get("optimizer", {})
-        warnings += load_optimizer_tensors(self.optimizer, self.model, optimizer_state, source)
-        if self.kept_norms is not None:
-            self.kept_norms.load_state_dict(checkpoint.tensors.get("kept_norms", {}))
-        warnings += self.protocols.load_state_dict(checkpoint.tensors.get("lagging", {}), source)
-        if self.scaler.is_enabled() and "scaler" in checkpoint.state:  # absent if the precision was changed
-            scaling = checkpoint.state["scaler"]
-            self.scaler.load_state_dict({name: require_number(scaling, name) for name in self.scaler.state_dict()})
-        self.progress = Progress.from_state(checkpoint.state)
-        self.step = checkpoint.step
+        warnings = restore(self)
         if self.progress.best_step not in self.run_directory.checkpoints.steps("best", up_to=self.step):
             # The best checkpoint was replaced after this step. With changed options the run may never reach it again.
             self.progress.best_accuracy, self.progress.best_step = -1.0, -1
-        before, now = checkpoint.state.get("implementation"), implementation_name(self.processes.device.type)
-        if isinstance(before, str) and before != now:
-            warnings.append(
-                f"{source} was computed by the implementation {before[:40]!r}, now {now!r} is used: "
-                "results differ by rounding from those of an uninterrupted run."
-            )
         return warnings
 
     def train(self, stop: StopSignals) -> Outcome:
@@ -208,13 +192,14 @@ class Trainer:
             last = number == config.accumulate - 1
             batch = next(micro_batches)
             batch_indices.append(batch.indices)
-            with nullcontext() if last or processes.world == 1 else self.ddp.no_sync():  # type: ignore[operator]
-                loss, correct = self._forward_backward(batch, add_penalty=last)
+            images = len(batch.labels) * processes.world if self.joint_sizes is None else self.joint_sizes[number]
+            with nullcontext() if last or not self.uses_ddp else self.ddp.no_sync():  # type: ignore[operator]
+                loss, correct = self._forward_backward(batch, images, add_penalty=last)
             sums[0] += loss.to(self.sum_dtype) * len(batch.labels)
             sums[1] += correct
         self.scaler.unscale_(self.optimizer)
         gradients = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
+        norm = gradient_norm(gradients) if self.sharded else torch.nn.utils.get_total_norm(gradients)
         # Infinite float16 gradients are expected: the scaler skips the step and reduces its scale.
         sums[2] = ~(sums[0].isfinite() & (norm.isfinite() | self.scaler.is_enabled()))
         stop_requested = stop.received is not None
@@ -248,16 +233,21 @@ class Trainer:
         self.reporter.stepped(self.step, loss_sum / config.batch_size, correct_sum / config.batch_size)
         return bool(stop_requests)
 
-    def _forward_backward(self, batch: Batch, *, add_penalty: bool) -> tuple[Tensor, Tensor]:
-        """Add the gradient of a micro-batch; return its mean loss and its number of correct predictions."""
+    def _forward_backward(self, batch: Batch, images: int, *, add_penalty: bool) -> tuple[Tensor, Tensor]:
+        """Add the gradient of a micro-batch; return its mean loss and its number of correct predictions.
+
+        `images` is the weight of its mean loss.
+        """
         with self.autocast:
             loss, scores = self.forward(batch.images, batch.labels)
         # DDP averages over processes: each micro-batch is weighted by its images, whatever the sizes of the others.
-        total = loss * (len(batch.labels) * self.processes.world / self.config.batch_size)
+        total = loss * (images / self.config.batch_size)
         if add_penalty and self.penalty is not None:
             total = total + self.penalty(self.model)
         self.scaler.scale(total).backward()
-        return loss.detach(), (scores.detach().argmax(1) == batch.labels).sum()
+        # A sharded head returns predictions in place of scores.
+        predictions = scores.detach().argmax(1) if scores.dim() > 1 else scores
+        return loss.detach(), (predictions == batch.labels).sum()
 
     def _finish_on_device(
         self, deferred: DeferredSums, sums: Tensor, norm: Tensor, indices: Tensor, buffers: list[Tensor] | None
@@ -339,61 +329,43 @@ class Trainer:
             self.run_directory.append(row)
             self.reporter.logged(row)
 
-    def evaluate(self, protocol: str | None = None) -> Evaluation:
-        """Evaluate the model on the test images, in all processes with the buffers that are saved.
+    def evaluate(self, split: Split | None = None, protocol: str | None = None) -> Evaluation:
+        """Evaluate in all processes with the buffers that are saved.
 
         Args:
-            protocol: BatchNorm statistics to use; None for the first ones of `config.bn_eval`.
+            split: Images, by default the test images.
+            protocol: BatchNorm statistics, by default the first of `config.bn_eval`.
         """
-        protocol = protocol or self.protocols.primary
         self.processes.broadcast(self.model.buffers())
+        protocol = protocol or self.protocols.primary
+        config, split, classes = self.config, split or self.dataset.test, len(self.dataset.classes)
+        options: dict[str, Any] = {"precision": config.precision, "workers": config.workers, "together": self.sharded}
+        options |= {"batch_size": config.eval_batch_size, "mixed": protocol == "batch"}
         with self.protocols.applied(protocol):
-            return evaluate(
-                self.model,
-                self.dataset.test,
-                len(self.dataset.classes),
-                self.processes,
-                batch_size=self.config.eval_batch_size,
-                precision=self.config.precision,
-                workers=self.config.workers,
-                mixed=protocol == "batch",
-            )
+            return evaluate(self.model, split, classes, self.processes, **options)
 
     def _evaluate(self) -> None:
-        """Evaluate, log, and save the best checkpoint."""
-        evaluation, progress, is_main = self.evaluate(), self.progress, self.processes.is_main
-        for name in self.protocols.names or (None,):
-            shown = evaluation if name == self.protocols.primary else self.evaluate(name)
-            named = {} if name is None else {"protocol": name}
-            self._log("test", loss=shown.loss, accuracy=shown.accuracy, count=shown.count, **named)
-        progress.accuracy = evaluation.accuracy
-        if self.probes is not None and is_main:
+        """Evaluate, log, and save the best checkpoint, selected on the validation images if there are any."""
+        progress, is_main = self.progress, self.processes.is_main
+        accuracies: dict[str, float] = {}
+        for name, split in {"test": self.dataset.test, "validation": self.dataset.validation}.items():
+            for protocol in (self.protocols.names or (None,)) if split is not None else ():
+                evaluation = self.evaluate(split, protocol)
+                named = {} if protocol is None else {"protocol": protocol}
+                self._log(name, loss=evaluation.loss, accuracy=evaluation.accuracy, count=evaluation.count, **named)
+                accuracies.setdefault(name, evaluation.accuracy)  # of the primary protocol, which is the first
+        progress.accuracy = accuracies["test"]
+        if self.probes is not None and (is_main or self.sharded):
             batch = first_batch(self.dataset.test, self.config.eval_batch_size, self.processes.device)
             self._log("probes", **self.probes(self.model, batch))
+        selected_on, accuracy = list(accuracies.items())[-1]
         progress.not_better += 1
-        if evaluation.accuracy > progress.best_accuracy:
-            progress.best_accuracy, progress.best_step, progress.not_better = evaluation.accuracy, self.step, 0
-            if is_main:
-                best = Checkpoint(self.step, {"model": self.model.state_dict()}, {"accuracy": evaluation.accuracy})
-                self.run_directory.save(best, best=True)
+        if accuracy > progress.best_accuracy:
+            progress.best_accuracy, progress.best_step, progress.not_better = accuracy, self.step, 0
+            state = {"accuracy": accuracies["test"], "selected_on": selected_on, "selection_accuracy": accuracy}
+            write(self, {"model": self.model.state_dict()}, state, best=True)
 
     def _save(self) -> None:
-        """Save a checkpoint, in the main process."""
-        if not self.processes.is_main:
-            return
-        tensors: dict[str, Mapping[str, Tensor]] = {
-            "model": self.model.state_dict(),
-            "optimizer": optimizer_tensors(self.optimizer, self.model),
-        }
-        if self.kept_norms is not None:
-            tensors["kept_norms"] = self.kept_norms.state_dict()
-        if lagging := self.protocols.state_dict():
-            tensors["lagging"] = lagging
-        state: dict[str, Any] = {
-            "progress": asdict(self.progress),
-            "world": self.processes.world,
-            "implementation": implementation_name(self.processes.device.type),
-        }
-        if self.scaler.is_enabled():
-            state["scaler"] = self.scaler.state_dict()
-        self.run_directory.save(Checkpoint(self.step, tensors, state))
+        """Save a checkpoint, in the main process or, if weights are sharded, in all processes."""
+        if self.processes.is_main or self.sharded:
+            write(self, *snapshot(self))

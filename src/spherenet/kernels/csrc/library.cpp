@@ -45,11 +45,7 @@ const Choice &chosen() {
 
 }  // namespace
 
-#if defined(_WIN32)
-#define SN_EXPORT extern "C" __declspec(dllexport)
-#else
 #define SN_EXPORT extern "C" __attribute__((visibility("default")))
-#endif
 
 // Raised whenever a signature or a struct changes, so that an old file is refused instead of misread.
 SN_EXPORT int32_t spherenet_interface_version() { return 2; }

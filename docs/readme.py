@@ -1,0 +1,64 @@
+"""Write the table of results in README.md from docs/results.md, which `spherenet report` writes.
+
+python docs/readme.py
+"""
+
+import re
+from pathlib import Path
+
+HERE = Path(__file__).parent
+README, RESULTS = HERE.parent / "README.md", HERE / "results.md"
+BEGIN, END = "<!-- written by docs/readme.py: begin -->", "<!-- written by docs/readme.py: end -->"
+
+CLAIMS = (
+    "SphereNets converge faster than the plain network (cnn-9)",
+    "SphereNets end above the plain network (cnn-9)",
+    "The orthogonality term improves accuracy",
+    "SphereConv operators beat the plain convolution (Table 1, rows)",
+    "SphereNets beat the plain network, cnn-3",
+    "At small batches SphereNorm converges faster than BatchNorm",
+    "Margin losses (A-Softmax, GA-Softmax) beat softmax",
+    "SphereNets with GA-Softmax beat the plain residual network",
+)
+"""The paper's main claims, by the start of their text; confirmed, refuted and open ones."""
+
+VERDICTS = {"Claims confirmed": "confirmed", "Claims refuted": "refuted", "Claims not decided": "not decided"}
+
+
+def verdicts(page):
+    """Return {claim: (verdict, difference)} of the tables at the start of the page of results."""
+    found, verdict = {}, None
+    for line in page.splitlines():
+        if line.startswith("## "):
+            verdict = next((name for title, name in VERDICTS.items() if line.startswith(f"## {title}")), None)
+        cells = [cell.strip() for cell in line.strip("| ").split("|")]
+        if verdict is not None and line.startswith("| ") and len(cells) >= 3 and cells[0] != "claim":
+            found[cells[0]] = (verdict, cells[1])
+    return found
+
+
+def table(page):
+    """Return the rows of the selected claims. Raises KeyError for a claim that the page does not have."""
+    known = verdicts(page)
+    lines = ["| claim of the paper | our verdict | difference [95 % interval] |", "|---|---|---|"]
+    for start in CLAIMS:
+        name = next((claim for claim in known if claim.startswith(start)), None)
+        if name is None:
+            raise KeyError(f"docs/results.md has no claim that starts with {start!r}.")
+        verdict, difference = known[name]
+        text = re.sub(r" \((?:Table|Figure|Section)[^()]*\)$", "", name)
+        lines.append(f"| {text} | {verdict} | {difference} |")
+    return "\n".join(lines)
+
+
+def expected():
+    """Return README.md with the current table."""
+    before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise ValueError("README.md must contain the two markers of the table of results.")
+    return f"{before}{BEGIN}\n{table(RESULTS.read_text(encoding='utf-8'))}\n{END}{after}"
+
+
+if __name__ == "__main__":
+    README.write_text(expected(), encoding="utf-8")

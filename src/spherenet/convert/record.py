@@ -1,0 +1,231 @@
+"""Conversion records: which layers of a model are spherical and how, as JSON, and their application to a new model.
+
+A record is read from the modules themselves, so that it also describes a model that was converted in several steps. It
+names layers and options of this library, never code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from spherenet.angles import ANGLES, LearnableSigmoidAngle
+from spherenet.convert.layers import CONVERTIBLE, TRANSPOSED, num_filters
+from spherenet.convert.summary import record_reason, recorded_reason
+from spherenet.convert.swap import (
+    SphereOptions,
+    disable_fast_paths,
+    disable_inplace,
+    drop_batch_norms,
+    is_convertible_back,
+    make_spherical,
+    overridden_methods,
+    require_convertible,
+)
+from spherenet.errors import ModelError
+from spherenet.layers import SphereLayer
+from spherenet.magnitudes import MAGNITUDES
+from spherenet.text import first_line, short
+
+__all__ = ["apply_conversion", "conversion_record"]
+
+FORMAT, FORMAT_VERSION = "spherenet-conversion", 1
+DROPPED = " dropped after "
+LARGEST_NAME = 1000
+MAX_LAYERS = 100_000
+_OWN = ("weight", "bias")
+OPTIONS = ("operator", "k", "k_sharing", "rescale", "eps", "center", "magnitude", "radius")
+
+
+def conversion_record(model: nn.Module) -> dict[str, Any]:
+    """Return which layers of a model are spherical, with their options, as JSON values.
+
+    `apply_conversion` makes a new model of the same structure spherical in the same way. Weights are not part of it.
+
+    Args:
+        model: Any module, e.g. one that `to_sphere` converted.
+
+    Raises:
+        ModelError: If a layer has an operator or magnitude that is not one of this library's, since a record contains
+            no code, or shares learned parameters in a way that options do not express.
+    """
+    layers: dict[str, Any] = {}
+    first_with: dict[object, str] = {}
+    dropped: dict[str, str] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, SphereLayer) and is_convertible_back(module):
+            layers[name] = _options_of(name, module)
+            if next(module.angle.parameters(), None) is not None:
+                owner = first_with.setdefault(module.angle, name)
+                if owner != name:
+                    layers[name]["angle_of"] = owner
+            magnitude = module.magnitude
+            has_radii = magnitude is not None and magnitude.raw_radius is not None
+            if has_radii and first_with.setdefault(magnitude, name) != name:
+                raise ModelError(f"layer {name!r} must not share the learned radii of {first_with[magnitude]!r}.")
+        reason = recorded_reason(module)
+        if isinstance(module, nn.Identity) and reason is not None and DROPPED in reason:
+            dropped[name] = reason.partition(DROPPED)[2].split(";")[0]
+    return {"format": FORMAT, "format_version": FORMAT_VERSION, "layers": layers, "dropped_batch_norms": dropped}
+
+
+def _options_of(name: str, layer: Any) -> dict[str, Any]:
+    """Return the options of a sphere layer. Raises ModelError if they do not reproduce it."""
+    angle, magnitude = layer.angle, layer.magnitude
+    if type(angle) is not ANGLES.get(angle.name):
+        raise ModelError(
+            f"layer {name!r} must have one of the operators {', '.join(ANGLES)} to be recorded, got an object of type "
+            f"{type(angle).__name__}."
+        )
+    if magnitude is not None and type(magnitude) is not MAGNITUDES.get(magnitude.name):
+        raise ModelError(
+            f"layer {name!r} must have one of the magnitudes {', '.join(MAGNITUDES)} to be recorded, got an object of "
+            f"type {type(magnitude).__name__}."
+        )
+    k = angle.initial_k if isinstance(angle, LearnableSigmoidAngle) else layer.k
+    learned_radius = magnitude is not None and magnitude.raw_radius is not None
+    radius = magnitude.initial_radius if magnitude is not None and magnitude.has_radius else None
+    options = {
+        "operator": angle.name,
+        "k": k,
+        "k_sharing": layer.k_sharing,
+        "rescale": list(layer.rescale) if isinstance(layer.rescale, tuple) else layer.rescale,
+        "eps": layer.eps,
+        "center": layer.center,
+        "magnitude": None if magnitude is None else magnitude.name,
+        "radius": "learned" if learned_radius else radius,
+    }
+    probe: Any = SphereLayer()
+    SphereOptions(**options).set_up(probe, layer)
+    if _description(probe) != _description(layer):
+        raise ModelError(
+            f"layer {name!r} must have options that to_sphere accepts by name to be recorded, got an operator or "
+            "magnitude object with others."
+        )
+    return options
+
+
+def _description(layer: Any) -> list[object]:
+    """Return what a sphere layer computes, apart from the values of its parameters."""
+    parameters = {name: tuple(value.shape) for name, value in layer.named_parameters() if not name.endswith(_OWN)}
+    magnitude = layer.magnitude
+    slopes = None if magnitude is None else (magnitude.alpha, magnitude.beta)
+    fixed_radius = None if magnitude is None or magnitude.raw_radius is not None else magnitude.radius
+    return [layer.saved_options(), layer.eps, parameters, slopes, fixed_radius]
+
+
+def apply_conversion(model: nn.Module, record: object) -> None:
+    """Make the layers of a new model spherical as a record states, in place.
+
+    Layers that are already spherical with the same options stay as they are. After an error the model is unchanged.
+
+    Args:
+        model: Model of the same structure as the one that was recorded, before its conversion.
+        record: Value of `conversion_record`, which may come from a file of an unknown source.
+
+    Raises:
+        ModelError: If the record is invalid, or names a layer that the model does not have or that cannot be converted.
+        TypeError: If model is not a module.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a module, got {type(model).__name__}.")
+    layers, dropped = _checked(record)
+    modules = dict(model.named_modules())
+    convert: dict[str, SphereOptions] = {}
+    for name, options in layers.items():
+        layer = modules.get(name)
+        choice = SphereOptions(**{option: options[option] for option in OPTIONS})
+        if "angle_of" in options:
+            _require_owner(name, options, layers, modules)
+        if _is_as_recorded(name, layer, choice):
+            continue
+        if not isinstance(layer, (*CONVERTIBLE, *TRANSPOSED)):
+            got = "none" if layer is None else f"a {type(layer).__name__}"
+            raise ModelError(f"the model must have a convolution or linear layer {short(name)!r}, got {got}.")
+        require_convertible(name, layer)
+        if overridden_methods(layer):
+            raise ModelError(f"layer {short(name)!r} overrides {overridden_methods(layer)[0]} and cannot be converted.")
+        _check_options(name, choice, layer)
+        convert[name] = choice
+    for name in dropped:
+        if not isinstance(modules.get(name), (_BatchNorm, nn.Identity)):
+            raise ModelError(f"the model must have a BatchNorm {short(name)!r} to drop, got another module or none.")
+    for name, choice in convert.items():
+        layer = modules[name]
+        reason = f"converted from {type(layer).__name__}"
+        make_spherical(layer, choice)
+        record_reason(layer, reason)
+    for name in convert:
+        owner = layers[name].get("angle_of")
+        if owner is not None:
+            modules[name].angle = modules[owner].angle
+    drop_batch_norms(model, {name: after for name, after in dropped.items() if isinstance(modules[name], _BatchNorm)})
+    disable_inplace(model)
+    disable_fast_paths(model)
+
+
+def _require_owner(
+    name: str, options: dict[str, Any], layers: dict[str, dict[str, Any]], modules: dict[str, nn.Module]
+) -> None:
+    """Raise ModelError if a layer cannot share the learned parameters of the layer that its record names."""
+    owner = options["angle_of"]
+    fits = isinstance(owner, str) and owner in layers and "angle_of" not in layers[owner]
+    fits = fits and all(options[option] == layers[owner][option] for option in ("operator", "k_sharing"))
+    if fits and options["k_sharing"] == "filter":
+        convertible = (*CONVERTIBLE, *TRANSPOSED)
+        filters = [num_filters(modules[key]) for key in (name, owner) if isinstance(modules.get(key), convertible)]
+        fits = len(filters) == 2 and filters[0] == filters[1]
+    if not fits:
+        raise ModelError(f"the conversion record has no layer {short(str(owner))!r} whose k {short(name)!r} can share.")
+
+
+def _check_options(name: str, options: SphereOptions, layer: nn.Module) -> None:
+    try:
+        options.check(layer)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ModelError(
+            f"the conversion record has invalid options for {short(name)!r}: {first_line(error)}."
+        ) from None
+
+
+def _is_as_recorded(name: str, layer: nn.Module | None, options: SphereOptions) -> bool:
+    """Return whether a layer is already spherical. Raises ModelError if it is with other options."""
+    if not isinstance(layer, SphereLayer):
+        return False
+    _check_options(name, options, layer)
+    probe: Any = SphereLayer()
+    options.set_up(probe, layer)
+    if probe.saved_options() != layer.saved_options() or probe.eps != layer.eps:
+        raise ModelError(f"layer {short(name)!r} is already spherical, with other options than the conversion record.")
+    return True
+
+
+def _checked(record: object) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """Return the layers and dropped BatchNorms of a record after checking its form; options are checked by layers."""
+    if not isinstance(record, Mapping) or record.get("format") != FORMAT:
+        raise ModelError(f'the conversion record must be an object with "format": "{FORMAT}".')
+    version = record.get("format_version")
+    if version != FORMAT_VERSION or isinstance(version, bool):
+        raise ModelError(
+            f"the conversion record must have format_version {FORMAT_VERSION}, got {short(repr(version))}."
+        )
+    layers, dropped = record.get("layers"), record.get("dropped_batch_norms")
+    if not isinstance(layers, dict) or not isinstance(dropped, dict) or len(layers) + len(dropped) > MAX_LAYERS:
+        raise ModelError(f"the conversion record must have objects of at most {MAX_LAYERS} layers.")
+    for name, options in layers.items():
+        allowed = {*OPTIONS, "angle_of"}
+        if not isinstance(options, dict) or not set(OPTIONS) <= set(options) <= allowed:
+            raise ModelError(
+                f"the conversion record must have the options {', '.join(OPTIONS)} for {short(str(name))!r}."
+            )
+        texts = [options[option] for option in ("operator", "k_sharing")]
+        if not all(isinstance(text, str) for text in texts) or any(
+            isinstance(value, (dict, str)) and len(value) > LARGEST_NAME for value in options.values()
+        ):
+            raise ModelError(f"the conversion record has invalid options for {short(str(name))!r}.")
+    if not all(isinstance(text, str) for pair in dropped.items() for text in pair):
+        raise ModelError("the conversion record must have names of layers as dropped_batch_norms.")
+    return layers, dropped

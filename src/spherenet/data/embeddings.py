@@ -1,0 +1,208 @@
+"""Files of embeddings and of pairs of images, for verification and retrieval.
+
+`NAME.npy` holds float32 [N, D], and `NAME.files.csv` beside it one row per image with its file and label. A `.csv` file
+holds both: file, label and D numbers per row. Files are not trusted: every reader returns valid data or raises
+DataError.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from spherenet.errors import DataError
+from spherenet.files import atomic_file, read_regular, user_path
+from spherenet.text import csv_cell, first_line, short
+
+__all__ = ["SUFFIXES", "Embeddings", "Pair", "files_beside", "read_embeddings", "read_pairs", "write_embeddings"]
+
+SUFFIXES = (".npy", ".csv")
+MAX_CSV_BYTES = 1 << 32
+MAX_PAIRS_BYTES = 1 << 30
+
+Matrix = np.ndarray[Any, np.dtype[np.float32]]
+
+
+class Embeddings(NamedTuple):
+    """Embeddings of image files.
+
+    Attributes:
+        values: The embeddings, float32 [N, D].
+        files: Path of each image.
+        labels: Class of each image; "" if it has none.
+    """
+
+    values: Matrix
+    files: list[str]
+    labels: list[str]
+
+
+class Pair(NamedTuple):
+    """Two image files, and whether they show the same class."""
+
+    first: str
+    second: str
+    same: bool
+
+
+def require_suffix(name: str, file: str | os.PathLike[str]) -> str:
+    """Return the suffix of a file of embeddings. Raises ValueError for other suffixes."""
+    suffix = Path(file).suffix.lower()
+    if suffix not in SUFFIXES:
+        raise ValueError(f"{name} must end in {' or '.join(SUFFIXES)}, got {str(file)!r}.")
+    return suffix
+
+
+def files_beside(file: str | os.PathLike[str]) -> Path:
+    """Return the file with the names and labels of embeddings in an .npy file: faces.files.csv for faces.npy."""
+    return Path(file).with_suffix(".files.csv")
+
+
+def write_embeddings(embeddings: Embeddings, file: str | os.PathLike[str]) -> list[Path]:
+    """Write embeddings as .npy with a .files.csv beside it, or as one .csv file; return the files written.
+
+    Raises:
+        ValueError: The file has another suffix.
+        OSError: A file cannot be written.
+    """
+    path = user_path(file)
+    suffix = require_suffix("file", path)
+    names = [(_as_path(name), csv_cell(label)) for name, label in zip(*embeddings[1:], strict=True)]
+    if suffix == ".npy":
+        _write_csv(files_beside(path), [("file", "label"), *names])
+        with atomic_file(path) as temporary, temporary.open("wb") as stream:
+            np.save(stream, embeddings.values, allow_pickle=False)
+        return [path, files_beside(path)]
+    header = ("file", "label", *(f"x{column}" for column in range(embeddings.values.shape[1])))
+    # Nine digits identify a float32.
+    numbers = (map("{:.9g}".format, row) for row in embeddings.values.tolist())
+    _write_csv(path, [header, *((*name, *row) for name, row in zip(names, numbers, strict=True))])
+    return [path]
+
+
+def _as_path(name: str) -> str:
+    """Return a path that spreadsheets do not interpret as a formula."""
+    return f".{os.sep}{name}" if name.startswith(("=", "+", "-", "@")) else name
+
+
+def _write_csv(path: Path, rows: Sequence[Sequence[str]]) -> None:
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    with atomic_file(path) as temporary:
+        # File names that are not valid UTF-8 are written as they are.
+        temporary.write_bytes(text.getvalue().encode("utf-8", errors="surrogateescape"))
+
+
+def read_embeddings(file: str | os.PathLike[str]) -> Embeddings:
+    """Read a file that `write_embeddings` wrote, or a matrix of numbers with such a .files.csv.
+
+    Raises:
+        DataError: A file is missing or invalid, or the files do not fit together.
+        ValueError: The file has another suffix.
+    """
+    path = user_path(file)
+    if require_suffix("file", path) == ".csv":
+        rows = list(_rows(path, MAX_CSV_BYTES))
+        if len(rows) < 2 or rows[0][1][:2] != ["file", "label"] or len(rows[0][1]) < 3:
+            raise DataError(f"{str(path)!r} must have the header file,label,x0,… and a row per image.")
+        _require_columns(path, rows, len(rows[0][1]))
+        try:
+            values = np.array([row[2:] for _, row in rows[1:]], dtype=np.float32)
+        except ValueError as error:
+            raise DataError(f"{str(path)!r} must have numbers after file and label: {first_line(error)}.") from None
+    else:
+        values = _read_matrix(path)
+        rows = list(_rows(files_beside(path), MAX_CSV_BYTES))
+        if len(rows) != len(values) + 1 or rows[0][1] != ["file", "label"]:
+            raise DataError(
+                f"{str(files_beside(path))!r} must have the header file,label and one row for each of {len(values)} "
+                "embeddings."
+            )
+        _require_columns(files_beside(path), rows, 2)
+    if not np.isfinite(values).all():
+        raise DataError(f"{str(path)!r} must hold finite numbers.")
+    return Embeddings(values, [row[0] for _, row in rows[1:]], [row[1] for _, row in rows[1:]])
+
+
+def _read_matrix(path: Path) -> Matrix:
+    try:
+        # Mapped, so that a header that states a large shape allocates nothing.
+        values = np.load(path, mmap_mode="r", allow_pickle=False)
+    except OSError as error:
+        raise DataError(f"{str(path)!r} cannot be read: {error.strerror or first_line(error)}.") from None
+    except (ValueError, EOFError, SyntaxError, TypeError) as error:
+        raise DataError(f"{str(path)!r} is not a valid .npy file: {first_line(error)}.") from None
+    if not isinstance(values, np.ndarray) or values.ndim != 2 or values.dtype.kind != "f" or values.size == 0:
+        got = f"{values.dtype} {list(values.shape)}" if isinstance(values, np.ndarray) else "several arrays"
+        raise DataError(f"{str(path)!r} must hold one floating point matrix, a row per image, got {got}.")
+    return np.array(values, dtype=np.float32)
+
+
+def read_pairs(file: str | os.PathLike[str]) -> list[Pair]:
+    """Read a file of pairs: one row per pair with two image files and 1 (same class) or 0, separated by commas or tabs.
+
+    A first row first,second,same is skipped, and so are empty rows. The format of pairs.txt of Labeled Faces in the
+    Wild is read, too: a first line with the number of folds and of pairs, then NAME, number, number or NAME, number,
+    NAME, number, which stand for NAME/NAME_0001.jpg and so on.
+
+    Raises:
+        DataError: The file is missing, has a row of another form, no pair, or pairs of only one kind.
+    """
+    path = user_path(file)
+    rows = list(_rows(path, MAX_PAIRS_BYTES))
+    if rows and len(rows[0][1]) == 3 and rows[0][1][2].strip().lower() == "same":
+        rows = rows[1:]
+    pairs = []
+    if rows and len(rows[0][1]) <= 2 and all(cell.strip().isdecimal() for cell in rows[0][1]):
+        pairs = [_face_pair(path, line, row) for line, row in rows[1:]]
+        rows = []
+    for line, row in rows:
+        if len(row) != 3:
+            raise DataError(f"line {line} of {str(path)!r} must have 3 columns (file, file, 1 or 0), got {len(row)}.")
+        if row[2].strip() not in ("0", "1"):
+            raise DataError(f"line {line} of {str(path)!r} must end in 1 (same) or 0, got {short(row[2])!r}.")
+        pairs.append(Pair(row[0].strip(), row[1].strip(), row[2].strip() == "1"))
+    kinds = {pair.same for pair in pairs}
+    if len(kinds) < 2:
+        got = "no pairs" if not pairs else f"{len(pairs)} pairs, all {'same' if pairs[0].same else 'different'}"
+        raise DataError(f"{str(path)!r} must have same and different pairs, got {got}.")
+    return pairs
+
+
+def _face_pair(path: Path, line: int, row: list[str]) -> Pair:
+    """Return a pair of pairs.txt of Labeled Faces in the Wild."""
+    cells = [cell.strip() for cell in row]
+    if len(cells) == 3:
+        cells = [cells[0], cells[1], cells[0], cells[2]]
+    if len(cells) != 4 or not (cells[1].isdecimal() and cells[3].isdecimal()):
+        raise DataError(f"line {line} of {str(path)!r} must be NAME, number, number or NAME, number, NAME, number.")
+    first, second = (f"{name}/{name}_{number.zfill(4)}.jpg" for name, number in (cells[:2], cells[2:]))
+    return Pair(first, second, len(row) == 3)
+
+
+def _rows(path: Path, largest: int) -> Iterator[tuple[int, list[str]]]:
+    """Yield line number and cells of the rows of a CSV file that are not empty; tabs separate if the first has one."""
+    try:
+        text = read_regular(path, largest, follow_links=True).decode("utf-8-sig", errors="surrogateescape")
+    except OSError as error:
+        raise DataError(f"{str(path)!r} cannot be read: {error.strerror}.") from None
+    delimiter = "\t" if "\t" in text.partition("\n")[0] else ","
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    try:
+        for row in reader:
+            if row:
+                yield reader.line_num, row
+    except csv.Error as error:
+        raise DataError(f"line {reader.line_num} of {str(path)!r} is not valid CSV: {first_line(error)}.") from None
+
+
+def _require_columns(path: Path, rows: Sequence[tuple[int, list[str]]], count: int) -> None:
+    for line, row in rows:
+        if len(row) != count:
+            raise DataError(f"line {line} of {str(path)!r} must have {count} columns, got {len(row)}.")

@@ -1,0 +1,175 @@
+"""Web server of the demo on the loopback address, for one user on this machine.
+
+Other websites in the same browser can send requests to this address, so the headers Host (against DNS rebinding) and
+Origin (against forged requests) must be those of the page. Uploads are limited, and decoded by the reader of
+`spherenet predict`.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import tempfile
+import threading
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import parse_qs, urlsplit
+
+from spherenet.demo.analysis import Analyzer
+from spherenet.errors import DataError
+
+__all__ = ["LARGEST_UPLOAD", "DemoServer"]
+
+LARGEST_UPLOAD = 20 * 2**20
+"""Largest image file in bytes."""
+
+PAGE = Path(__file__).with_name("page.html")
+UPLOAD_TYPE = "application/octet-stream"  # not a type of HTML forms, so other websites need a permission to send it
+
+
+class DemoServer(ThreadingHTTPServer):
+    """Server of the page for one model.
+
+    Args:
+        analyzer: Model and its layers.
+        title: Name of the model on the page.
+        port: Port; 0 for a free one.
+
+    Raises:
+        OSError: If the port is in use or not allowed.
+    """
+
+    daemon_threads = True
+    allow_reuse_address = False  # a second server on the same port must fail
+
+    def __init__(self, analyzer: Analyzer, title: str, port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), _Handler)
+        self.analyzer, self.title = analyzer, title
+        self.lock = threading.Lock()  # one image at a time: the layers of a model share hooks
+        self.hosts = {f"{host}:{self.server_port}" for host in ("127.0.0.1", "localhost")}
+
+    @property
+    def address(self) -> str:
+        """Address of the page."""
+        return f"http://127.0.0.1:{self.server_port}/"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore connections that the browser closed."""
+
+    def description(self) -> dict[str, Any]:
+        """Return what the page shows of the model."""
+        layers = [{"name": layer.name, "description": layer.description} for layer in self.analyzer.layers]
+        return {
+            "title": self.title,
+            "classes": len(self.analyzer.predictor.classes),
+            "layers": layers,
+            "layer": self.analyzer.default_layer,
+        }
+
+
+class _RequestError(Exception):
+    """A request that is answered with an error."""
+
+    def __init__(self, status: HTTPStatus, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = 30  # seconds without data, after which a connection is closed
+    server_version, sys_version = "spherenet", ""
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Print no line per request."""
+
+    def do_GET(self) -> None:
+        """Send the page or the description of the model."""
+        self._answer(self._get)
+
+    def do_POST(self) -> None:
+        """Analyze an uploaded image."""
+        self._answer(self._post)
+
+    def _answer(self, respond: Any) -> None:
+        try:
+            self._require_own_page()
+            respond()
+        except _RequestError as error:
+            self.close_connection = True  # the body of the request was not read
+            self._send(error.status, "application/json", json.dumps({"error": str(error)}).encode())
+
+    def _get(self) -> None:
+        path = urlsplit(self.path).path
+        if path == "/":
+            nonce = secrets.token_urlsafe(16)
+            page = PAGE.read_text(encoding="utf-8").replace("{nonce}", nonce)
+            self._send(HTTPStatus.OK, "text/html; charset=utf-8", page.encode(), nonce)
+        elif path == "/model":
+            self._send_json(self._demo.description())
+        else:
+            raise _RequestError(HTTPStatus.NOT_FOUND, "the path must be / or /model.")
+
+    def _post(self) -> None:
+        address = urlsplit(self.path)
+        if address.path != "/analyze":
+            raise _RequestError(HTTPStatus.NOT_FOUND, "the path must be /analyze.")
+        if self.headers.get("Content-Type") != UPLOAD_TYPE:
+            raise _RequestError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"the content type must be {UPLOAD_TYPE}.")
+        length = self.headers.get("Content-Length", "")
+        if not (length.isascii() and length.isdigit()) or "Transfer-Encoding" in self.headers:
+            raise _RequestError(HTTPStatus.LENGTH_REQUIRED, "the request must have a content length.")
+        if len(length) > 12 or int(length) > LARGEST_UPLOAD:
+            text = f"the file must have at most {LARGEST_UPLOAD // 2**20} MiB."
+            raise _RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)
+        content = self.rfile.read(int(length))
+        layer = parse_qs(address.query).get("layer", [self._demo.analyzer.default_layer])[0]
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "image")
+            path.write_bytes(content)
+            try:
+                with self._demo.lock:
+                    result = self._demo.analyzer.analyze(path, layer)
+            except DataError as error:
+                message = str(error).replace(f"the image {str(path)!r}", "the file")
+                raise _RequestError(HTTPStatus.BAD_REQUEST, message) from None
+            except ValueError as error:
+                raise _RequestError(HTTPStatus.BAD_REQUEST, str(error)) from None
+        self._send_json(result)
+
+    @property
+    def _demo(self) -> DemoServer:
+        return cast(DemoServer, self.server)
+
+    def _require_own_page(self) -> None:
+        """Reject requests of other websites and of names that other websites made point to this machine."""
+        hosts = self.headers.get_all("Host", [])
+        if len(hosts) != 1 or hosts[0] not in self._demo.hosts:
+            raise _RequestError(HTTPStatus.FORBIDDEN, "the header Host must be the address of this page.")
+        origins = self.headers.get_all("Origin", [])
+        if origins != [f"http://{hosts[0]}"] and (origins or self.command == "POST"):
+            raise _RequestError(HTTPStatus.FORBIDDEN, "the header Origin must be the address of this page.")
+
+    def _send_json(self, value: Any) -> None:
+        self._send(HTTPStatus.OK, "application/json", json.dumps(value).encode())
+
+    def _send(self, status: HTTPStatus, content_type: str, content: bytes, nonce: str | None = None) -> None:
+        inline = "" if nonce is None else f"; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'"
+        headers = {
+            "Content-Type": content_type,
+            "Content-Length": str(len(content)),
+            "Content-Security-Policy": "default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; "
+            f"form-action 'none'; frame-ancestors 'none'{inline}",
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+            "Cache-Control": "no-store",
+        }
+        if self.close_connection:
+            headers["Connection"] = "close"
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)

@@ -1,0 +1,248 @@
+"""Reductions over the classes of all processes, a block of classes at a time.
+
+A process computes values of the rows of all processes for its own classes only, and reduces them:
+
+    of_label_i = log Σ_j exp z_ij − z_iy,    of_all_i = Σ_j weight_j·(log Σ_l exp z_il − z_ij),    or    Σ_j v_ij
+
+The processes exchange the largest logit and a few sums per row. Neither cosines nor logits are stored: backward
+computes each block again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from spherenet.kernels.blockwise import BLOCK_ELEMENTS, BLOCK_ELEMENTS_ELSEWHERE, exponential_
+from spherenet.kernels.sharded import ClassShard, ShardedOutput, finite
+from spherenet.ops.angular import AngularOutput, Columns
+from spherenet.ops.norms import SHRINK, without_autocast
+
+__all__ = ["Reduced", "reduce_classes"]
+
+ValuesOf: TypeAlias = Callable[[AngularOutput, Columns], tuple[Tensor, Tensor]]
+"""Function of the angles of a block of classes that returns values [N, classes] and scores [N, classes]."""
+
+
+class Reduced(NamedTuple):
+    """Result of `reduce_classes`, the same in all processes.
+
+    Attributes:
+        of_label: log Σ exp z − z_y [N], or Σ v.
+        of_all: Σ_j weight_j·(log Σ exp z − z_j) [N] if weights were given, else zeros.
+        prediction: Class with the largest score [N], or None.
+    """
+
+    of_label: Tensor
+    of_all: Tensor
+    prediction: Tensor | None
+
+
+def reduce_classes(
+    output: ShardedOutput,
+    values_of: ValuesOf,
+    columns: Tensor,
+    *,
+    softmax: bool,
+    classes: Tensor | None = None,
+    multiplicity: Tensor | None = None,
+    sum_weight: Tensor | None = None,
+    parameters: Sequence[Tensor] = (),
+    predict: bool = False,
+) -> Reduced:
+    """Reduce values of all rows over the classes of all processes.
+
+    Args:
+        output: Output of the head.
+        values_of: Function that computes values and scores of a block of classes, also in backward.
+        columns: Index of each row's label among the own classes [N], −1 if another process owns it.
+        softmax: Whether the values are logits of a softmax; otherwise they are summed.
+        classes: Own classes to use, ascending indices [S]; None for all. `columns` refers to them.
+        multiplicity: How many classes each of the used classes stands for [S]; None for 1.
+        sum_weight: Weight of each used class in `of_all` [S].
+        parameters: Parameters that `values_of` depends on besides the angles; their gradients are summed.
+        predict: Whether to return the predicted classes.
+    """
+    weight, bias = output.weight, output.bias
+    if classes is not None:
+        weight, bias = weight.index_select(0, classes), None if bias is None else bias.index_select(0, classes)
+    plan = _Plan(values_of, output.shard, output.eps, softmax, classes, predict)
+    of_label, of_all, prediction = _ReduceClasses.apply(  # type: ignore[no-untyped-call]
+        plan, output.unit_features, output.feature_norm, weight, bias, columns, multiplicity, sum_weight, *parameters
+    )
+    return Reduced(of_label, of_all, prediction if predict else None)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Arguments of `reduce_classes` that are not tensors with gradients."""
+
+    values_of: ValuesOf
+    shard: ClassShard
+    eps: float
+    softmax: bool
+    classes: Tensor | None
+    predict: bool
+
+
+class _Blocks:
+    """Angles of one block of classes after the other, in the same memory."""
+
+    def __init__(
+        self, features: Tensor, norm: Tensor, weight: Tensor, bias: Tensor | None, columns: Tensor, eps: float
+    ) -> None:
+        self.features, self.norm, self.weight, self.bias = features, norm, weight, bias
+        self.columns, self.eps = columns, eps
+        elements = BLOCK_ELEMENTS.get(weight.device.type, BLOCK_ELEMENTS_ELSEWHERE)
+        count = len(weight)
+        self.step = max(1, min(count, elements // max(1, len(features), weight.shape[1])))
+        self.starts = range(0, count, self.step)
+        self._unit = weight.new_empty(min(self.step, count), weight.shape[1])
+        self._cosine = features.new_empty(len(features) * min(self.step, count))
+
+    def at(self, first: int) -> tuple[slice, Tensor, Tensor, AngularOutput, Columns]:
+        """Return the classes of a block, their directions and norms, their angles and the columns of the labels."""
+        classes = slice(first, min(first + self.step, len(self.weight)))
+        rows = self.weight[classes]
+        unit = self._unit[: len(rows)]
+        # `ops.norms.norm` without its temporaries.
+        squares = torch.mul(rows, SHRINK, out=unit).square_().sum(1, keepdim=True)
+        length = squares.add_(self.eps * SHRINK**2).sqrt_().div_(SHRINK)
+        torch.div(rows, length, out=unit)
+        cosine = self._cosine[: len(self.features) * len(rows)].view(len(self.features), len(rows))
+        torch.mm(self.features, unit.t(), out=cosine)
+        bias = None if self.bias is None else self.bias[classes]
+        columns = (self.columns - first).unsqueeze(1)
+        owned = (columns >= 0) & (columns < len(rows)) & (self.columns >= 0).unsqueeze(1)
+        angles = AngularOutput(cosine, self.norm, finite(length.squeeze(1), self.eps), bias)
+        return classes, unit, length, angles, Columns(columns.masked_fill(~owned, 0), owned)
+
+
+class _ReduceClasses(torch.autograd.Function):
+    """The results of `reduce_classes`, one block of classes at a time."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        plan: _Plan,
+        features: Tensor,
+        norm: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        columns: Tensor,
+        multiplicity: Tensor | None,
+        sum_weight: Tensor | None,
+        *parameters: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        ctx.plan = plan
+        factor = sum_weight if sum_weight is None or multiplicity is None else sum_weight * multiplicity
+        count = len(features)
+        # Largest logit and largest score of each row; sums Σ exp(z − largest), z_y, Σ weight, Σ weight·(z − largest).
+        largest, best = features.new_full((2, count), -torch.inf)
+        sums = features.new_zeros(4, count)
+        choice = columns.new_zeros(count)
+        blocks = _Blocks(features, norm, weight, bias, columns, plan.eps)
+        with without_autocast(features):
+            for first in blocks.starts:
+                classes, _, _, angles, label = blocks.at(first)
+                values, scores = plan.values_of(angles, label)
+                copies = None if multiplicity is None else multiplicity[classes]
+                if plan.predict:
+                    highest, position = scores.max(1)
+                    better = highest > best
+                    choice = torch.where(better, position + first, choice)
+                    best = torch.where(better, highest, best)
+                if not plan.softmax:
+                    sums[0] += values.sum(1) if copies is None else values.mv(copies)
+                    continue
+                before, largest = largest, torch.maximum(largest, values.amax(1))
+                _rebase(sums, before, largest)
+                assert label.owned is not None
+                sums[1] += torch.where(label.owned, values.gather(1, label.column), 0).squeeze(1)
+                relative = values - largest.unsqueeze(1)
+                if factor is not None:
+                    sums[2] += factor[classes].sum()
+                    sums[3] += relative.mv(factor[classes])
+                exponential_(relative)
+                sums[0] += relative.sum(1) if copies is None else relative.mv(copies)
+        own_best, before = best, largest
+        if plan.softmax or plan.predict:
+            largest, best = plan.shard.reduce(torch.stack([largest, best]), "MAX")
+        if plan.softmax:
+            _rebase(sums, before, largest)
+            # Relative to the largest logit, so that the difference of two large logits keeps its digits.
+            sums[1] = torch.where(columns >= 0, sums[1] - largest, 0)
+        if plan.predict:
+            choice = choice if plan.classes is None or len(plan.classes) == 0 else plan.classes[choice]
+            is_best = (own_best == best) & (own_best > -torch.inf)
+            choice = plan.shard.reduce(torch.where(is_best, choice + plan.shard.first, plan.shard.num_classes), "MIN")
+        sums = plan.shard.reduce(sums)
+        ctx.save_for_backward(features, norm, weight, bias, columns, multiplicity, factor, largest, sums, *parameters)
+        ctx.mark_non_differentiable(choice)
+        if not plan.softmax:
+            return sums[0].clone(), torch.zeros_like(norm), choice
+        log_total = sums[0].log()
+        return log_total - sums[1], log_total * sums[2] - sums[3], choice
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_label: Tensor | None, grad_all: Tensor | None, _: Any) -> tuple[Any, ...]:
+        features, norm, weight, bias, columns, multiplicity, factor, largest, sums, *parameters = ctx.saved_tensors
+        plan: _Plan = ctx.plan
+        grad_label = torch.zeros_like(norm) if grad_label is None else grad_label
+        grad_all = None if factor is None else grad_all
+        # dz_j = a·(p_j − [j = y]) + b·(Σ_l weight_l·p_j − weight_j), with a and b the gradients of the two results.
+        slope = grad_label if grad_all is None else grad_label + grad_all * sums[2]
+        slope = (slope / sums[0]).unsqueeze(1) if plan.softmax else grad_label.unsqueeze(1)
+        grad_features, grad_norm = torch.zeros_like(features), torch.zeros_like(norm)
+        grad_weight = torch.empty_like(weight)
+        grad_bias = None if bias is None else torch.empty_like(bias)
+        grad_parameters = [torch.zeros_like(parameter) for parameter in parameters]
+        blocks = _Blocks(features, norm, weight, bias, columns, plan.eps)
+        with without_autocast(features):
+            for first in blocks.starts:
+                classes, unit, length, angles, label = blocks.at(first)
+                leaves = [tensor.detach().requires_grad_() for tensor in angles if tensor is not None]
+                with torch.enable_grad():
+                    values, _ = plan.values_of(AngularOutput(*leaves), label)
+                if plan.softmax:
+                    grad = exponential_(values.detach() - largest.unsqueeze(1)).mul_(slope)
+                else:
+                    grad = slope.expand_as(values)
+                if multiplicity is not None:
+                    grad = grad * multiplicity[classes]
+                if plan.softmax:
+                    assert label.owned is not None
+                    grad.scatter_add_(1, label.column, torch.where(label.owned, -grad_label.unsqueeze(1), 0))
+                if grad_all is not None:
+                    grad.addr_(grad_all, factor[classes], alpha=-1)
+                inputs = [*leaves, *parameters]
+                grad_cosine, of_norm, of_length, *rest = torch.autograd.grad(values, inputs, grad, allow_unused=True)
+                block = grad_weight[classes]
+                # d(w/‖w‖) = (I − uuᵀ)/‖w‖ and d‖w‖ = u, with u = w/‖w‖; eps is inside ‖w‖ and changes neither.
+                grad_features.addmm_(grad_cosine, unit)
+                torch.mm(grad_cosine.t(), features, out=block)
+                radial = (block * unit).sum(1, keepdim=True)
+                block.addcmul_(unit, radial, value=-1).div_(length)
+                if of_length is not None:
+                    block.addcmul_(unit, of_length.unsqueeze(1))
+                if of_norm is not None:
+                    grad_norm += of_norm
+                if grad_bias is not None:
+                    of_bias, *rest = rest
+                    grad_bias[classes] = 0 if of_bias is None else of_bias
+                for grad, of_block in zip(grad_parameters, rest, strict=True):
+                    grad += 0 if of_block is None else of_block
+        grad_parameters = [plan.shard.reduce(grad) for grad in grad_parameters]
+        return None, grad_features, grad_norm, grad_weight, grad_bias, None, None, None, *grad_parameters
+
+
+def _rebase(sums: Tensor, before: Tensor, after: Tensor) -> None:
+    """Make sums relative to another largest logit, in place. Without any classes it is −inf and the sums are 0."""
+    sums[0] *= (before - after).exp()
+    sums[3] += sums[2] * torch.where(before.isinf(), 0, before - after)

@@ -1,0 +1,244 @@
+"""`spherenet demo` without a browser: its values, foreign requests, bad uploads, the port, and Ctrl-C."""
+
+import base64
+import http.client
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+from urllib.parse import urlsplit
+
+import pytest
+import torch
+from PIL import Image
+
+import spherenet as sn
+from command_line import command, one_sentence, spherenet
+from spherenet.data import Preprocessing
+from spherenet.demo import Analyzer, DemoServer
+from spherenet.demo.server import LARGEST_UPLOAD
+from spherenet.errors import ModelError
+from spherenet.training.saved_runs import Predictor
+
+CLASSES = ("a", "b", "c")
+
+
+def predictor(name="cnn-3", operator="cosine", widths=(4, 4, 4), channels=1):
+    torch.manual_seed(0)
+    model = sn.create_model(name, 3, operator, widths=widths, in_channels=channels, input_size=16)
+    return Predictor(model.eval(), CLASSES, Preprocessing.standard((16, 16), channels, resize=(20, 20)))
+
+
+@pytest.fixture(scope="module")
+def server():
+    with DemoServer(Analyzer(predictor()), "small") as started:
+        thread = threading.Thread(target=started.serve_forever, args=(0.01,))
+        thread.start()
+        yield started
+        started.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def png():
+    stream = io.BytesIO()
+    Image.linear_gradient("L").resize((40, 30)).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def request(server, method="POST", path="/analyze", body=b"", **headers):
+    """Send a request with the headers of the page, or with others; None removes a header."""
+    host = f"127.0.0.1:{server.server_port}"
+    own = {"Host": host, "Origin": f"http://{host}", "Content-Type": "application/octet-stream"}
+    sent = {**own, "Content-Length": str(len(body)), **{name.replace("_", "-"): text for name, text in headers.items()}}
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+    connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
+    for name, value in sent.items():
+        if value is not None:
+            connection.putheader(name, value)
+    connection.endheaders()
+    connection.send(body)
+    response = connection.getresponse()
+    content = response.read()
+    connection.close()
+    return response.status, content, response.headers
+
+
+def test_values_are_those_of_the_network(server, png, tmp_path):
+    status, content, _ = request(server, body=png)
+    assert status == 200
+    result = json.loads(content)
+    (tmp_path / "image.png").write_bytes(png)
+    used = server.analyzer.predictor
+    image = sn.data.read_image(tmp_path / "image.png", used.preprocessing).unsqueeze(0)
+    with torch.no_grad():
+        probabilities = used.model(image).softmax(1)[0]
+        cosines = used.model.head(used.model.features(image)).cosine[0]
+    shown = {entry["class"]: entry for entry in result["classes"]}
+    for index, name in enumerate(CLASSES):
+        assert shown[name]["probability"] == pytest.approx(probabilities[index].item(), abs=1e-5)
+        assert torch.tensor(shown[name]["angle"]).deg2rad().cos() == pytest.approx(cosines[index].item(), abs=1e-5)
+    display = Image.open(io.BytesIO(base64.b64decode(result["image"].partition(",")[2])))
+    assert display.size == (384, 384)
+
+
+@pytest.mark.parametrize(
+    ("name", "operator", "widths"), [("cnn-3", "cosine", (4, 4, 4)), ("resnet-32", None, (4, 4, 4))]
+)
+def test_patches_are_the_largest_responses_of_a_layer(name, operator, widths, tmp_path):
+    path = tmp_path / "noise.png"
+    Image.effect_noise((20, 20), 80).save(path)
+    used = predictor(name, operator, widths)
+    analyzer = Analyzer(used)
+    assert len(analyzer.layers) <= 12
+    first = analyzer.layers[0]
+    assert (first.height, first.width) == (3, 3)
+    patches = analyzer.analyze(path, first.name)["patches"]
+    module = used.model.features.get_submodule(first.name)
+    image = sn.data.read_image(path, used.preprocessing).unsqueeze(0)
+    with torch.no_grad():
+        assert patches[0]["response"] == pytest.approx(module(image).max().item(), abs=1e-5)
+    responses = [patch["response"] for patch in patches]
+    assert responses == sorted(responses, reverse=True)
+    assert len(responses) == 5
+    for patch in patches:
+        rows = slice(patch["top"], patch["top"] + patch["height"])
+        columns = slice(patch["left"], patch["left"] + patch["width"])
+        assert 0 <= rows.start < rows.stop <= 16
+        changed_outside, changed_inside = image + 0.5, image.clone()
+        changed_outside[..., rows, columns] = image[..., rows, columns]
+        changed_inside[..., rows, columns] *= -1
+        for changed, is_kept in ((changed_outside, True), (changed_inside, False)):
+            with torch.no_grad():
+                difference = (module(changed)[0, patch["filter"]] - patch["response"]).abs().min()
+            assert (difference < 1e-6) == is_kept
+    assert [name for name, module in used.model.named_modules() if module._forward_hooks] == []
+
+
+def test_black_image_and_many_layers(tmp_path):
+    Image.new("L", (16, 16)).save(tmp_path / "black.png")
+    analyzer = Analyzer(predictor("cnn-18"))
+    result = analyzer.analyze(tmp_path / "black.png", analyzer.default_layer)
+    assert all(0 <= entry["angle"] <= 180 for entry in result["classes"])
+    json.dumps(result, allow_nan=False)
+
+
+def test_other_models_are_rejected():
+    with pytest.raises(ModelError, match="model must be a Classifier of create_model, got Linear"):
+        Analyzer(Predictor(torch.nn.Linear(1, 1), CLASSES, Preprocessing.standard((16, 16), 1)))
+
+
+def test_page_has_no_external_resource_and_a_policy(server):
+    status, page, headers = request(server, "GET", "/", Origin=None)
+    assert status == 200
+    assert b"http://" not in page.replace(b"http://www.w3.org/2000/svg", b"")
+    assert b"https://" not in page
+    policy = headers["Content-Security-Policy"]
+    nonce = policy.partition("script-src 'nonce-")[2].partition("'")[0]
+    assert len(nonce) >= 20
+    assert page.count(f'nonce="{nonce}"'.encode()) == 2
+    assert policy.startswith("default-src 'none'; connect-src 'self'")
+    assert nonce not in request(server, "GET", "/", Origin=None)[2]["Content-Security-Policy"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "evil.example"}, 403),
+        ({"Host": "evil.example:{port}", "Origin": "http://evil.example:{port}"}, 403),
+        ({"Host": "127.0.0.1:1"}, 403),
+        ({"Host": None}, 403),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": None}, 403),
+        ({"Origin": "https://127.0.0.1:{port}"}, 403),
+        ({"Content_Type": "text/plain"}, 415),
+        ({"Content_Type": "multipart/form-data; boundary=x"}, 415),
+        ({"Content_Length": None}, 411),
+        ({"Content_Length": "-1"}, 411),
+        ({"Content_Length": "٣"}, 411),
+        ({"Content_Length": None, "Transfer_Encoding": "chunked"}, 411),
+        ({"Content_Length": str(LARGEST_UPLOAD + 1)}, 413),
+        ({"Content_Length": "9" * 5000}, 413),
+    ],
+)
+def test_foreign_and_oversized_requests_are_rejected(server, headers, status):
+    port = str(server.server_port)
+    filled = {name: text.replace("{port}", port).encode() if text else text for name, text in headers.items()}
+    received, content, sent = request(server, **filled)
+    assert received == status
+    assert set(json.loads(content)) == {"error"}
+    assert sent["Connection"] == "close"
+    assert "Access-Control-Allow-Origin" not in sent
+
+
+def test_foreign_page_cannot_read_the_model(server):
+    assert request(server, "GET", "/model", Origin=None)[0] == 200
+    assert request(server, "GET", "/model", Host="evil.example", Origin=None)[0] == 403
+    assert request(server, "GET", "/model", Origin="http://evil.example")[0] == 403
+
+
+@pytest.mark.parametrize("path", ["/../../etc/passwd", "/page.html", "//x", "/analyze"])
+def test_other_paths_do_not_exist(server, path):
+    assert request(server, "GET", path)[0] == 404
+    assert request(server, "POST", "/" if path == "/analyze" else path)[0] == 404
+    assert request(server, "OPTIONS", path)[0] == 501
+
+
+@pytest.mark.parametrize("body", [b"", b"no image", b"\x89PNG\r\n\x1a\n", b"%!PS-Adobe-3.0 EPSF-3.0\n"])
+def test_bad_images_are_one_sentence_without_a_path(server, body, png):
+    status, content, _ = request(server, body=body)
+    assert status == 400
+    message = json.loads(content)["error"]
+    assert one_sentence(message)
+    assert message.startswith("the file cannot be read: ")
+    assert "/" not in message
+    assert request(server, body=png)[0] == 200
+
+
+def test_unknown_layer_is_named(server, png):
+    status, content, _ = request(server, path="/analyze?layer=%3Cb%3E", body=png)
+    assert (status, json.loads(content)["error"].endswith("got '<b>'.")) == (400, True)
+
+
+def test_server_listens_on_the_loopback_address_only(server):
+    assert server.socket.getsockname()[0] == "127.0.0.1"
+    assert urlsplit(server.address).hostname == "127.0.0.1"
+
+
+def test_port_in_use_and_bad_options(capsys):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert spherenet("demo", "--port", port, "--no-browser") == 2
+    assert f"port {port} cannot be used: " in capsys.readouterr().err
+    assert spherenet("demo", "--port", "70000") == 2
+    assert spherenet("demo", "missing-folder") == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_interrupt_ends_the_command(tmp_path):
+    process = subprocess.Popen(
+        command("demo", "--no-browser"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        address = process.stdout.readline().split()[0]
+        connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=30)
+        connection.request("GET", "/model")
+        assert json.loads(connection.getresponse().read())["classes"] == 10
+        connection.close()
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0
+    assert errors == "spherenet demo: ended.\n"
