@@ -347,7 +347,8 @@ class Trainer:
     def evaluate(self, split: Split | None = None) -> Evaluation:
         """Evaluate on a split, by default the test images, in all processes with the buffers that are saved."""
         self.processes.broadcast_buffers(self.model)
-        config, split, classes = self.config, split or self.dataset.test, len(self.dataset.classes)
+        config, classes = self.config, len(self.dataset.classes)
+        split = self.dataset.test if split is None else split
         options: dict[str, Any] = {"precision": config.precision, "workers": config.workers, "together": self.sharded}
         return evaluate(self.model, split, classes, self.processes, batch_size=config.eval_batch_size, **options)
 
