@@ -8,7 +8,6 @@ import os
 import sys
 from pathlib import Path
 
-
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from faults import fork_server, injections

@@ -8,7 +8,7 @@ momentum 1), r the sample rate.
 |---|---|---|---|
 | weights, optimizer | (1 + o)·(H + P) | (1 + o)·(H + P)/p | (1 + o)·(H/p + P) |
 | gradients | H + P | (H + P)/p | H/p + P |
-| buffers | DDP's buckets, H + P | gathered weights, H + P; to scatter gradients, 2·H | buckets, P |
+| buffers | DDP's buckets, H + P | gathered weights, H; to scatter gradients, 2·H | buckets, P |
 | head | maps [n, C]: cosines, scores, gradient; blocks | the same | [N, F] and blocks, no map |
 
 These do not all exist at once: the peak is the largest of the moments of the backward pass. With sampling, a sharded
@@ -20,9 +20,10 @@ what FSDP shards, and for a sharded head the features [N, F] and their gradients
 and 32 bytes per image.
 
 Assumptions: weights, gradients and optimizer state are float32, as under autocast, which adds a half-precision copy of
-the backbone; FSDP gathers the backbone and the head once per step and keeps them until the backward pass; activations
-of the backbone, memory of libraries and rows of different lengths are not included. tests/training/test_cost.py
-compares the formulas with bytes that processes allocate and exchange.
+the backbone. FSDP gathers the head once per step and keeps it until the backward pass; the backbone is gathered in both
+passes and counts as one block, an upper bound of what is gathered at once. Activations of the backbone, sums of the
+trainer (40 bytes) and memory of libraries are not included. tests/training/test_cost.py compares the formulas with the
+bytes that processes allocate and exchange.
 
 This module does not import torch.
 """
@@ -42,8 +43,8 @@ FLOAT, HALF, INTEGER = 4, 2, 8
 BLOCK_ELEMENTS = {"cpu": 1 << 19, "gpu": 1 << 25}
 """Largest number of values that heads and losses process at once."""
 
-MAP_BLOCKS, SHARD_BLOCKS, WEIGHT_BLOCKS = 6, 9, 2
-"""Blocks that exist at once in the loss of a map, in the loss of a shard, and for the gradient of the weights.
+MAP_BLOCKS, SHARD_BLOCKS, WEIGHT_BLOCKS = 6, 8, 2
+"""Blocks that exist at once in the loss of a map, in the loss of a shard, and of directions of the weights.
 
 Measured with CosFace; other losses need a few more or fewer.
 """
@@ -232,20 +233,19 @@ def _data_parallel(workload: Workload) -> Cost:
 
 def _fsdp(workload: Workload) -> Cost:
     head, backbone = workload.head_bytes, workload.backbone_bytes
-    whole = head + backbone
-    own_head, own = math.ceil(head / workload.processes), math.ceil(whole / workload.processes)
+    own_head, own = (math.ceil(size / workload.processes) for size in (head, head + backbone))
     in_loss, in_head, scores = _map_moments(workload)
     memory = {
         "weights": own + _half_copies(workload),
         "optimizer": _optimizer_states(workload) * own,
         **_peak(
-            {"gradients": 0, "buffers": whole, "head": in_loss},
-            {"gradients": 0, "buffers": whole + head, "head": in_head},
-            {"gradients": own_head, "buffers": whole + 2 * head, "head": scores},
+            {"gradients": 0, "buffers": head, "head": in_loss},
+            {"gradients": 0, "buffers": 2 * head, "head": in_head},
+            {"gradients": own_head, "buffers": 3 * head, "head": scores},
             {"gradients": own, "buffers": 3 * backbone, "head": scores},
         ),
     }
-    sent = {"weights": _ring(workload, whole), "gradients": _ring(workload, whole)}
+    sent = {"weights": _ring(workload, head + 2 * backbone), "gradients": _ring(workload, head + backbone)}
     return Cost("FSDP", "--sharding fsdp", memory, sent)
 
 
@@ -257,28 +257,29 @@ def _sharded_head(workload: Workload, *, fsdp: bool) -> Cost:
     sampled = 0 if workload.sample_rate == 1 else FLOAT * used * workload.features
     rows = workload.own_batch * processes
     features = FLOAT * rows * workload.features
-    block = FLOAT * min(rows * used, max(BLOCK_ELEMENTS[workload.device], rows))
-    own_backbone = math.ceil(backbone / processes) if fsdp else backbone
+    # The classes of a block, for all rows and for all features.
+    step = max(1, min(used, BLOCK_ELEMENTS[workload.device] // max(rows, workload.features)))
+    blocks = FLOAT * step * (SHARD_BLOCKS * rows + WEIGHT_BLOCKS * workload.features)
+    own_backbone, buckets = (math.ceil(backbone / processes), 0) if fsdp else (backbone, backbone)
     gradient = own_head if sampled == 0 else sampled
     memory = {
         "weights": own_head + own_backbone + _half_copies(workload),
         "optimizer": _optimizer_states(workload) * (own_head + own_backbone),
         **_peak(
-            # Buckets of DDP, or weights that FSDP has gathered.
-            {"gradients": gradient, "buffers": backbone, "head": SHARD_BLOCKS * block + 3 * features + sampled},
-            {"gradients": own_head, "buffers": backbone, "head": sampled + features},
-            {"gradients": own_head + own_backbone, "buffers": 3 * backbone if fsdp else backbone, "head": 0},
+            {"gradients": gradient, "buffers": buckets, "head": blocks + 3 * features + sampled},
+            {"gradients": own_head, "buffers": buckets, "head": sampled + features},
+            {"gradients": own_head + own_backbone, "buffers": 3 * backbone if fsdp else buckets, "head": 0},
         ),
     }
     labels = INTEGER * processes * (workload.own_batch + 2)  # of each process, with their number and a sign of errors
     sums = rows * (6 * FLOAT + INTEGER)
     sent = {"features": _ring(workload, 2 * features + labels), "sums over classes": _ring(workload, sums, 2)}
     if fsdp:
-        sent |= {"weights": _ring(workload, backbone), "gradients": _ring(workload, backbone)}
+        sent |= {"weights": _ring(workload, 2 * backbone), "gradients": _ring(workload, backbone)}
     else:
         sent["gradients"] = _ring(workload, backbone, 2)
     name = "sharded head" if workload.sample_rate == 1 else "sampled sharded head"
     options = "--shard-head" if workload.sample_rate == 1 else f"--shard-head --sample-rate {workload.sample_rate:g}"
     if fsdp:
-        return Cost(f"{name} and FSDP", f"{options} --sharding fsdp", memory, sent)
+        return Cost(f"{name}, FSDP", f"{options} --sharding fsdp", memory, sent)
     return Cost(name, options, memory, sent)

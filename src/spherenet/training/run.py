@@ -77,7 +77,7 @@ def train(
         torch.set_num_threads(config.threads)
     with StopSignals() as stop, Processes.joined(config.device, config.timeout) as processes:
         # torchrun counts the restarts of a host only if its own processes failed, not if it waited for another host.
-        resume = resume or bool(processes.total(torch.tensor(float(restarted))))
+        resume = resume or bool(processes.total(torch.tensor(float(restarted), device=processes.device)))
         processes.require_same({**_result_options(config), "resume": resume, "allow_changes": allow_changes})
         run = RunDirectory.open(output) if resume else RunDirectory(Path(output))
         # The images that a run has skipped stay skipped, without decoding all of them again.
