@@ -39,7 +39,7 @@ _last_group: list[Any] = []
 def _end_gloo_threads() -> None:
     """Free the last process group, or at least the last tensors of its threads, before Python ends.
 
-    If DDP still refers to the group, its threads live on. One that needs Python's lock after the end aborts the process.
+    If DDP still refers to the group, its threads live on. One that needs Python's lock later aborts the process.
     """
     if _last_group:
         _last_group.clear()
