@@ -67,7 +67,7 @@ def test_four_hosts_train_as_one_host(children, hosts, on_one_host, folder, trie
 
 @pytest.mark.parametrize("lost", range(COUNT) if SOAK else [COUNT - 1])
 def test_all_processes_end_if_a_host_is_cut_off(children, hosts, folder, tried, lost):
-    """Nobody is told: packets of the host are lost, and only the timeout notices it."""
+    """No connection is closed: packets are lost, and only the timeout detects it."""
     run, proceed = folder / "run", folder / "proceed"
     hold = {"step": 7, "until": str(proceed)}
     ranks = start_on_hosts(children, hosts, "train", *SHARED, "--output", run, "--log-every", 1, hold=hold)

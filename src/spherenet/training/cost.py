@@ -14,7 +14,7 @@ momentum 1), r the sample rate.
 These do not all exist at once: the peak is the largest of the moments of the backward pass. With sampling, a sharded
 head also copies the r·H/p drawn weights and their gradient. A block has at most `BLOCK_ELEMENTS` values.
 
-Collectives use rings: to all-reduce s bytes a process sends 2·(p − 1)/p·s, to all-gather or reduce-scatter s bytes, of
+Collectives use rings: to all-reduce s bytes one process sends 2·(p − 1)/p·s, to all-gather or reduce-scatter s bytes, of
 which it owns s/p, it sends (p − 1)/p·s. All-reduce: gradients of what is replicated. All-gather and reduce-scatter:
 what FSDP shards, and for a sharded head the features [N, F] and their gradients. A sharded head also exchanges labels
 and 32 bytes per image.

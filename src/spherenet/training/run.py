@@ -80,6 +80,7 @@ def train(
         resume = resume or bool(processes.total(torch.tensor(float(restarted), device=processes.device)))
         processes.require_same({**_result_options(config), "resume": resume, "allow_changes": allow_changes})
         run = RunDirectory.open(output) if resume else RunDirectory(Path(output))
+        recorded = config_of(run) if resume else None
         # The images that a run has skipped stay skipped, without decoding all of them again.
         is_known = recorded is not None and not allow_changes and recorded.on_broken == config.on_broken
         dataset = _load_data(config, processes, progress, broken_of(run.config) if is_known else None)
