@@ -12,6 +12,7 @@ PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 SUMMARIES = {
     "cli": "commands",
     "bench": "timing",
+    "demo": "local page",
     "estimators": "scikit-learn",
     "theory": "numerical experiments",
     "report": "tables and pages",

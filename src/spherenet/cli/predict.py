@@ -73,14 +73,14 @@ def run_predict(arguments: Namespace) -> int:
         warn(message)
     failures: list[str] = []
     paths = list(_paths(arguments.images, failures))
-    if arguments.run is None:
-        classes = ", ".join(predictor.classes)
-        print(f"Using the included model with the classes {classes}; --run selects another.", file=sys.stderr)
     shown: list[_Prediction] = []
     width = max((len(plain(path)) for path in paths), default=0)
     with Processes.joined(arguments.device) as processes:
         predictor.model.to(processes.device)
         for prediction in _predict(predictor, paths, arguments, processes.device, failures):
+            if arguments.run is None and not shown:  # not before an error, which is then one sentence
+                classes = ", ".join(predictor.classes)
+                print(f"Using the included model with the classes {classes}; --run selects another.", file=sys.stderr)
             shown.append(prediction)
             if not arguments.json and arguments.csv is None:
                 texts = [f"{plain(name)} {score:.1%}" for name, score in prediction.classes]
