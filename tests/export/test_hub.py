@@ -65,6 +65,23 @@ def test_uploaded_model_is_loaded_bit_for_bit(hub, model):
     assert shown.text.strip().startswith("# small")
 
 
+class Net(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.body, self.classifier = torch.nn.Linear(64, width), torch.nn.Linear(width, 2)
+
+    def forward(self, images):
+        return self.classifier(self.body(images.flatten(1)).relu())
+
+
+def test_converted_module_of_the_hub_needs_its_class(hub):
+    converted = sn.to_sphere(Net(3), "sigmoid").eval()
+    push_to_hub(converted, "user/net", arguments={"width": 3}, token="hf_test")
+    assert same(converted, sn.from_pretrained("user/net", model=Net))
+    with pytest.raises(ModelError, match=r"holds a module of the class .*Net': pass it as model"):
+        sn.from_pretrained("user/net")
+
+
 def test_revision_selects_a_commit(hub, model, tmp_path):
     other = sn.create_model("cnn-3", 2, widths=(2, 2, 2), in_channels=1, input_size=8).eval()
     first = hub.commit("user/two", saved_files(model, tmp_path / "a"))

@@ -10,11 +10,12 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast, overload
 
 import torch
+from torch import nn
 
 from spherenet.errors import ModelError, require_extra
 from spherenet.export.card import ModelCard
@@ -26,16 +27,37 @@ from spherenet.text import first_line, plain, short
 
 __all__ = ["download_model", "from_pretrained", "push_to_hub"]
 
+M = TypeVar("M", bound=nn.Module)
+
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 
 
+@overload
+def from_pretrained(
+    source: str | os.PathLike[str],
+    *,
+    revision: str | None = ...,
+    device: str | torch.device = ...,
+    model: None = ...,
+    **options: Any,
+) -> Classifier: ...
+@overload
+def from_pretrained(
+    source: str | os.PathLike[str],
+    *,
+    revision: str | None = ...,
+    device: str | torch.device = ...,
+    model: M | Callable[..., M],
+    **options: Any,
+) -> M: ...
 def from_pretrained(
     source: str | os.PathLike[str],
     *,
     revision: str | None = None,
     device: str | torch.device = "cpu",
+    model: Any = None,
     **options: Any,
-) -> Classifier:
+) -> nn.Module:
     """Return a model of a folder or of the Hugging Face Hub, in evaluation mode.
 
     A folder needs no network and no extra package. Models of the Hub need `pip install 'spherenet-torch[hub]'`, are
@@ -45,6 +67,7 @@ def from_pretrained(
         source: Folder written by `save_model`, or the name of a repository, "user/name".
         revision: Branch, tag or commit of the repository. A commit always gives the same files.
         device: Device of the model.
+        model: Module or class for a model that is not of `create_model`, as in `load_model`.
         **options: Further arguments of `download_model`.
 
     Raises:
@@ -57,8 +80,10 @@ def from_pretrained(
     if os.fspath(source) and user_path(source).is_dir():
         if revision is not None:
             raise ValueError(f"revision must be None for a folder, got {revision!r}.")
-        return load_model(source, device=device)
-    return load_model(download_model(os.fspath(source), revision=revision, **options), device=device)
+        folder = user_path(source)
+    else:
+        folder = download_model(os.fspath(source), revision=revision, **options)
+    return cast(nn.Module, load_model(folder, device=device, model=model))
 
 
 def download_model(
@@ -104,20 +129,22 @@ def download_model(
 
 
 def push_to_hub(
-    model: Classifier,
+    model: nn.Module,
     repository: str,
     *,
     metadata: Mapping[str, Any] | None = None,
     card: ModelCard | None = None,
+    arguments: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> str:
     """Upload a model to the Hugging Face Hub, in one commit, and return the address of the commit.
 
     Args:
-        model: Model of `create_model`.
+        model: Model of `create_model`, or any module with sphere layers, as in `save_model`.
         repository: Name of the repository, "user/name". It is created if it does not exist.
         metadata: As in `save_model`.
         card: As in `save_model`.
+        arguments: As in `save_model`.
         **options: Arguments of `huggingface_hub.ModelHubMixin.push_to_hub`, such as `private`, `token`, `branch`,
             `create_pr` and `commit_message`.
 
@@ -130,7 +157,9 @@ def push_to_hub(
 
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder, "model")
-        save_model(model, saved, metadata=metadata, card=card)  # before the first request, since it may fail
+        save_model(
+            model, saved, metadata=metadata, card=card, arguments=arguments
+        )  # before the first request, since it may fail
 
         class HubModel(hub.ModelHubMixin):  # type: ignore[misc, name-defined]
             def _save_pretrained(self, save_directory: Path) -> None:
