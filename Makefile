@@ -6,7 +6,8 @@ USABLE := $(VENV)/.usable
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types imports fast pytest docs soak browser format wheel test-wheel test-torch clean
+.PHONY: help demo test check lint types imports fast pytest docs soak browser hosts format wheel test-wheel test-torch \
+        clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -50,17 +51,22 @@ FAST   := tests/ops tests/optim tests/regularizers tests/models tests/losses/tes
 fast: $(READY)  ## run the fast tests only
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet --numprocesses 2 $(FAST)
 
-pytest: $(READY) browser  ## run all tests
+pytest: $(READY) browser hosts  ## run all tests
 	$(BIN)/python -m pytest --numprocesses 2
 
 SOAK   ?= tests/faults
-soak: $(READY)  ## run the fault tests with their full counts and write the table of docs/reliability.md (about an hour)
+soak: $(READY) hosts  ## run the fault tests with their full counts and write the table of docs/reliability.md (about an hour)
 	SPHERENET_SOAK=1 $(BIN)/python -m pytest $(SOAK)
 
 browser:  ## install chromium for the tests of pages, if it is missing and apt is available
 	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || \
 	{ test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -q && apt-get install -y -q chromium; } || \
 	echo "chromium is not available: the tests of pages are skipped"
+
+hosts:  ## install iproute2 for the tests of several hosts, if it is missing and apt is available
+	@command -v ip >/dev/null || \
+	{ test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -q && apt-get install -y -q iproute2; } || \
+	echo "iproute2 is not available: the tests of several hosts are skipped"
 
 format: $(READY)  ## reformat the sources
 	$(BIN)/ruff check --fix .

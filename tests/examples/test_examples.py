@@ -118,6 +118,25 @@ def test_two_processes_take_the_same_steps_as_one(run):
     assert losses[0] == pytest.approx(losses[1], abs=2e-4)
 
 
+def test_sharded_retrieval():
+    """Two processes with divided class weights learn an embedding of new identities."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    result = subprocess.run(
+        [*launcher, EXAMPLES / "sharded_retrieval.py", "--identities", "500", "--iterations", "60"],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stderr
+    header, *rows = result.stdout.splitlines()
+    assert header == "500 identities, 2 processes with equal parts of the class weights"
+    pattern = r"(numbers|network) +TPR@FPR 1 % +(\d+\.\d) %, EER +(\d+\.\d) %"
+    (_, tpr, error), (_, tpr_of_network, error_of_network) = [re.fullmatch(pattern, row).groups() for row in rows]
+    assert float(tpr_of_network) > 1.5 * float(tpr)
+    assert float(error_of_network) < 0.8 * float(error) < 40
+
+
 def test_estimators(run):
     header, *rows = run("estimators.py", "--data wine --folds 2 --repetitions 1")
     assert header == "wine: 178 samples, 13 features; accuracy %, n = 2 folds"

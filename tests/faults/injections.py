@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from faults import hosts
 from spherenet.data import folder as folder_split
 from spherenet.models import Classifier
 from spherenet.runs import checkpoints
@@ -25,6 +26,7 @@ def inject(
     hold=None,
     largest_file=None,
     stuck_worker=None,
+    host=None,
     small_sets=False,
 ):
     """Inject the faults of a request. Each is None or the arguments of its function."""
@@ -36,6 +38,7 @@ def inject(
         (hold_at_step, hold),
         (limit_files, largest_file),
         (block_workers, stuck_worker),
+        (hosts.enter, host),
     ):
         if arguments is not None:
             function(**arguments)

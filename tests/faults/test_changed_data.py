@@ -37,9 +37,14 @@ def rename_an_image(images):
     (images / "dog" / "0.png").rename(images / "dog" / "zero.png")
 
 
+def remove_an_image(images):
+    (images / "dog" / "1.jpg").unlink()
+
+
 CHANGES = {
     "a renamed class": (rename_a_class, "the classes must be those of the run (cat, dog), got bear, dog"),
     "an added image": (add_images, "of class 'cat' instead of"),
+    "a removed image": (remove_an_image, "of class 'dog' instead of"),
     "a renamed image": (rename_an_image, "must be those that the run was started with"),
 }
 

@@ -92,6 +92,21 @@ def test_different_checkpoint_in_one_process_ends_all(children, interrupted, fol
     tried("another checkpoint in one of two processes")
 
 
+def test_all_processes_leave_out_the_same_broken_images(children, folder, tried):
+    """The main process decodes all images and tells the others, which decode none before the training."""
+    paths, run = write_images(folder / "images", per_class=12), folder / "run"
+    paths[3].write_bytes(b"broken")
+    images = ["--data", folder / "images", "--image-size", 12, "--batch-size", 4, "--workers", 0]
+    options = ["train", *OPTIONS, *images, "--on-broken", "skip", "--validation-fraction", 0.2, "--output", run]
+    ranks = start_ranks(children, options, options)
+    assert [rank.wait() for rank in ranks] == [0, 0], [rank.output for rank in ranks]
+    config = RunDirectory(run).config
+    assert config["data"]["broken"] == ["cat/3.gif"]
+    assert sum(config["images"].values()) == 23
+    assert "1 of 24 images cannot be read" in ranks[0].output
+    tried("a broken image and two processes")
+
+
 def test_metrics_are_those_of_the_saved_weights(children, folder, tried):
     """All processes evaluate with the running means of the main process, which are saved."""
     run = folder / "run"

@@ -187,6 +187,10 @@ def test_markdown_of_runs_has_one_line_per_run(tmp_path):
 def test_command_in_reports_states_the_operator(tmp_path):
     run = read_run(make_run(tmp_path / "run", [0.5], operator=None))
     assert provenance(run) == "spherenet train --operator none --output run (torch 2.13.0, device cpu)"
+    run.config["command"][-1] = "my run"
+    changed = "spherenet train --resume 'my run' --iterations 9 --allow-changes"
+    run.config["history"] = [{"command": "first"}, {"command": "same"}, {"command": changed, "changes": {"x": [1, 2]}}]
+    assert provenance(run).startswith(f"spherenet train --operator none --output 'my run'; {changed} (torch")
 
 
 def test_unfinished_and_corrupt_runs_are_listed_and_left_out(folder, tmp_path):

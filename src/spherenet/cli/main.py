@@ -32,6 +32,7 @@ VERBS = {
     "tune": ("experiments", "choose operator, loss and their parameters by cross-validation"),
     "data": ("data", "list, download and check data sets"),
     "theory": ("theory", "demonstrate arguments of the paper numerically"),
+    "plan": ("plan", "estimate memory and communication of training with many classes"),
     "bench": ("bench", "measure time and memory of SphereNets relative to plain CNNs"),
     "completion": ("main", "print a shell completion script for bash, zsh or fish"),
 }

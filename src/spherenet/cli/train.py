@@ -110,7 +110,8 @@ def run_train(arguments: Any) -> int:
                     outcome = train(
                         config,
                         output,
-                        resume=arguments.resume is not None or restarted,
+                        resume=arguments.resume is not None,
+                        restarted=restarted,
                         allow_changes=arguments.allow_changes,
                         reporter=Reporters(reporters),
                         progress=progress,

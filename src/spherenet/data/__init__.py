@@ -78,6 +78,10 @@ def find_dataset(name: str, data_dir: str | os.PathLike[str] | None = None) -> P
 def locate(data: str, data_dir: str | os.PathLike[str] | None = None) -> tuple[str, str | None]:
     """Return the name of a data set and its absolute folder, from a name, or from the path of a folder of images.
 
+    Args:
+        data: Name of a data set, or path of a folder of images. A name is preferred; `./cifar10` is a folder.
+        data_dir: Folder of the data set as in `load_dataset`.
+
     Raises:
         ValueError: `data` is neither, or `data_dir` contradicts it.
     """
@@ -85,7 +89,7 @@ def locate(data: str, data_dir: str | os.PathLike[str] | None = None) -> tuple[s
         if data == "mnist5k" and data_dir is not None:
             raise ValueError(
                 f"data_dir must be left out with mnist5k, which is part of the package, got {str(data_dir)!r}; "
-                "set data to that folder, or to the name of the data set in it."
+                "set data (--data) to that folder, or to the name of the data set in it."
             )
         return data, None if data_dir is None else str(user_path(data_dir).absolute())
     folder = user_path(data)

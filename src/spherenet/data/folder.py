@@ -96,7 +96,12 @@ def _messages(listing: Listing, root: Path) -> list[str]:
 
 
 def describe_broken(messages: Iterable[str], total: int) -> str:
-    """Return "2 of 10 images cannot be read: …", without a period, from the error message of each image."""
+    """Return "2 of 10 images cannot be read: …", without a period, which names the first few.
+
+    Args:
+        messages: Error message of each image.
+        total: Number of images that were decoded.
+    """
     listed = [message.rstrip(".") for message in messages]
     return f"{len(listed)} of {total} images cannot be read: {_first(listed, '; ')}"
 
@@ -254,6 +259,11 @@ def broken_images(split: Split, progress: Progress | None = None, *, workers: in
     """Decode every image of a split and return the error message of each image that cannot be read, by its index.
 
     The images of splits in memory were decoded when they were loaded, so the result is empty for them.
+
+    Args:
+        split: Images to decode.
+        progress: Called with (done, total) after each image.
+        workers: Number of processes that decode images.
     """
     messages: dict[int, str] = {}
     if isinstance(split, FolderSplit):
@@ -266,5 +276,11 @@ def broken_images(split: Split, progress: Progress | None = None, *, workers: in
 
 
 def check_images(split: Split, progress: Progress | None = None, *, workers: int = 0) -> list[str]:
-    """Return the messages of `broken_images`."""
+    """Decode every image of a split and return one message per image that cannot be read, see `broken_images`.
+
+    Args:
+        split: Images to decode.
+        progress: Called with (done, total) after each image.
+        workers: Number of processes that decode images.
+    """
     return list(broken_images(split, progress, workers=workers).values())

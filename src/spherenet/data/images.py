@@ -319,9 +319,11 @@ def unsupported(path: str | Path) -> str | None:
 
 def _unsupported(image_format: str | None) -> str | None:
     if image_format == "HEIC":
-        return "it is an HEIC image, which Pillow does not read; convert it to JPEG (e.g. magick x.heic x.jpg)"
+        return "it is an HEIC image, which Pillow does not read (convert it to JPEG, e.g. with ImageMagick)"
     if image_format == "AVIF" and "AVIF" not in FORMATS:
-        return "it is an AVIF image, which this build of Pillow does not read; install a wheel of pillow"
+        return (
+            "it is an AVIF image, which this build of Pillow does not read (install a wheel of pillow, or convert it)"
+        )
     return None
 
 

@@ -111,7 +111,7 @@ def distinct_names(runs: Sequence[ReportedRun]) -> list[str]:
 
 
 def provenance(run: ReportedRun) -> str:
-    """Return the command of a run with its versions and hardware.
+    """Return the command of a run, and those that resumed it with changes, with its versions and hardware.
 
     The operator is added to a command that does not state it, because its default differs between versions.
     """
@@ -121,7 +121,11 @@ def provenance(run: ReportedRun) -> str:
     if command[1:2] == ["train"] and not {"--operator", "--resume", "--config"}.intersection(command):
         command[2:2] = ["--operator", "none" if operator is None else str(operator)]
     details = {**_dict(run.config.get("versions")), **_dict(run.config.get("hardware"))}
-    return f"{plain(shlex.join(command))} ({', '.join(f'{name} {value}' for name, value in details.items())})"
+    history = run.config.get("history")
+    entries = [_dict(entry) for entry in history[1:]] if isinstance(history, list) else []
+    changes = [str(entry.get("command")) for entry in entries if entry.get("changes")]
+    shown = ", ".join(f"{name} {value}" for name, value in details.items())
+    return f"{plain('; '.join([shlex.join(command), *changes]))} ({shown})"
 
 
 def _dict(value: Any) -> dict[str, Any]:

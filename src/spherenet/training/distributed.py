@@ -33,7 +33,17 @@ T = TypeVar("T")
 # The last process group that was destroyed. Gloo's thread needs Python's lock to free its last tensors, and a group is
 # freed when its thread has ended. torch releases the lock for that only if Python, not DDP, holds the last reference.
 _last_group: list[Any] = []
-atexit.register(_last_group.clear)
+
+
+@atexit.register
+def _end_gloo_threads() -> None:
+    """Free the last process group, or at least the last tensors of its threads, before Python ends.
+
+    If DDP still refers to the group, its threads live on. One that needs Python's lock later aborts the process.
+    """
+    if _last_group:
+        _last_group.clear()
+        time.sleep(0.2)  # other threads have Python's lock meanwhile; they need microseconds
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ def train(
     output: str | Path,
     *,
     resume: bool = False,
+    restarted: bool = False,
     allow_changes: bool = False,
     reporter: Reporter | None = None,
     progress: DataProgress | None = None,
@@ -56,6 +57,7 @@ def train(
         output: Folder of the run.
         resume: Whether to resume the run in `output`. Options that change the result (all but `FREE`), data and number
             of processes must be those that the run was started with.
+        restarted: Whether a launcher started this process again. If it did so with any process, all resume the run.
         allow_changes: Whether to resume even if they differ. The differences are reported as warnings.
         reporter: Receiver of progress in the main process.
         progress: Function (done, total) that is called during a download, or while all images of a folder are decoded.
@@ -74,8 +76,11 @@ def train(
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     with StopSignals() as stop, Processes.joined(config.device, config.timeout) as processes:
+        # torchrun counts the restarts of a host only if its own processes failed, not if it waited for another host.
+        resume = resume or bool(processes.total(torch.tensor(float(restarted), device=processes.device)))
         processes.require_same({**_result_options(config), "resume": resume, "allow_changes": allow_changes})
         run = RunDirectory.open(output) if resume else RunDirectory(Path(output))
+        recorded = config_of(run) if resume else None
         # The images that a run has skipped stay skipped, without decoding all of them again.
         is_known = recorded is not None and not allow_changes and recorded.on_broken == config.on_broken
         dataset = _load_data(config, processes, progress, broken_of(run.config) if is_known else None)

@@ -219,7 +219,7 @@ def export_run(
     for message in run.warnings:
         warn(message)
     metadata = {"classes": list(run.classes), "preprocessing": run.preprocessing.as_dict()}
-    if record is not None:  # so that nobody normalizes the input of a file twice
+    if record is not None:  # so that no caller normalizes the input of a file twice
         metadata["input"] = input_description(run.preprocessing, pixel_input=with_preprocessing)
     model: nn.Module = run.model
     example = None

@@ -338,7 +338,8 @@ class Trainer:
         """
         self.processes.broadcast(self.model.buffers())
         protocol = protocol or self.protocols.primary
-        config, split, classes = self.config, split or self.dataset.test, len(self.dataset.classes)
+        config, classes = self.config, len(self.dataset.classes)
+        split = self.dataset.test if split is None else split
         options: dict[str, Any] = {"precision": config.precision, "workers": config.workers, "together": self.sharded}
         options |= {"batch_size": config.eval_batch_size, "mixed": protocol == "batch"}
         with self.protocols.applied(protocol):
