@@ -224,8 +224,8 @@ def test_completion_scripts_contain_all_verbs_and_options(shell, capsys):
     ("sentence", "expected"),
     [
         ("batch_size must be at least 1.", "--batch-size must be at least 1."),
-        ("there is no data_dir, and (val_fraction) is 0: eval_every.",
-         "there is no --data-dir, and (--val-fraction) is 0: --eval-every."),
+        ("there is no data_dir, and (test_fraction) is 0: eval_every.",
+         "there is no --data-dir, and (--test-fraction) is 0: --eval-every."),
         ("/tmp/batch_size/x and a.batch_size and batch_size=3 are not names.",
          "/tmp/batch_size/x and a.batch_size and batch_size=3 are not names."),
         ("the data of seed 3 are corrupt.", "the data of seed 3 are corrupt."),

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import spherenet as sn
 from spherenet import arguments
 from spherenet.errors import TrainingError
-from spherenet.losses import base as label_checks
+from spherenet.losses import arguments as label_checks
 from spherenet.training import StopSignals
 from spherenet.training.deferred import DeferredSums, sum_dtype
 from spherenet.training.evaluation import training_order

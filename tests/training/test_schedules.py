@@ -94,6 +94,8 @@ def test_default_batch_fits_few_images_and_is_recorded(tmp_path, capfd):
     (output / "summary.json").unlink()
     assert spherenet("train", "--resume", output) == 0
     assert "batch size" not in capfd.readouterr().err
+    assert spherenet("train", "--resume", output) == 0
+    assert "already finished" in capfd.readouterr().out
     assert spherenet("train", *options, "--batch-size", 21, "--output", tmp_path / "other") == 2
     assert "--batch-size must be at most the 20 training images, got 21" in capfd.readouterr().err
 
