@@ -70,8 +70,8 @@ def test_other_data_of_a_run_are_not_ignored(finished, photos, capsys):
 def test_other_options_of_a_finished_run_are_not_ignored(finished, capsys):
     before = (finished / "config.json").read_bytes()
     message = refused(capsys, "train", "--resume", finished, "--iterations", 12)
-    assert "finished; it was started with iterations = 6, got 12" in message
-    assert "add --allow-changes to resume with iterations changed" in message
+    assert "finished; it was started with --iterations 6, got 12" in message
+    assert "add --allow-changes to resume with --iterations changed" in message
     message = refused(capsys, "train", "--resume", finished, "--iterations", 3, "--allow-changes")
     assert f"iterations must be at least the 6 that {finished} has made, got 3." in message
     assert (finished / "config.json").read_bytes() == before
