@@ -1,7 +1,7 @@
 """Losses of a head whose classes are divided among processes (`shard_head`).
 
 The loss is that of the batches of all processes together, and every process returns the same value. Each process
-computes the logits of its own classes, with the margins of the labels that it owns.
+computes the logits of the classes that it owns, with the margins of the labels that it owns.
 """
 
 from __future__ import annotations
