@@ -32,7 +32,8 @@ from spherenet.training.saved_runs import load_run
 
 POINT = 7
 BOUND = 60
-SHARDED = (*OPTIONS, "--shard-head", "--sharding", "fsdp", "--batch-size", 33, "--keep-norms", "--loss", "w-linear")
+SHARDED = (*OPTIONS, "--shard-head", "--sharding", "fsdp", "--batch-size", 33, "--keep-norms", "--loss", "w-linear",
+           "--eval-batch-size", 33)  # fmt: skip
 in_a_soak = pytest.mark.skipif(not SOAK, reason="starts more processes: only in make soak")
 
 

@@ -51,6 +51,7 @@ def test_parts_are_joined(tmp_path):
         ({"model/w": (3, WEIGHT[3:, :1])}, "the parts of 'model/w' do not fit together"),
         ({"model/w": (3, WEIGHT[3:].double())}, "the parts of 'model/w' do not fit together"),
         ({"model/w": (3, torch.tensor(1.0))}, "the parts of 'model/w' do not fit together"),
+        ({"model/w": (3, WEIGHT[0])}, "the parts of 'model/w' do not fit together"),
         ({"model/w": ("3", WEIGHT[3:])}, "has no valid offsets of 'model/w'"),
         ({"model/w": (True, WEIGHT[3:])}, "has no valid offsets of 'model/w'"),
         ({"model/w": ([3], WEIGHT[3:])}, "has no valid offsets of 'model/w'"),

@@ -5,8 +5,9 @@ from itertools import islice
 import pytest
 import torch
 
-from spherenet.training import Processes, TrainConfig, evaluate
+from spherenet.training import Processes, TrainConfig, evaluate, evaluation
 from spherenet.training.evaluation import evaluation_order, training_order
+from spherenet.training.sharding import joint_micro_batches
 from training_problem import CLASSES, SINGLE, model, split
 
 CPU = torch.device("cpu")
@@ -86,3 +87,28 @@ def test_evaluation_counts_every_image_in_eval_mode():
         for prediction in range(CLASSES):
             expected = ((batch.labels == truth) & (predictions == prediction)).sum()
             assert result.confusion[truth, prediction] == expected
+
+
+def test_processes_that_evaluate_together_have_the_same_number_of_batches():
+    orders = [list(evaluation_order(7, 2, Processes(rank, 3, CPU), together=True)) for rank in range(3)]
+    assert [[len(indices) for _, indices in order] for order in orders] == [[2, 1], [2, 0], [2, 0]]
+    assert sorted(int(index) for order in orders for _, indices in order for index in indices) == list(range(7))
+
+
+def test_very_many_classes_have_no_confusion_matrix(monkeypatch):
+    network, test = model(), split(40, 1)
+    expected = evaluate(network, test, CLASSES, SINGLE)
+    monkeypatch.setattr(evaluation, "LARGEST_CONFUSION", CLASSES - 1)
+    result = evaluate(network, test, CLASSES, SINGLE)
+    assert result.confusion is None
+    assert (result.loss, result.accuracy, result.count) == (expected.loss, expected.accuracy, 40)
+
+
+@pytest.mark.parametrize(("batch_size", "world", "accumulate"), [(33, 2, 1), (33, 4, 3), (8, 2, 2)])
+def test_joint_micro_batches_are_those_of_all_processes(batch_size, world, accumulate):
+    config = TrainConfig(batch_size=batch_size, accumulate=accumulate)
+    ranks = [
+        islice(training_order(batch_size, config, Processes(rank, world, CPU)), accumulate) for rank in range(world)
+    ]
+    sizes = [sum(len(indices) for _, indices in micro_batches) for micro_batches in zip(*ranks, strict=True)]
+    assert joint_micro_batches(config, world) == sizes

@@ -77,9 +77,12 @@ def run_evaluate(arguments: Namespace) -> None:
             batch_size=arguments.batch_size,
             workers=workers,
         )
+    confusion = result.confusion
     if arguments.image is not None:
-        draw_confusion(result.confusion.tolist(), saved.classes, arguments.image)
-    per_class = _per_class(result.confusion, saved.classes)
+        if confusion is None:
+            raise ValueError(f"--image must be left out for more than 4,096 classes, got {len(saved.classes):,}.")
+        draw_confusion(confusion.tolist(), saved.classes, arguments.image)
+    per_class = [] if confusion is None else _per_class(confusion, saved.classes)
     if arguments.json:
         numbers = {
             "run": arguments.run,
@@ -91,7 +94,7 @@ def run_evaluate(arguments: Namespace) -> None:
             "loss": result.loss,
             "count": result.count,
             "classes": per_class,
-            "confusion": result.confusion.tolist(),
+            "confusion": None if confusion is None else confusion.tolist(),
         }
         print_json(numbers)
         return
@@ -101,7 +104,8 @@ def run_evaluate(arguments: Namespace) -> None:
         f"{arguments.split} split: "
         f"accuracy {result.accuracy:.2%} on {result.count} images, loss {result.loss:.4f}"
     )
-    _print_tables(per_class, result.confusion, saved.classes)
+    if confusion is not None:
+        _print_tables(per_class, confusion, saved.classes)
     if arguments.image is not None:
         print(f"Confusion matrix: {arguments.image}")
 

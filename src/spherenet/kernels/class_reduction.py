@@ -10,22 +10,20 @@ computes each block again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from spherenet.kernels.blockwise import BLOCK_ELEMENTS, BLOCK_ELEMENTS_ELSEWHERE, exponential_
+from spherenet.kernels.class_logits import ClassLogits
 from spherenet.kernels.sharded import ClassShard, ShardedOutput, finite
 from spherenet.ops.angular import AngularOutput, Columns
 from spherenet.ops.norms import SHRINK, without_autocast
 
 __all__ = ["Reduced", "reduce_classes"]
-
-ValuesOf: TypeAlias = Callable[[AngularOutput, Columns], tuple[Tensor, Tensor]]
-"""Function of the angles of a block of classes that returns values [N, classes] and scores [N, classes]."""
 
 
 class Reduced(NamedTuple):
@@ -44,7 +42,7 @@ class Reduced(NamedTuple):
 
 def reduce_classes(
     output: ShardedOutput,
-    values_of: ValuesOf,
+    logits: ClassLogits,
     columns: Tensor,
     *,
     softmax: bool,
@@ -58,19 +56,19 @@ def reduce_classes(
 
     Args:
         output: Output of the head.
-        values_of: Function that computes values and scores of a block of classes, also in backward.
+        logits: Values and scores of a block of classes. Backward computes them again.
         columns: Index of each row's label among the own classes [N], −1 if another process owns it.
         softmax: Whether the values are logits of a softmax; otherwise they are summed.
         classes: Own classes to use, ascending indices [S]; None for all. `columns` refers to them.
         multiplicity: How many classes each of the used classes stands for [S]; None for 1.
         sum_weight: Weight of each used class in `of_all` [S].
-        parameters: Parameters that `values_of` depends on besides the angles; their gradients are summed.
+        parameters: Parameters that they depend on besides the angles; their gradients are summed.
         predict: Whether to return the predicted classes.
     """
     weight, bias = output.weight, output.bias
     if classes is not None:
         weight, bias = weight.index_select(0, classes), None if bias is None else bias.index_select(0, classes)
-    plan = _Plan(values_of, output.shard, output.eps, softmax, classes, predict)
+    plan = _Plan(logits, output.shard, output.eps, softmax, classes, predict)
     of_label, of_all, prediction = _ReduceClasses.apply(  # type: ignore[no-untyped-call]
         plan, output.unit_features, output.feature_norm, weight, bias, columns, multiplicity, sum_weight, *parameters
     )
@@ -81,7 +79,7 @@ def reduce_classes(
 class _Plan:
     """Arguments of `reduce_classes` that are not tensors with gradients."""
 
-    values_of: ValuesOf
+    logits: ClassLogits
     shard: ClassShard
     eps: float
     softmax: bool
@@ -150,10 +148,10 @@ class _ReduceClasses(torch.autograd.Function):
         with without_autocast(features):
             for first in blocks.starts:
                 classes, _, _, angles, label = blocks.at(first)
-                values, scores = plan.values_of(angles, label)
+                values, best_of_block = plan.logits.values(angles, label, predict=plan.predict)
                 copies = None if multiplicity is None else multiplicity[classes]
-                if plan.predict:
-                    highest, position = scores.max(1)
+                if best_of_block is not None:
+                    highest, position = best_of_block
                     better = highest > best
                     choice = torch.where(better, position + first, choice)
                     best = torch.where(better, highest, best)
@@ -164,7 +162,7 @@ class _ReduceClasses(torch.autograd.Function):
                 _rebase(sums, before, largest)
                 assert label.owned is not None
                 sums[1] += torch.where(label.owned, values.gather(1, label.column), 0).squeeze(1)
-                relative = values - largest.unsqueeze(1)
+                relative = values.sub_(largest.unsqueeze(1))
                 if factor is not None:
                     sums[2] += factor[classes].sum()
                     sums[3] += relative.mv(factor[classes])
@@ -207,37 +205,33 @@ class _ReduceClasses(torch.autograd.Function):
         with without_autocast(features):
             for first in blocks.starts:
                 classes, unit, length, angles, label = blocks.at(first)
-                leaves = [tensor.detach().requires_grad_() for tensor in angles if tensor is not None]
-                with torch.enable_grad():
-                    values, _ = plan.values_of(AngularOutput(*leaves), label)
+                values, _ = plan.logits.values(angles, label, differentiate=True)
                 if plan.softmax:
-                    grad = exponential_(values.detach() - largest.unsqueeze(1)).mul_(slope)
+                    grad = exponential_(values.sub_(largest.unsqueeze(1))).mul_(slope)
                 else:
-                    grad = slope.expand_as(values)
+                    grad = values.copy_(slope.expand_as(values))
                 if multiplicity is not None:
-                    grad = grad * multiplicity[classes]
+                    grad.mul_(multiplicity[classes])
                 if plan.softmax:
                     assert label.owned is not None
                     grad.scatter_add_(1, label.column, torch.where(label.owned, -grad_label.unsqueeze(1), 0))
                 if grad_all is not None:
                     grad.addr_(grad_all, factor[classes], alpha=-1)
-                inputs = [*leaves, *parameters]
-                grad_cosine, of_norm, of_length, *rest = torch.autograd.grad(values, inputs, grad, allow_unused=True)
+                of_block = plan.logits.gradient(grad)
                 block = grad_weight[classes]
                 # d(w/‖w‖) = (I − uuᵀ)/‖w‖ and d‖w‖ = u, with u = w/‖w‖; eps is inside ‖w‖ and changes neither.
-                grad_features.addmm_(grad_cosine, unit)
-                torch.mm(grad_cosine.t(), features, out=block)
+                grad_features.addmm_(of_block.cosine, unit)
+                torch.mm(of_block.cosine.t(), features, out=block)
                 radial = (block * unit).sum(1, keepdim=True)
                 block.addcmul_(unit, radial, value=-1).div_(length)
-                if of_length is not None:
-                    block.addcmul_(unit, of_length.unsqueeze(1))
-                if of_norm is not None:
-                    grad_norm += of_norm
+                if of_block.length is not None:
+                    block.addcmul_(unit, of_block.length.unsqueeze(1))
+                if of_block.norm is not None:
+                    grad_norm += of_block.norm
                 if grad_bias is not None:
-                    of_bias, *rest = rest
-                    grad_bias[classes] = 0 if of_bias is None else of_bias
-                for grad, of_block in zip(grad_parameters, rest, strict=True):
-                    grad += 0 if of_block is None else of_block
+                    grad_bias[classes] = 0 if of_block.bias is None else of_block.bias
+                for sum_of_blocks, gradient in zip(grad_parameters, of_block.parameters, strict=False):
+                    sum_of_blocks += 0 if gradient is None else gradient
         grad_parameters = [plan.shard.reduce(grad) for grad in grad_parameters]
         return None, grad_features, grad_norm, grad_weight, grad_bias, None, None, None, *grad_parameters
 

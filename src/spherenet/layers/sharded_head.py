@@ -116,9 +116,9 @@ def shard_head(model: M, mesh: DeviceMesh, *, sample_rate: float = 1.0) -> M:
     """Divide the classes of a model's `AngularHead` among processes, so that none holds all weights or all logits.
 
     Each process owns the rows of about num_classes/processes classes, their gradients and the state of the optimizer
-    for them. The features and labels of all processes are gathered, each process computes the logits of its own
-    classes, and the softmax is combined from one maximum and a few sums per row. All losses work on such a head. The
-    loss is that of the whole batch, the same in every process:
+    for them. The features and labels of all processes are gathered, each process computes the logits of the classes it
+    owns, and the softmax is combined from one maximum and a few sums per row. All losses support such a head. The loss
+    is that of the whole batch, the same in every process:
 
         loss = model(images, labels, return_scores=False)    # the mean over the batches of all processes
 

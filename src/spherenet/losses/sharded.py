@@ -1,18 +1,22 @@
 """Losses of a head whose classes are divided among processes (`shard_head`).
 
 The loss is that of the batches of all processes together, and every process returns the same value. Each process
-computes the logits of its own classes, with the margins of the labels that it owns.
+computes the logits of the classes that it owns, with the margins of the labels that it owns.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from spherenet.kernels.blockwise import has_kernel
+from spherenet.kernels.class_logits import ClassLogits, DirectLogits, FormulaLogits
 from spherenet.kernels.class_reduction import reduce_classes
+from spherenet.kernels.dispatch import current_backend
 from spherenet.kernels.sharded import ShardedOutput, own_rows, total
 from spherenet.losses.arguments import checked_labels
 from spherenet.ops.angular import AngularOutput, Columns, angular_logits
@@ -46,19 +50,17 @@ def loss_on_shards(
     if loss.uses_weight_norm:
         output = _limited(output)
 
-    def values_of(angles: AngularOutput, labels_of_block: Columns) -> tuple[Tensor, Tensor]:
-        return loss.class_values(angles, labels_of_block, num_classes)
-
+    parameters = [parameter for parameter in loss.parameters() if parameter.requires_grad]
     smoothing = loss.label_smoothing if loss.uses_softmax else 0.0
     reduced = reduce_classes(
         output,
-        values_of,
+        _class_logits(loss, num_classes, parameters),
         columns,
         softmax=loss.uses_softmax,
         classes=classes,
         multiplicity=multiplicity,
         sum_weight=_own_class_weight(loss, output, classes) if smoothing > 0 else None,
-        parameters=[parameter for parameter in loss.parameters() if parameter.requires_grad],
+        parameters=parameters,
         predict=return_scores,
     )
     losses = reduced.of_label
@@ -74,6 +76,23 @@ def loss_on_shards(
     if reduced.prediction is None:
         return result
     return result, reduced.prediction[output.own].reshape(output.leading).clone()  # FSDP warns about views
+
+
+def _class_logits(loss: AngularLoss, num_classes: int, parameters: Sequence[Tensor]) -> ClassLogits:
+    """Return the logits of a loss, without autograd of whole blocks if its angle function has a kernel."""
+    has_margin = loss.margin_on == "target"
+    if loss.uses_softmax and loss.margin_on != "others" and has_kernel(loss.angle) and current_backend() != "reference":
+
+        def target_similarity(cosine: Tensor) -> Tensor:
+            return loss._margin(loss.target_similarity, cosine) if has_margin else loss.similarity(cosine)
+
+        scale = None if loss.uses_weight_norm else loss.scale_for(num_classes)
+        return DirectLogits(loss.angle, scale, loss.uses_weight_norm, target_similarity)
+
+    def values_of(angles: AngularOutput, labels: Columns) -> tuple[Tensor, Tensor]:
+        return loss.class_values(angles, labels, num_classes)
+
+    return FormulaLogits(values_of, parameters)
 
 
 def distributed_logits(loss: AngularLoss, output: ShardedOutput) -> Tensor:

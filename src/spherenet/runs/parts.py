@@ -38,17 +38,17 @@ def read_parts(files: Iterable[Path], shapes_only: bool = False) -> dict[str, di
         ValueError: If offsets are missing or wrong, or parts do not fit together.
         SafetensorError, OSError: If a file cannot be read.
     """
-    parts: dict[str, list[tuple[int, Tensor]]] = {}
+    parts_of: dict[str, list[tuple[int, Tensor]]] = {}
     for file in files:
         with safe_open(file, framework="pt") as content:
             offsets = parse_json((content.metadata() or {}).get(_OFFSETS, "").encode())
             for name in content.keys():  # noqa: SIM118
                 tensor = _tensor(content, name, shapes_only)
-                parts.setdefault(name, []).append((_first_row(offsets, name, tensor, file), tensor))
+                parts_of.setdefault(name, []).append((_first_row(offsets, name, tensor, file), tensor))
     groups: dict[str, dict[str, Tensor]] = {}
-    for key, pieces in parts.items():
+    for key, parts in parts_of.items():
         group, _, name = key.partition("/")
-        groups.setdefault(group, {})[name] = _joined(key, pieces)
+        groups.setdefault(group, {})[name] = _joined(key, parts)
     return groups
 
 
@@ -73,13 +73,14 @@ def _first_row(offsets: Any, name: str, tensor: Tensor, file: Path) -> int:
     return int(place[0]) if place else 0
 
 
-def _joined(key: str, pieces: list[tuple[int, Tensor]]) -> Tensor:
+def _joined(key: str, parts: list[tuple[int, Tensor]]) -> Tensor:
     """Return a tensor of its parts. Raises ValueError if there are gaps, or parts have different types."""
-    pieces.sort(key=lambda piece: (piece[0], len(piece[1]) if piece[1].dim() else 0))
+    parts.sort(key=lambda part: (part[0], len(part[1]) if part[1].dim() else 0))
     expected = 0
-    first = pieces[0][1]
-    for row, tensor in pieces:
-        if row != expected or tensor.shape[1:] != first.shape[1:] or tensor.dtype != first.dtype:
+    first = parts[0][1]
+    for row, tensor in parts:
+        fits = (tensor.dim(), tensor.shape[1:], tensor.dtype) == (first.dim(), first.shape[1:], first.dtype)
+        if row != expected or not fits:
             raise ValueError(f"the parts of {key!r} do not fit together")
         expected += len(tensor) if tensor.dim() else 1
-    return first if len(pieces) == 1 else torch.cat([tensor for _, tensor in pieces])
+    return first if len(parts) == 1 else torch.cat([tensor for _, tensor in parts])

@@ -135,13 +135,14 @@ class Evaluation:
         loss: Mean loss.
         accuracy: Fraction of correct predictions.
         count: Number of images.
-        confusion: Number of images of class i that are predicted as class j, [classes, classes].
+        confusion: Number of images of class i that are predicted as class j, [classes, classes], None if there are
+            more than 4,096 classes.
     """
 
     loss: float
     accuracy: float
     count: int
-    confusion: Tensor
+    confusion: Tensor | None
 
 
 @torch.no_grad()
@@ -174,7 +175,9 @@ def evaluate(
     was_training = model.training
     model.eval()
     loss_sum = torch.zeros((), dtype=sum_dtype(device), device=device)
-    confusion = torch.zeros(num_classes, num_classes, dtype=torch.int64, device=device)
+    counts = torch.zeros(2, dtype=torch.int64, device=device)  # correct predictions, images
+    has_confusion = num_classes <= LARGEST_CONFUSION
+    confusion = torch.zeros(num_classes if has_confusion else 0, num_classes, dtype=torch.int64, device=device)
     autocast = torch.autocast(device.type, getattr(torch, precision), enabled=precision != "float32")
     if mixed:
         order = mixed_batches(len(split), batch_size, processes)
@@ -184,13 +187,19 @@ def evaluate(
         with autocast:
             loss, scores = model(batch.images, batch.labels)
         loss_sum += loss.to(loss_sum.dtype) * len(batch.labels)
-        pairs = batch.labels * num_classes + (scores.argmax(1) if scores.dim() > 1 else scores)
-        confusion += torch.bincount(pairs, minlength=num_classes**2).reshape(num_classes, num_classes)
+        predictions = scores.argmax(1) if scores.dim() > 1 else scores
+        counts += torch.stack([(predictions == batch.labels).sum(), torch.tensor(len(predictions), device=device)])
+        if has_confusion:
+            pairs = torch.bincount(batch.labels * num_classes + predictions, minlength=num_classes**2)
+            confusion += pairs.reshape(num_classes, num_classes)
     model.train(was_training)
     total_loss, confusion = processes.total(loss_sum).item(), processes.total(confusion).cpu()
-    count = int(confusion.sum())
-    return Evaluation(total_loss / count, confusion.trace().item() / count, count, confusion)
+    correct, count = processes.total(counts).tolist()
+    return Evaluation(total_loss / count, correct / count, count, confusion if has_confusion else None)
 
+
+LARGEST_CONFUSION = 4096
+"""Largest number of classes for which an evaluation counts the predictions of each class: 128 MB."""
 
 COLLAPSED = 0.05
 """Features have collapsed if their mean norm falls below this fraction of its first value."""
