@@ -14,10 +14,10 @@ momentum 1), r the sample rate.
 These do not all exist at once: the peak is the largest of the moments of the backward pass. With sampling, a sharded
 head also copies the r·H/p drawn weights and their gradient. A block has at most `BLOCK_ELEMENTS` values.
 
-Collectives use rings: to all-reduce s bytes one process sends 2·(p − 1)/p·s, to all-gather or reduce-scatter s bytes, of
-which it owns s/p, it sends (p − 1)/p·s. All-reduce: gradients of what is replicated. All-gather and reduce-scatter:
-what FSDP shards, and for a sharded head the features [N, F] and their gradients. A sharded head also exchanges labels
-and 32 bytes per image.
+Collectives use rings: to all-reduce s bytes, each process sends 2·(p − 1)/p·s; to all-gather or reduce-scatter s bytes,
+of which each owns s/p, it sends (p − 1)/p·s. Gradients of what is replicated are all-reduced. What FSDP shards, and the
+features [N, F] of a sharded head and their gradients, are gathered and scattered. A sharded head also exchanges labels
+and 32 bytes of sums per image.
 
 Assumptions: weights, gradients and optimizer state are float32, as under autocast, which adds a half-precision copy of
 the backbone. FSDP gathers the head once per step and keeps it until the backward pass; the backbone is gathered in both
