@@ -63,7 +63,7 @@ class Workload:
         processes: Number of processes, one per GPU.
         batch_size: Images per step, over all processes.
         parameters: Parameters of the backbone.
-        optimizer: "adam", or "sgd" with momentum.
+        optimizer: "adam", "adamw", or "sgd" with momentum.
         precision: Precision of the forward pass; half precision uses autocast.
         sample_rate: Fraction of the classes that a sharded head uses in each step.
         device: "gpu" or "cpu", for the size of blocks.
@@ -77,7 +77,7 @@ class Workload:
     processes: int
     batch_size: int
     parameters: int = 0
-    optimizer: Literal["adam", "sgd"] = "adam"
+    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     sample_rate: float = 1.0
     device: Literal["cpu", "gpu"] = "gpu"
@@ -184,7 +184,7 @@ def _gigabytes(count: float) -> str:
 
 
 def _optimizer_states(workload: Workload) -> int:
-    return 2 if workload.optimizer == "adam" else 1
+    return 1 if workload.optimizer == "sgd" else 2
 
 
 def _half_copies(workload: Workload) -> int:
