@@ -26,11 +26,10 @@ def draw(identities: Tensor) -> Tensor:
 
 def verify(name: str, first: Tensor, second: Tensor) -> None:
     """Compare each of the first images with one of the same identity and with one of another."""
-    scores = torch.cat([nn.functional.cosine_similarity(first, other) for other in (second, second.roll(1, 0))])
-    same = (torch.arange(len(scores)) < len(first))[scores.argsort(descending=True)].double()
-    accepted, wrong = same.cumsum(0) / same.sum(), (1 - same).cumsum(0) / (1 - same).sum()
-    error = (1 - accepted + wrong)[(1 - accepted - wrong).abs().argmin()] / 2
-    print(f"{name:<9}TPR@FPR 1 % {100 * accepted[wrong <= 0.01].max():5.1f} %, EER {100 * error:4.1f} %")
+    scores = torch.cat([sn.pair_similarities(first, other) for other in (second, second.roll(1, 0))])
+    same = torch.arange(len(scores)) < len(first)
+    rate, error = sn.true_positive_rate_at(scores, same, 0.01), sn.equal_error_rate(scores, same)
+    print(f"{name:<9}TPR@FPR 1 % {100 * rate:5.1f} %, EER {100 * error:4.1f} %")
 
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])

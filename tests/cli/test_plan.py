@@ -58,7 +58,7 @@ def test_network_is_counted(capsys):
         ([*SIZES, "--memory", "0GB"], "--memory must be a size such as 80GB"),
         ([*SIZES, "--batch-size", 8], "--batch-size must be at least the number of processes, 64, got 8."),
         ([*SIZES, "--sample-rate", 0], "--sample-rate must be greater than 0 and at most 1, got 0."),
-        ([*SIZES, "--optimizer", "lion"], "--optimizer must be adam or sgd, got 'lion'"),
+        ([*SIZES, "--optimizer", "lion"], "--optimizer must be adam or adamw or sgd, got 'lion'"),
         ([*SIZES, "--model", "cnn-3"], "--features must be 256, those of cnn-3, got 512."),
         (["--classes", 9, "--model", "cnn-2"], "--model must be one of 'cnn-3'"),
     ],

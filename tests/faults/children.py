@@ -100,8 +100,11 @@ class Children:
         child.wait(timeout)
         return child
 
-    def start_ranks(self, *arguments, world=2, faults=None):
-        """Start one command line in several processes, as torchrun does. faults: rank → faults of that process."""
+    def start_ranks(self, *arguments, world=2, faults=None, environments=None):
+        """Start one command line in several processes, as torchrun does.
+
+        faults: rank → faults of that process. environments: more variables of each process.
+        """
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
@@ -109,7 +112,12 @@ class Children:
         return [
             self.start(
                 *arguments,
-                environment={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                environment={
+                    **shared,
+                    "RANK": str(rank),
+                    "LOCAL_RANK": str(rank),
+                    **(environments[rank] if environments else {}),
+                },
                 **(faults or {}).get(rank, {}),
             )
             for rank in range(world)

@@ -51,8 +51,8 @@ class Hosts:
             ip("-n", name, "address", "add", f"{self.address(host)}/24", "dev", "eth0")
             ip("-n", name, "link", "set", "lo", "up")
             ip("-n", name, "link", "set", "eth0", "up")
-            # TCP gives up a connection after about 13 s without a reply instead of 15 minutes: some requests of torchrun
-            # have no timeout.
+            # TCP gives up a connection after about 13 s without a reply instead of 15 minutes: some requests of
+            # torchrun have no timeout.
             ip("netns", "exec", name, "sh", "-c", "echo 5 > /proc/sys/net/ipv4/tcp_retries2")
 
     @staticmethod

@@ -85,6 +85,19 @@ def test_all_processes_end_if_a_host_is_cut_off(children, hosts, folder, tried, 
     tried("one of four hosts cut off")
 
 
+def test_run_is_resumed_if_only_some_processes_count_a_restart(children, folder, tried):
+    """torchrun does not count the restart of a host that only waits for another one whose process has failed."""
+    run = folder / "run"
+    killed = children.start_ranks("train", *SHARED, "--output", run, faults={1: {"die_at_step": {"step": 7}}})
+    assert [rank.wait() for rank in killed] == [1, -9], [rank.output for rank in killed]
+    ranks = children.start_ranks(
+        "train", *SHARED, "--output", run, environments=[{"TORCHELASTIC_RESTART_COUNT": count} for count in "10"]
+    )
+    assert [rank.wait() for rank in ranks] == [0, 0], [rank.output for rank in ranks]
+    assert "training from step 6 to 14" in ranks[0].output
+    tried("a restart that only one of two processes counts")
+
+
 class Torchrun:
     """A job of one process per host, with one torchrun on each host that meet by a c10d rendezvous on host 0.
 

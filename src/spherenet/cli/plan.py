@@ -55,8 +55,8 @@ def plan_parser() -> Parser:
         at_most=MAX_PARAMETERS,
         help="parameters of the network without the head; default: those of --model, or 0",
     )
-    optimizers, precisions = Literal["adam", "sgd"], Literal["float32", "bfloat16", "float16"]
-    add_option(parser, "--optimizer", type=optimizers, default="adam", help="Adam, or SGD with momentum")
+    optimizers, precisions = Literal["adam", "adamw", "sgd"], Literal["float32", "bfloat16", "float16"]
+    add_option(parser, "--optimizer", type=optimizers, default="adam", help="Adam, AdamW, or SGD with momentum")
     add_option(parser, "--precision", type=precisions, default="float32", help="precision of the forward pass")
     text = "fraction of the classes that a sharded head uses in each step"
     add_option(parser, "--sample-rate", type=float, default=1.0, help=text)

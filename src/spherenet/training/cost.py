@@ -14,10 +14,10 @@ momentum 1), r the sample rate.
 These do not all exist at once: the peak is the largest of the moments of the backward pass. With sampling, a sharded
 head also copies the r·H/p drawn weights and their gradient. A block has at most `BLOCK_ELEMENTS` values.
 
-Collectives use rings: to all-reduce s bytes one process sends 2·(p − 1)/p·s, to all-gather or reduce-scatter s bytes, of
-which it owns s/p, it sends (p − 1)/p·s. All-reduce: gradients of what is replicated. All-gather and reduce-scatter:
-what FSDP shards, and for a sharded head the features [N, F] and their gradients. A sharded head also exchanges labels
-and 32 bytes per image.
+Collectives use rings: to all-reduce s bytes, each process sends 2·(p − 1)/p·s; to all-gather or reduce-scatter s bytes,
+of which each owns s/p, it sends (p − 1)/p·s. Gradients of what is replicated are all-reduced. What FSDP shards, and the
+features [N, F] of a sharded head and their gradients, are gathered and scattered. A sharded head also exchanges labels
+and 32 bytes of sums per image.
 
 Assumptions: weights, gradients and optimizer state are float32, as under autocast, which adds a half-precision copy of
 the backbone. FSDP gathers the head once per step and keeps it until the backward pass; the backbone is gathered in both
@@ -63,7 +63,7 @@ class Workload:
         processes: Number of processes, one per GPU.
         batch_size: Images per step, over all processes.
         parameters: Parameters of the backbone.
-        optimizer: "adam", or "sgd" with momentum.
+        optimizer: "adam", "adamw", or "sgd" with momentum.
         precision: Precision of the forward pass; half precision uses autocast.
         sample_rate: Fraction of the classes that a sharded head uses in each step.
         device: "gpu" or "cpu", for the size of blocks.
@@ -77,7 +77,7 @@ class Workload:
     processes: int
     batch_size: int
     parameters: int = 0
-    optimizer: Literal["adam", "sgd"] = "adam"
+    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     sample_rate: float = 1.0
     device: Literal["cpu", "gpu"] = "gpu"
@@ -184,7 +184,7 @@ def _gigabytes(count: float) -> str:
 
 
 def _optimizer_states(workload: Workload) -> int:
-    return 2 if workload.optimizer == "adam" else 1
+    return 1 if workload.optimizer == "sgd" else 2
 
 
 def _half_copies(workload: Workload) -> int:
