@@ -50,9 +50,9 @@ def open_page(browser, server):
 @pytest.fixture(scope="module")
 def image(tmp_path_factory):
     path = tmp_path_factory.mktemp("images") / "image.png"
-    picture = Image.radial_gradient("L").resize((90, 60)).convert("RGB")
-    picture.paste((200, 40, 20), (10, 10, 40, 40))
-    picture.save(path)
+    drawing = Image.radial_gradient("L").resize((90, 60)).convert("RGB")
+    drawing.paste((200, 40, 20), (10, 10, 40, 40))
+    drawing.save(path)
     return path
 
 

@@ -70,7 +70,7 @@ class DemoServer(ThreadingHTTPServer):
 
 
 class _RequestError(Exception):
-    """A request that is answered with an error."""
+    """A request that is rejected with an HTTP status."""
 
     def __init__(self, status: HTTPStatus, message: str) -> None:
         super().__init__(message)
@@ -87,13 +87,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Send the page or the description of the model."""
-        self._answer(self._get)
+        self._handle(self._get)
 
     def do_POST(self) -> None:
         """Analyze an uploaded image."""
-        self._answer(self._post)
+        self._handle(self._post)
 
-    def _answer(self, respond: Any) -> None:
+    def _handle(self, respond: Any) -> None:
         try:
             self._require_own_page()
             respond()
