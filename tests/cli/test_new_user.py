@@ -1,8 +1,9 @@
-"""A session of a new user: a folder of photographs of odd kinds is trained on, resumed, evaluated and predicted.
+"""A session of a new user: a folder of photographs of odd kinds from training to an exported file.
 
 `photos` is the folder and `trained` the run. Further steps, e.g. an export, are tests that use these fixtures.
 """
 
+import csv
 import io
 import json
 import os
@@ -208,3 +209,48 @@ def test_changed_photographs_are_named(trained, photos, place, capsys):
         assert "of class 'night' instead of" in capsys.readouterr().err
     finally:
         added.unlink()
+
+
+def test_embeddings_of_a_folder_are_verified(trained, photos, place, capsys):
+    """Two photographs cannot be read: exit code 1, and the others are embedded."""
+    assert spherenet("embed", trained, photos, "-o", "photos.npy", "--retrieval", "--json") == 1
+    printed = capsys.readouterr()
+    result = json.loads(printed.out)
+    assert (result["images"], result["classes"]) == (42, 2)
+    assert result["retrieval"]["recall@1"] > 0.9
+    assert all(any(name in line for line in printed.err.splitlines()) for name in UNREADABLE)
+    files = [row["file"] for row in csv.DictReader(io.StringIO((place / "photos.files.csv").read_text()))]
+    assert len(files) == len(np.load(place / "photos.npy", allow_pickle=False)) == 42
+    names = {name: sorted(file for file in files if f"/{name}/" in file) for name in ("day light", "night")}
+    same = [
+        (first, second, 1) for group in names.values() for first, second in zip(group[:10], group[10:20], strict=True)
+    ]
+    different = [(first, second, 0) for first, second in zip(*names.values(), strict=False)]
+    with open(place / "pairs.csv", "w", newline="") as file:
+        csv.writer(file).writerows([*same, *different])
+    results = []
+    for source in ("photos.npy", trained):
+        assert spherenet("verify", source, "pairs.csv", "--folds", 5, "--json") == 0
+        results.append(json.loads(capsys.readouterr().out))
+    assert results[0]["auc"] == pytest.approx(results[1]["auc"], abs=1e-3)
+    assert results[0]["accuracy"] > 0.8
+
+
+def test_exported_file_agrees_with_predict(trained, photos, capsys):
+    import onnxruntime
+
+    from spherenet.data import read_pixels
+    from spherenet.training.saved_runs import load_predictor
+
+    assert spherenet("export", trained, "photos.onnx", "--with-preprocessing") == 0
+    path = f"{photos}/night/rotated.webp"
+    capsys.readouterr()
+    assert spherenet("predict", path, "--run", trained, "--json") == 0
+    [row] = json.loads(capsys.readouterr().out)
+    session = onnxruntime.InferenceSession("photos.onnx", providers=["CPUExecutionProvider"])
+    pixels = read_pixels(path, load_predictor(trained, "last").preprocessing)[None]
+    [scores] = session.run(["scores"], {"images": pixels})
+    probabilities = np.exp(scores[0] - scores[0].max())
+    probabilities /= probabilities.sum()
+    expected = {entry["class"]: entry["score"] for entry in row["classes"]}
+    assert dict(zip(("day light", "night"), probabilities.tolist(), strict=True)) == pytest.approx(expected, abs=1e-5)

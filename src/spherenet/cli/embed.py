@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from spherenet.cli.evaluate import add_checkpoint
 from spherenet.cli.options import Parser, add_option
-from spherenet.cli.output import print_json, progress_bar, warn
+from spherenet.cli.output import print_json, print_message, progress_bar, warn
 from spherenet.text import plain
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def embed_parser() -> Parser:
         "Write the embeddings of images: the features that the last layer of the network receives.\n"
         "OUTPUT.npy holds a matrix of float32, with the names and labels of the images in\n"
         "OUTPUT.files.csv beside it; OUTPUT.csv holds both. The label of an image in a folder of classes\n"
-        "is its class.",
+        "is its class. Images that cannot be read are named on stderr and left out (exit code 1).",
         examples="""\
   spherenet embed runs/faces photos -o faces.npy                # all images of a folder, class/name.jpg
   spherenet embed runs/faces a.jpg b.jpg -o two.csv --normalize
@@ -57,8 +57,8 @@ def _add_reading(parser: Parser) -> None:
     add_option(parser, "--workers", type=int, default=0, at_least=0, at_most=MAX_WORKERS, help=text)
 
 
-def run_embed(arguments: Namespace) -> None:
-    """Write the embeddings of images."""
+def run_embed(arguments: Namespace) -> int:
+    """Write the embeddings of images and return the exit code."""
     if arguments.output is None:
         raise ValueError("output must be a file ending in .npy or .csv, got none.")
     from spherenet.data.embeddings import Embeddings, require_suffix, write_embeddings
@@ -66,7 +66,10 @@ def run_embed(arguments: Namespace) -> None:
 
     require_suffix("output", arguments.output)
     files, labels = find_images(arguments.images)
-    embeddings = _embed(arguments.model, files, arguments, normalized=arguments.normalize)
+    failures: dict[str, str] = {}
+    embeddings = _embed(arguments.model, files, arguments, normalized=arguments.normalize, failures=failures)
+    readable = [index for index, file in enumerate(files) if file not in failures]
+    files, labels = [files[index] for index in readable], [labels[index] for index in readable]
     retrieval = _retrieval(embeddings, labels) if arguments.retrieval else None
     written = write_embeddings(Embeddings(embeddings.numpy(), files, labels), arguments.output)
     classes = len({label for label in labels if label})
@@ -78,14 +81,24 @@ def run_embed(arguments: Namespace) -> None:
             "classes": classes,
         }
         print_json(numbers | ({} if retrieval is None else {"retrieval": retrieval}))
-        return
-    names = ", ".join(plain(path) for path in written)
-    print(f"{len(files)} embeddings of {embeddings.shape[1]} numbers, {classes} classes: {names}")
-    if retrieval is not None:
-        print(", ".join(f"{name} {value:.2%}" for name, value in retrieval.items()))
+    else:
+        names = ", ".join(plain(path) for path in written)
+        print(f"{len(files)} embeddings of {embeddings.shape[1]} numbers, {classes} classes: {names}")
+        if retrieval is not None:
+            print(", ".join(f"{name} {value:.2%}" for name, value in retrieval.items()))
+    for message in failures.values():
+        print_message(f"spherenet embed: {message}")
+    return 1 if failures else 0
 
 
-def _embed(model: str, files: Sequence[str], arguments: Namespace, *, normalized: bool = False) -> Tensor:
+def _embed(
+    model: str,
+    files: Sequence[str],
+    arguments: Namespace,
+    *,
+    normalized: bool = False,
+    failures: dict[str, str] | None = None,
+) -> Tensor:
     """Return the embeddings of image files by the model of a run or an exported folder."""
     from spherenet.training.embedding import embed_images
     from spherenet.training.saved_runs import load_predictor
@@ -102,6 +115,7 @@ def _embed(model: str, files: Sequence[str], arguments: Namespace, *, normalized
             device=arguments.device,
             workers=arguments.workers,
             progress=progress,
+            failures=failures,
         )
 
 

@@ -50,13 +50,22 @@ def find_images(sources: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 class _Reader:
-    """Reads image files as one tensor of pixels; an object, since workers may have to pickle it."""
+    """Reads image files as one tensor of pixels; an object, since workers may have to pickle it.
+
+    It returns the pixels of the images that can be read, and a message for each of the others.
+    """
 
     def __init__(self, preprocessing: Preprocessing) -> None:
         self.preprocessing = preprocessing
 
-    def __call__(self, files: Sequence[str]) -> Tensor:
-        return torch.from_numpy(np.stack([read_pixels(file, self.preprocessing) for file in files]))
+    def __call__(self, files: Sequence[str]) -> tuple[Tensor | None, dict[str, str]]:
+        pixels, messages = [], {}
+        for file in files:
+            try:
+                pixels.append(read_pixels(file, self.preprocessing))
+            except DataError as error:
+                messages[file] = str(error)
+        return torch.from_numpy(np.stack(pixels)) if pixels else None, messages
 
 
 def embed_images(
@@ -68,6 +77,7 @@ def embed_images(
     device: str | None = None,
     workers: int = 0,
     progress: Callable[[int, int], None] | None = None,
+    failures: dict[str, str] | None = None,
 ) -> Tensor:
     """Return the embeddings of image files, float32 [N, D] on the CPU.
 
@@ -79,20 +89,31 @@ def embed_images(
         device: Device of the network; by default cuda if available.
         workers: Number of processes that decode images.
         progress: Called with (done, total) images.
+        failures: Receives a message per image that cannot be read, by its path. These images have no row in the result.
+            By default such an image raises an error.
 
     Raises:
-        DataError: An image cannot be read.
+        DataError: An image cannot be read, or none of them with `failures`.
     """
     batches = [tuple(files[first : first + batch_size]) for first in range(0, len(files), batch_size)]
     embeddings: list[Tensor] = []
     done = 0
     with Processes.joined(device) as processes, torch.no_grad():
         features = predictor.model.features.to(processes.device).eval()
-        for pixels in read_ahead(_Reader(predictor.preprocessing), batches, workers=workers):
-            images = normalize(pixels.to(processes.device), predictor.preprocessing)
-            embeddings.append(features(images).float().cpu())
-            done += len(pixels)
+        for pixels, messages in read_ahead(_Reader(predictor.preprocessing), batches, workers=workers):
+            if messages and failures is None:
+                raise DataError(next(iter(messages.values())))
+            if failures is not None:
+                failures |= messages
+            if pixels is not None:
+                images = normalize(pixels.to(processes.device), predictor.preprocessing)
+                embeddings.append(features(images).float().cpu())
+            done += len(messages) + (0 if pixels is None else len(pixels))
             if progress is not None:
                 progress(done, len(files))
+    if not embeddings:
+        raise DataError(
+            f"none of {len(files)} images can be read (first: {next(iter((failures or {}).values()), '')})."
+        )
     result = torch.cat(embeddings)
     return F.normalize(result) if normalized else result
