@@ -107,7 +107,7 @@ class Torchrun:
 
     def __init__(self, hosts, folder, *arguments, nodes, restarts=0, **environment):
         # `is_host`: names of these hosts cannot be looked up, so that torchrun does not recognize its own address.
-        conf = "join_timeout=60,last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=3,read_timeout=15"
+        conf = "join_timeout=120,last_call_timeout=15,keep_alive_interval=3"
         options = [f"--nnodes={nodes}", "--nproc-per-node=1", f"--max-restarts={restarts}", "--monitor-interval=0.2",
                    "--rdzv-backend=c10d", f"--rdzv-endpoint={hosts.address(0)}:29500", "--rdzv-id=hosts"]  # fmt: skip
         self.logs = [folder / f"host-{host}.txt" for host in range(hosts.count)]

@@ -58,14 +58,18 @@ def estimate(case):
 
 @pytest.mark.parametrize("index", range(len(CASES)), ids=map(str, CASES))
 def test_estimates_are_the_measured_bytes(measurements, index):
-    """Sent bytes are exact. Memory is within 10 %: activations of the backbone and small tensors are not included."""
+    """Sent bytes are exact. Memory is within 10 %: activations of the backbone and small tensors are not included.
+
+    Gloo's threads release what FSDP has gathered a moment later, so that the class weights may exist once more.
+    """
     case, (peak, sizes) = CASES[index], measurements[index]
     cost = estimate(case)
     assert sizes.pop("broadcast_", 0) < 100  # DDP orders its buckets in the second step, once per run
     assert set(sizes) <= set(ROUNDS)
     sent = sum(ROUNDS[name] * size for name, size in sizes.items()) * (case.processes - 1) / case.processes
     assert cost.total_sent == pytest.approx(sent, abs=4)  # rounding of the terms
-    assert cost.total_memory == pytest.approx(peak, rel=0.1)
+    late = 4 * CLASSES * FEATURES if case.sharding == "fsdp" and not case.shard_head else 0
+    assert 0.9 * cost.total_memory <= peak <= 1.1 * cost.total_memory + late
 
 
 def by_name(**options):
@@ -109,12 +113,13 @@ def test_fewer_classes_than_processes_are_not_sharded():
     assert list(by_name(classes=2, features=8, processes=4, batch_size=8)) == ["data parallel", "FSDP"]
 
 
-def test_sampling_saves_memory_of_blocks_only():
+def test_sampling_saves_neither_weights_nor_communication():
     whole, sampled = (
         costs(Workload(10**7, 128, 16, 4096, sample_rate=rate, device="cpu", optimizer="sgd"))[2] for rate in (1.0, 0.1)
     )
     assert sampled.sent == whole.sent
     assert sampled.memory["weights"] == whole.memory["weights"]
+    assert sampled.total_memory > whole.total_memory
     assert sampled.options == "--shard-head --sample-rate 0.1"
 
 

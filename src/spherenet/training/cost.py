@@ -12,7 +12,8 @@ momentum 1), r the sample rate.
 | head | maps [n, C]: cosines, scores, gradient; blocks | the same | [N, F] and blocks, no map |
 
 These do not all exist at once: the peak is the largest of the moments of the backward pass. With sampling, a sharded
-head also copies the r·H/p drawn weights and their gradient. A block has at most `BLOCK_ELEMENTS` values.
+head also copies the r·H/p drawn weights and their gradient, and needs H/p to add them up. A block has at most
+`BLOCK_ELEMENTS` values.
 
 Collectives use rings: to all-reduce s bytes, each process sends 2·(p − 1)/p·s; to all-gather or reduce-scatter s bytes,
 of which each owns s/p, it sends (p − 1)/p·s. Gradients of what is replicated are all-reduced. What FSDP shards, and the
@@ -43,8 +44,8 @@ FLOAT, HALF, INTEGER = 4, 2, 8
 BLOCK_ELEMENTS = {"cpu": 1 << 19, "gpu": 1 << 25}
 """Largest number of values that heads and losses process at once."""
 
-MAP_BLOCKS, SHARD_BLOCKS, WEIGHT_BLOCKS = 6, 8, 2
-"""Blocks that exist at once in the loss of a map, in the loss of a shard, and of directions of the weights.
+MAP_BLOCKS, SHARD_BLOCKS, SAMPLED_BLOCKS, WEIGHT_BLOCKS = 6, 4, 6, 2
+"""Blocks that exist at once in the loss of a map, of a shard and of a sampled shard, and of directions of the weights.
 
 Measured with CosFace; other losses need a few more or fewer.
 """
@@ -259,7 +260,8 @@ def _sharded_head(workload: Workload, *, fsdp: bool) -> Cost:
     features = FLOAT * rows * workload.features
     # The classes of a block, for all rows and for all features.
     step = max(1, min(used, BLOCK_ELEMENTS[workload.device] // max(rows, workload.features)))
-    blocks = FLOAT * step * (SHARD_BLOCKS * rows + WEIGHT_BLOCKS * workload.features)
+    count = SHARD_BLOCKS if sampled == 0 else SAMPLED_BLOCKS
+    blocks = FLOAT * step * (count * rows + WEIGHT_BLOCKS * workload.features)
     own_backbone, buckets = (math.ceil(backbone / processes), 0) if fsdp else (backbone, backbone)
     gradient = own_head if sampled == 0 else sampled
     memory = {
@@ -267,7 +269,12 @@ def _sharded_head(workload: Workload, *, fsdp: bool) -> Cost:
         "optimizer": _optimizer_states(workload) * (own_head + own_backbone),
         **_peak(
             {"gradients": gradient, "buffers": buckets, "head": blocks + 3 * features + sampled},
-            {"gradients": own_head, "buffers": buckets, "head": sampled + features},
+            # The gradient of the sampled weights is added to zeros, out of place.
+            {
+                "gradients": own_head,
+                "buffers": buckets + (own_head if sampled else 0),
+                "head": 2 * sampled + FLOAT * 2 * step * rows + features,
+            },
             {"gradients": own_head + own_backbone, "buffers": 3 * backbone if fsdp else buckets, "head": 0},
         ),
     }
