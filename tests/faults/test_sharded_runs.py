@@ -81,17 +81,53 @@ def killed(children, place):
     return path
 
 
-def test_sharded_run_equals_copies_of_the_weights(children, sharded, folder, tried):
-    options = [value for value in SHARDED if value not in ("--shard-head", "--sharding", "fsdp")]
-    run_ranks(children, *options, "--output", folder / "run")
-    assert_close(sharded, folder / "run")
-    for row, expected in zip(rows(sharded), rows(folder / "run"), strict=True):
+def without_sharding(options):
+    return [value for value in options if value not in ("--shard-head", "--sharding", "fsdp")]
+
+
+def assert_same_results(path, other):
+    """Assert that two runs have the same final weights and metrics up to rounding."""
+    assert_close(path, other)
+    for row, expected in zip(rows(path), rows(other), strict=True):
         assert (row["step"], row["split"]) == (expected["step"], expected["split"])
         if "loss" in row:
             assert row["loss"] == pytest.approx(expected["loss"], rel=1e-4)
         if row["split"] == "probes":
             assert row["weight_norm"] == pytest.approx(expected["weight_norm"], rel=1e-3)
+
+
+def test_sharded_run_equals_copies_of_the_weights(children, sharded, folder, tried):
+    """Weights divided by FSDP with a sharded head, and copies of DDP with a sharded head."""
+    options = without_sharding(SHARDED)
+    run_ranks(children, *options, "--output", folder / "copies")
+    assert_same_results(sharded, folder / "copies")
+    run_ranks(children, *options, "--shard-head", "--output", folder / "head")
+    assert_same_results(folder / "head", folder / "copies")
+    tried("a sharded run compared with an unsharded one", times=2)
+
+
+OTHER = {
+    "a k for all layers": ["--operator", "learnable", "--k-sharing", "network", "--sharding", "fsdp"],
+    "SGD, micro-batches": ["--optimizer", "sgd", "--accumulate", 2, "--shard-head"],
+    "AdamW, hsdp": ["--optimizer", "adamw", "--sharding", "hsdp", "--loss", "sphereface2", "--shard-head"],
+}
+
+
+@pytest.mark.parametrize("name", OTHER if SOAK else list(OTHER)[:2])
+def test_other_options_equal_copies_of_the_weights(children, folder, tried, name):
+    options = [*OPTIONS, "--batch-size", 33, *OTHER[name]]
+    run_ranks(children, *options, "--output", folder / "sharded")
+    plain = [value for value in options if value not in ("--shard-head", "--sharding", "fsdp", "hsdp")]
+    run_ranks(children, *plain, "--output", folder / "copies")
+    assert_same_results(folder / "sharded", folder / "copies")
     tried("a sharded run compared with an unsharded one")
+
+
+@in_a_soak
+def test_sampled_classes(children, folder, tried):
+    options = [*OPTIONS, "--shard-head", "--sample-rate", 0.5, "--output", folder / "run"]
+    run_ranks(children, *options)
+    tried("a run with sampled classes")
 
 
 def test_checkpoints_of_all_processes_are_one_model(children, sharded, folder, tried):

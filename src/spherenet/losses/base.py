@@ -234,7 +234,8 @@ class AngularLoss(nn.Module):
             loss = loss.reshape(output.cosine.shape[:-1])
         if scores is None or not return_scores:
             return loss
-        return loss, scores.reshape(output.cosine.shape)
+        # Not a view if it is not necessary: FSDP warns about views.
+        return loss, scores if scores.shape == output.cosine.shape else scores.reshape(output.cosine.shape)
 
     def extra_repr(self) -> str:
         """Return the options that differ from their defaults."""

@@ -17,7 +17,7 @@ from spherenet.models import Classifier, create_model, list_models
 from spherenet.optim import param_groups
 from spherenet.regularizers import hyperspherical_energy, orthogonality, sphere_layers
 from spherenet.training.config import TrainConfig
-from spherenet.training.sharding import split_by_mesh
+from spherenet.training.sharding import is_divided, split_by_mesh
 from spherenet.validation import require_one_of
 
 __all__ = [
@@ -229,7 +229,8 @@ def build_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimi
     if config.optimizer != "sgd":
         adam = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
         return adam(groups, lr=config.learning_rate, fused=True)
-    return torch.optim.SGD(groups, lr=config.learning_rate, momentum=config.momentum, fused=True)
+    fused = not any(is_divided(parameter) for group in groups for parameter in group["params"])  # not of DTensors
+    return torch.optim.SGD(groups, lr=config.learning_rate, momentum=config.momentum, fused=fused)
 
 
 def build_penalty(config: TrainConfig, model: nn.Module) -> Callable[[nn.Module], Tensor] | None:

@@ -21,6 +21,7 @@ from spherenet.errors import CheckpointError
 from spherenet.runs import Checkpoint, RunDirectory
 from spherenet.runs.checkpoints import file_digest, is_distributed, load_checkpoint
 from spherenet.training.distributed import Processes
+from spherenet.training.sharding import local
 from spherenet.training.state import require_fitting
 
 __all__ = ["load_distributed", "save_distributed"]
@@ -64,15 +65,26 @@ def _write(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     # Buffers such as running means differ between processes; those of the main process are saved.
     planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
-    contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     try:
-        save(contiguous, storage_writer=writer, planner=planner)
+        save(_separate(tensors), storage_writer=writer, planner=planner)
     except CheckpointException as error:
         rank, (cause, _) = next(iter(error.failures.items()))
-        reason = getattr(cause, "strerror", None) or str(cause).partition("\n")[0] or type(cause).__name__
+        reason = getattr(cause, "strerror", None) or str(cause).strip().partition("\n")[0] or type(cause).__name__
         raise CheckpointError(
             f"the checkpoint could not be written by process {rank} ({reason}); earlier ones are valid."
         ) from None
+
+
+def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return contiguous tensors that do not share memory, as tied weights do: safetensors rejects those."""
+    separate: dict[str, Tensor] = {}
+    addresses: set[int] = set()
+    for name, tensor in tensors.items():
+        contiguous = tensor.detach().contiguous()
+        address = local(contiguous).untyped_storage().data_ptr()
+        separate[name] = contiguous.clone() if address in addresses else contiguous
+        addresses.add(address)
+    return separate
 
 
 def load_distributed(run: RunDirectory, model: nn.Module, processes: Processes) -> tuple[Checkpoint | None, list[str]]:
