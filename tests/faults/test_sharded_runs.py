@@ -24,6 +24,7 @@ from faults.folders import (
 )
 from faults.fork_server import few_digits
 from faults.scale import PATIENCE, SOAK
+from faults.test_torchrun import Job
 from spherenet.export import load_model
 from spherenet.runs import RunDirectory
 from spherenet.runs.checkpoints import load_checkpoint
@@ -217,6 +218,15 @@ def test_resume_with_other_classes_ends_all_processes(children, killed, folder, 
     assert "the checkpoint of step 6 does not fit the model: it has other shapes of" in messages[0]
     assert messages[0] == messages[1]
     tried("a sharded run resumed with other shapes")
+
+
+@in_a_soak
+def test_killed_worker_of_torchrun_is_restarted(sharded, folder, tried):
+    job = Job(*SHARDED, "--output", folder / "run", restarts=2, DIE_AT_STEP="7", DIE_RANK="1")
+    assert job.wait() == 0, job.output
+    assert "training from step 6 to 14" in job.output
+    assert_same_run(folder / "run", sharded)
+    tried("a worker of a sharded run under torchrun killed, with restarts")
 
 
 @in_a_soak
