@@ -102,10 +102,16 @@ def test_smoke_run_says_which_data_it_used(tmp_path, capsys, monkeypatch):
     assert "preset smoke, data mnist5k" in " ".join(shown.out.split())
 
 
+SHARED_CORES = ("margin-forms",)
+"""Experiments whose runs shared two cores with many other processes, so that their seconds are not those of the work."""
+
+
 def test_estimate_agrees_with_the_committed_runs():
     """The constants are fitted: half of the estimates are too high, most of them by less than a factor of two."""
     ratios = []
     for path in sorted(RESULTS.glob("cpu*/*/*/seed-0")):
+        if path.parent.parent.name in SHARED_CORES:
+            continue
         run = RunDirectory(path)
         ratios.append(training_seconds(config_of(run)) / run.summary["seconds"])
     assert len(ratios) > 80
