@@ -125,7 +125,9 @@ def test_different_scores_raise_and_keep_the_old_file(tmp_path, monkeypatch):
 @pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
 def test_missing_package_raises(tmp_path, monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingExtraError, match=rf"^{package} is not installed: pip install 'spherenet\[onnx\]'\.$"):
+    with pytest.raises(
+        MissingExtraError, match=rf"^{package} is not installed: pip install 'spherenet-torch\[onnx\]'\.$"
+    ):
         export_onnx(tiny(), tmp_path / "x.onnx", example=EXAMPLE)
     assert not list(tmp_path.iterdir())
 
