@@ -61,7 +61,8 @@ def test_invalid_output_raises_value_error(name, message, tmp_path):
 
 def test_missing_matplotlib_names_the_extra(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(MissingExtraError, match=r"^matplotlib is not installed: pip install 'spherenet\[plot\]'\.$"):
+    message = r"^matplotlib is not installed: pip install 'spherenet-torch\[plot\]'\.$"
+    with pytest.raises(MissingExtraError, match=message):
         require_output(str(tmp_path / "figure.png"))
 
 
