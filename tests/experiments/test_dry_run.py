@@ -103,7 +103,7 @@ def test_smoke_run_says_which_data_it_used(tmp_path, capsys, monkeypatch):
 
 
 SHARED_CORES = ("margin-forms",)
-"""Experiments whose runs shared two cores with many other processes, so that their seconds are not those of the work."""
+"""Experiments whose runs shared their cores with other processes, so that their seconds are not those of the work."""
 
 
 def test_estimate_agrees_with_the_committed_runs():
