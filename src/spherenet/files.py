@@ -191,8 +191,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         OSError: If the folder cannot be written.
     """
     with _temporary_folder(path) as new:
-        mode = _mode_of_new_file(new / TEMPORARY)
-        (new / TEMPORARY).unlink()
+        mode = new.stat().st_mode & 0o666  # as the umask allows; some writers create private files
         yield new
         for entry in sorted(new.rglob("*"), reverse=True):
             if not entry.is_dir():
