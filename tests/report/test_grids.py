@@ -5,6 +5,7 @@ import io
 import json
 
 import pytest
+from rich.console import Console
 
 from command_line import one_sentence, spherenet
 from made_runs import make_grid, make_run
@@ -12,7 +13,7 @@ from spherenet.errors import RunError
 from spherenet.report.claims import judge
 from spherenet.report.grids import read_grid
 from spherenet.report.runs import provenance, read_run
-from spherenet.report.tables import as_csv, as_markdown, markdown_page
+from spherenet.report.tables import as_csv, as_markdown, markdown_page, paper_tables
 
 CELLS = {
     "good": ("good", "softmax", 91.0, {0: [0.2, 0.5, 0.7], 1: [0.3, 0.5, 0.72], 2: [0.25, 0.5, 0.71]}),
@@ -248,3 +249,17 @@ def test_results_of_another_version_are_rejected(folder, capsys):
     (folder / "experiment.json").write_text(json.dumps({**content, "format": 9}))
     assert spherenet("report", folder) == 2
     assert "holds results of another version" in capsys.readouterr().err
+
+
+def test_terminal_table_wraps_headings_before_it_cuts_names(tmp_path):
+    """Row names and numbers of four columns take 79 of 80 characters if the short headings are wrapped."""
+    row = "spherenorm_batchnorm"
+    numbers = {0: [0.3], 1: [0.31], 2: [0.33]}
+    cells = {f"cell-{size}": (row, f"batch {size}", None, numbers if size in (4, 16) else {}) for size in (2, 4, 8, 16)}
+    grid = read_grid(make_grid(tmp_path / "grid", cells))
+    console = Console(file=io.StringIO(), width=80)
+    [table] = paper_tables(grid)
+    console.print(table)
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any(row in line and line.count("31.33 ± 1.53 (3)") == 2 and line.rstrip().endswith("│") for line in lines)

@@ -187,9 +187,9 @@ def paper_tables(grid: Grid, width: int = 80) -> list[Table]:
             caption="test accuracy %, mean ± std (runs); \\[paper's value]; the best of a column is bold",
             show_lines=True,
         )
-        table.add_column("")
-        for column in columns:
-            table.add_column(escape(plain(column)), justify="right")
+        table.add_column("", no_wrap=True)
+        for column, fixed in columns.items():
+            table.add_column(escape(plain(column)), justify="right", width=fixed)
         for row in layout.rows:
             texts = []
             for column in columns:
@@ -202,20 +202,27 @@ def paper_tables(grid: Grid, width: int = 80) -> list[Table]:
     return tables
 
 
-def _fitting_columns(layout: GridLayout, width: int) -> list[list[str]]:
-    """Divide the columns into as few groups as fit a width, without line breaks in numbers."""
+def _fitting_columns(layout: GridLayout, width: int) -> list[dict[str, int | None]]:
+    """Divide the columns into as few groups as fit a width, without line breaks in numbers.
+
+    The value of a column is the width to which its heading is wrapped, or None if the headings of its group fit.
+    """
     border = 3  # a line and a space on each side
     first = 1 + border + max((len(plain(row)) for row in layout.rows), default=0)
-    groups: list[list[str]] = []
+    groups: list[dict[str, int | None]] = []
     used = width
     for column in layout.columns:
         texts = [*plain(column).split(), *(cell_text(layout.cell(row, column))[0] for row in layout.rows)]
-        needed = border + max(map(len, texts), default=0)
-        if not groups or used + needed > width:
-            groups.append([])
+        least = max(map(len, texts), default=0)
+        if not groups or used + border + least > width:
+            groups.append({})
             used = first
-        groups[-1].append(column)
-        used += needed
+        groups[-1][column] = least
+        used += border + least
+    for group in groups:
+        widest = [max(len(plain(column)), least or 0) for column, least in group.items()]
+        if first + sum(border + natural for natural in widest) <= width:
+            group.update(dict.fromkeys(group))
     return groups
 
 
