@@ -11,6 +11,10 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "licenses.md"
 
 HEAD = """\
+---
+description: Licenses of spherenet, of its dependencies and of the data and images it includes.
+---
+
 # Licenses
 
 The code of spherenet has the MIT license (`LICENSE`). `docs/licenses.py` writes this page from the packages with which

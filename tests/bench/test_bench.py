@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from spherenet.bench.networks import (
     take_turns,
     with_authors_formula,
 )
-from spherenet.bench.suite import WORKLOADS, run_suite
+from spherenet.bench.suite import WORKLOADS, _first_step, run_suite
 
 
 def test_take_turns_rotates_the_order():
@@ -59,7 +60,9 @@ def test_compare_measures_every_network(mode):
     assert all(row.milliseconds.median > 0 and row.peak_megabytes > 0 for row in rows)
 
 
-def test_suite_contains_the_documented_workloads():
+def test_suite_contains_the_documented_workloads(monkeypatch):
+    # One process per operator instead of five, each of which imports torch.
+    monkeypatch.setattr("spherenet.bench.suite._first_step", partial(_first_step, processes=1))
     small = [
         replace(workload, widths=(4, 4, 4), batch_size=2, size=8, repeats=1, precision="float32")
         for workload in (WORKLOADS[0], WORKLOADS[4])

@@ -38,7 +38,8 @@ def test_dry_run_prints_a_runnable_script_and_writes_nothing(tmp_path, capsys):
     assert [path.name for path in folder.rglob("config.json")] == ["config.json"]
     lines = script.splitlines()
     assert lines[0] == "# table1, preset smoke: 8 runs (1 done, 7 to start), 1 at a time"
-    assert lines[1].startswith("# data: mnist5k (8 runs): found at ")
+    comments = " ".join(line.removeprefix("# ") for line in lines if line.startswith("#"))  # wrapped at 80 characters
+    assert "at a time data: mnist5k (8 runs): found at " in comments
     assert any("an estimate" in line for line in lines)
     assert all(len(line) <= 80 for line in lines if line.startswith("#"))
     assert "# done: sigmoid-0.3_softmax seed 0" in lines

@@ -241,9 +241,10 @@ def magnitudes_cells(preset: str) -> list[Cell]:
 
         spherenet reproduce magnitudes --preset cpu --seeds 3
     """
+    rows = ("none", "sphere", "ball") if preset == "smoke" else tuple(MAGNITUDE_ROWS)
     return [
-        Cell(row, row, "resnet-32", cifar_config(preset, model="resnet-32", iterations_cpu=800, **options))
-        for row, options in MAGNITUDE_ROWS.items()
+        Cell(row, row, "resnet-32", cifar_config(preset, model="resnet-32", iterations_cpu=800, **MAGNITUDE_ROWS[row]))
+        for row in rows
     ]
 
 
