@@ -61,8 +61,8 @@ def test_compare_measures_every_network(mode):
 
 
 def test_suite_contains_the_documented_workloads(monkeypatch):
-    # One process per operator instead of five, each of which imports torch.
-    monkeypatch.setattr("spherenet.bench.suite._first_step", partial(_first_step, processes=1))
+    # Two processes per operator instead of five, each of which imports torch.
+    monkeypatch.setattr("spherenet.bench.suite._first_step", partial(_first_step, processes=2))
     small = [
         replace(workload, widths=(4, 4, 4), batch_size=2, size=8, repeats=1, precision="float32")
         for workload in (WORKLOADS[0], WORKLOADS[4])
