@@ -27,6 +27,7 @@ POINTS = {
     14: "processes and data that differ",
     15: "the command line under hostile input",
     16: "lost power",
+    18: "weights divided among processes",
 }
 
 TOTALS = {1: "kill -9", 11: "a"}

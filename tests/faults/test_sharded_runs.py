@@ -31,7 +31,7 @@ from spherenet.runs.checkpoints import load_checkpoint
 from spherenet.training import Processes, evaluate
 from spherenet.training.saved_runs import load_run
 
-POINT = 7
+POINT = 18
 BOUND = 60
 SHARDED = (*OPTIONS, "--shard-head", "--sharding", "fsdp", "--batch-size", 33, "--keep-norms", "--loss", "w-linear",
            "--eval-batch-size", 33)  # fmt: skip
