@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import json
+import math
 import os
 import secrets
 import shutil
@@ -132,11 +133,19 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(content: bytes) -> Any:
-    """Return the value of a JSON text. Raises ValueError if it is not JSON."""
+    """Return the value of a JSON text. Raises ValueError if it is not JSON, also for NaN and infinities."""
     try:
-        return json.loads(content.decode())
+        return json.loads(content.decode(), parse_constant=_finite, parse_float=_finite)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def _finite(number: str) -> float:
+    """Return the value of a number of a JSON text, which `to_json` can write again."""
+    value = float(number)
+    if not math.isfinite(value):
+        raise ValueError(f"{number[:40]} is not a finite number")
+    return value
 
 
 def to_json(value: Any) -> str:

@@ -24,6 +24,13 @@ def checkpoint(step, value=0.0):
     )
 
 
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+def test_number_that_cannot_be_written_again_is_not_read(tmp_path, number):
+    (tmp_path / "config.json").write_text(f'{{"format": 1, "data": {{"test": {number}}}}}')
+    with pytest.raises(RunError, match="is not a finite number"):
+        _ = RunDirectory.open(tmp_path).config
+
+
 def write_half_a_file(path):
     with atomic_file(path) as temporary:
         temporary.write_text("half")

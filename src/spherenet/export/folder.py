@@ -24,7 +24,7 @@ from spherenet.errors import ModelError
 from spherenet.export.card import ModelCard, library_versions
 from spherenet.export.description import build_on_meta, metadata_as_json, model_description, to_json
 from spherenet.export.weights import WEIGHTS_FILE, StoredWeights, require_free, write_weights, writing
-from spherenet.files import atomic_folder, read_regular, user_path
+from spherenet.files import atomic_folder, parse_json, read_regular, user_path
 from spherenet.layers import SphereLayer
 from spherenet.models import Classifier
 from spherenet.text import first_line, short
@@ -255,17 +255,12 @@ def read_json_object(file: Path) -> dict[str, Any]:
     """Return the object in a JSON file of unknown source. Raises ModelError if there is none."""
     try:
         # The caches of model hubs consist of links.
-        content = read_regular(file, LARGEST_CONFIG, follow_links=True)
-        value = json.loads(content.decode(), parse_constant=_reject_constant)
+        value = parse_json(read_regular(file, LARGEST_CONFIG, follow_links=True))
     except OSError as error:
         raise ModelError(f"{file} cannot be read: {error.strerror or error}.") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ModelError(f"{file} is corrupt: it is not valid JSON ({first_line(error)}).") from error
     return value if isinstance(value, dict) else {}
-
-
-def _reject_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a number")
 
 
 def _completed_card(card: ModelCard | None, model: nn.Module, config: dict[str, Any]) -> ModelCard:
