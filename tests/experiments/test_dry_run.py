@@ -13,6 +13,7 @@ from made_runs import finish_job, make_grid
 from spherenet.cli.options import config_from
 from spherenet.cli.train import train_parser
 from spherenet.experiments import EXPERIMENTS, find_experiment
+from spherenet.experiments.experiment import PRESETS
 from spherenet.experiments.jobs import Job, create_jobs
 from spherenet.experiments.plan import estimate, training_seconds
 from spherenet.experiments.runner import Result, stop_summary
@@ -135,7 +136,7 @@ def test_estimate_scales_with_measured_and_remaining_work(tmp_path):
 
 @pytest.mark.parametrize("id", EXPERIMENTS)
 def test_every_experiment_has_an_estimate(id):
-    for preset in ("paper", "cpu", "smoke"):
+    for preset in PRESETS:
         for cell in find_experiment(id).cells(preset):
             assert training_seconds(cell.config) > 0
 

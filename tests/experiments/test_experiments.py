@@ -16,7 +16,7 @@ from spherenet.cli import main
 from spherenet.cli.options import config_from
 from spherenet.cli.train import train_parser
 from spherenet.experiments import EXPERIMENTS, find_experiment
-from spherenet.experiments.experiment import PAPER_MARGIN
+from spherenet.experiments.experiment import PAPER_MARGIN, PRESETS
 from spherenet.experiments.jobs import Job, command_line, create_jobs, select_cells, write_experiment
 from spherenet.experiments.runner import GridReporter, LocalLauncher, run_jobs
 from spherenet.report.grids import read_grid
@@ -26,7 +26,7 @@ from spherenet.training.config import TrainConfig
 CELL_COUNTS = {"table1": 48, "table2": 36, "table3": 6, "table4": 10, "fig-convergence-resnet": 8,
               "fig-convergence-plain": 7, "fig-width": 8, "fig-ultradeep": 6, "learnable": 2, "fig-spherenorm": 40,
               "s-softmax": 6, "weight-decay": 4, "imagenet": 3, "magnitudes": 5, "margin-schedule": 22,
-              "margin-forms": 43}  # fmt: skip
+              "margin-forms": 43, "headline": 12, "fig-protocol": 4}  # fmt: skip
 
 
 def run_in_process(arguments, log):
@@ -46,11 +46,14 @@ def test_paper_preset_has_all_cells_with_the_papers_settings(id):
             assert config.learning_rate == (1e-4 if cell.starts_from else 1e-3)
 
 
+CENTERED = {"centered_weight": "weight", "centered_patch": "patch", "centered_w-cosine": "weight"}
+
+
 def test_experiments_are_centered_in_our_own_cells_only():
     for experiment in EXPERIMENTS.values():
-        for preset in ("paper", "cpu", "smoke"):
+        for preset in PRESETS:
             for cell in experiment.cells(preset):
-                own = {"centered_weight": "weight", "centered_patch": "patch"}.get(cell.name.rpartition("_")[0], "none")
+                own = CENTERED.get(cell.name.rpartition("_")[0], "none")
                 assert cell.config.center == own, cell.name
 
 
@@ -78,6 +81,28 @@ def test_margin_forms_vary_one_option_at_a_time():
                 assert full == replace(without, m=m, annealing=m == 4.0)
 
 
+@pytest.mark.parametrize("id", EXPERIMENTS)
+def test_long_preset_uses_one_precision_and_states_its_claims(id):
+    """Runs that are compared have the same precision, length and size."""
+    experiment = find_experiment(id)
+    cells = experiment.cells("long")
+    assert bool(cells) == ("long" in experiment.presets)
+    assert len({cell.name for cell in cells}) == len(cells)
+    for cell in cells:
+        assert (cell.config.data, cell.config.precision, cell.config.optimizer) == ("cifar10", "bfloat16", "adam")
+    by_name = {cell.name: cell.config for cell in cells}
+    for claim in experiment.claims_about(cells):
+        for first, second in claim.pairs:
+            for name in ("model", "iterations", "batch_size", "image_size", "widths", "milestones", "eval_every"):
+                assert getattr(by_name[first], name) == getattr(by_name[second], name), (first, second, name)
+
+
+def test_runs_of_fig_protocol_are_evaluated_in_four_ways_at_the_initial_learning_rate():
+    for cell in find_experiment("fig-protocol").cells("long"):
+        assert cell.config.bn_eval == ["running", "lagging", "batch", "precise"]
+        assert cell.config.learning_rate_at(cell.config.iterations - 1) == cell.config.learning_rate
+
+
 def test_paper_values_are_in_the_papers_source():
     """Compare with the LaTeX source of the paper if it is available."""
     source = Path(__file__).parents[2].parent / "shared" / "paper" / "deep-hyperspherical-learning.tex"
@@ -92,7 +117,7 @@ def test_paper_values_are_in_the_papers_source():
 @pytest.mark.parametrize("id", EXPERIMENTS)
 def test_claims_compare_existing_cells(id):
     experiment = find_experiment(id)
-    names = {cell.name for cell in experiment.cells("paper")}
+    names = {cell.name for preset in ("paper", "long") for cell in experiment.cells(preset)}
     for claim in experiment.claims:
         assert claim.pairs
         for pair in claim.pairs:
@@ -102,7 +127,7 @@ def test_claims_compare_existing_cells(id):
 
 
 @pytest.mark.parametrize("id", EXPERIMENTS)
-@pytest.mark.parametrize("preset", ["paper", "cpu", "smoke"])
+@pytest.mark.parametrize("preset", PRESETS)
 def test_command_line_of_a_cell_produces_its_configuration(id, preset):
     parser = train_parser()
     for cell in find_experiment(id).cells(preset):
@@ -260,7 +285,7 @@ INVALID = {
     "no id": (["reproduce"], "ID must be the name of an experiment"),
     "cell": (["reproduce", "table1", "--only", "cosin"], "--only must be one of .* Did you mean 'cosine"),
     "seeds": (["reproduce", "table1", "--seeds", "0"], "--seeds must be at least 1, got 0"),
-    "no data": (["reproduce", "imagenet"], "--preset cpu has no cells for imagenet"),
+    "no data": (["reproduce", "imagenet"], "--preset must be one of paper, smoke for imagenet, got cpu"),
     "folds": (["tune", "--number-of-folds", "1"], "--number-of-folds must be at least 2"),
     "operator": (["tune", "--try-operators", "cos"], "--try-operators must be one of"),
     "loss": (["tune", "--try-losses", "w"], "--try-losses must be one of"),

@@ -53,6 +53,41 @@ def test_claims_are_decided_by_a_t_test_over_seeds(folder):
     assert "n = 3 seeds" in verdicts[0].statistics
 
 
+def test_claims_under_an_evaluation_protocol(tmp_path):
+    """The SphereNet leads with lagging statistics only, because they cost the CNN more."""
+    claims = [("it leads", [["sphere", "cnn"]], "mean"), ("the lag costs the CNN more", [["cnn", "sphere"]], "lag")]
+    cells = {name: (name, "cnn-9", None, {}) for name in ("sphere", "cnn")}
+    folder = make_grid(tmp_path / "grid", cells, claims)
+    experiment = json.loads((folder / "experiment.json").read_text())
+    first, second = experiment["claims"]
+    experiment["claims"] = [*({**first, "protocol": name} for name in ("running", "lagging", "precise")), second]
+    (folder / "experiment.json").write_text(json.dumps(experiment))
+    for seed in range(3):
+        noise = seed / 100
+        for name, lagging in (("sphere", 0.4), ("cnn", 0.2)):
+            protocols = {"running": [0.5, 0.5], "lagging": [lagging, lagging + noise], "precise": [0.6, 0.6 - noise]}
+            make_run(folder / name / f"seed-{seed}", [0.5, 0.5], protocols=protocols)
+    grid = read_grid(folder)
+    running, lagging, precise, lag = (judge(grid, claim) for claim in grid.claims)
+    assert (running.difference, precise.difference) == (0.0, 0.0)
+    assert (lagging.verdict, lagging.difference) == ("confirmed", pytest.approx(20.0))
+    assert (lag.verdict, lag.difference) == ("confirmed", pytest.approx(20.0))
+    assert "it leads, lagging BatchNorm statistics (Table 1)" in as_markdown(grid)
+
+
+def test_claim_about_a_protocol_that_runs_do_not_have_is_not_decided(folder):
+    experiment = json.loads((folder / "experiment.json").read_text())
+    experiment["claims"][0]["protocol"] = "precise"
+    experiment["claims"][1]["quantity"] = "lag"
+    (folder / "experiment.json").write_text(json.dumps(experiment))
+    for seed in range(3):  # rows with a protocol belong to no other one
+        file = folder / "good" / f"seed-{seed}" / "metrics.jsonl"
+        file.write_text(file.read_text().replace('"split": "test"', '"split": "test", "protocol": "running"'))
+    grid = read_grid(folder)
+    for claim in grid.claims[:2]:
+        assert judge(grid, claim).statistics == "no pair of cells has finished runs of the same seed"
+
+
 def test_steadiness_is_the_mean_drop_in_the_first_half(tmp_path):
     drops = [0.2, 0.5, 0.4, 0.6, 0.3, 0.9, 0.1, 0.9, 0.1, 0.9]  # of the first five: 0, 10, 0 and 30 points
     cells = {"a": ("a", "a", None, {0: drops}), "b": ("b", "a", None, {0: [0.5, 0.4]})}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from spherenet.data import load_dataset
 from spherenet.runs import RunDirectory
@@ -155,6 +156,23 @@ def test_wrong_center_magnitude_and_group_norm_are_rejected(change, error, messa
 
 
 def test_runs_of_earlier_versions_are_not_centered():
-    loaded = [config_of(RunDirectory.open(path.parent)) for path in sorted(RESULTS.rglob("config.json"))]
-    assert len(loaded) > 10
-    assert {chosen.center for chosen in loaded} == {"none"}
+    runs = [RunDirectory.open(path.parent) for path in sorted(RESULTS.rglob("config.json"))]
+    earlier = [config_of(run) for run in runs if "center" not in run.config["train"]]
+    assert len(earlier) > 10
+    assert {chosen.center for chosen in earlier} == {"none"}
+
+
+@pytest.mark.parametrize("operator", ["cosine", None])
+def test_orthogonal_initialization(operator):
+    """Kernels of a layer are orthogonal if their number does not exceed their entries, else the entries are."""
+    chosen = TrainConfig(operator=operator, widths=[4, 8, 80], initialization="orthogonal")
+    dataset = load_dataset("mnist5k")
+    model = build_model(chosen, dataset)
+    for layer in model.features.modules():
+        if isinstance(layer, (nn.Conv2d, nn.Linear)):
+            kernels = layer.weight.flatten(1)
+            kernels = kernels if len(kernels) <= kernels.shape[1] else kernels.T
+            torch.testing.assert_close(kernels @ kernels.T, 2 * torch.eye(len(kernels)), atol=1e-5, rtol=0)
+    assert build_model(chosen, dataset).features.stages[0][0][0].weight.equal(model.features.stages[0][0][0].weight)
+    with pytest.raises(ValueError, match="initialization must be one of he, orthogonal, got 'xavier'"):
+        TrainConfig(initialization="xavier")

@@ -35,7 +35,8 @@ def reproduce_parser() -> Parser:
         "Run an experiment of the paper: a grid of trainings, called cells, and a table of the results\n"
         "next to the published numbers. Call the command again until all cells are done: finished cells\n"
         "are skipped, interrupted ones are resumed, and a failing cell does not stop the others.\n\n"
-        "presets: paper (settings of the paper), cpu (smaller, for two cores), smoke (seconds, a test)",
+        "presets: paper (settings of the paper), long (full-size images, hours on two cores), cpu (smaller,\n"
+        "minutes on two cores), smoke (seconds, a test)",
         examples="""\
   spherenet reproduce --list
   spherenet reproduce table1 --list
@@ -46,7 +47,7 @@ def reproduce_parser() -> Parser:
     )
     parser.add_argument("id", nargs="?", metavar="ID", help="table or figure to reproduce, such as table1")
     parser.add_argument("--list", action="store_true", help="list the experiments, or with ID the cells of one")
-    presets = Literal["paper", "cpu", "smoke"]
+    presets = Literal["paper", "long", "cpu", "smoke"]
     add_option(parser, "--preset", type=presets, default="cpu", help="size of the experiment")
     add_option(parser, "--seeds", type=int, default=1, at_least=1, at_most=MAX_SEEDS, help="runs per cell")
     add_option(parser, "--only", type=list[str], metavar="CELL", help="cells, rows or columns of the table to run")
@@ -82,7 +83,8 @@ def run_reproduce(arguments: Namespace) -> int:
     experiment = find_experiment(arguments.id)
     cells = select_cells(experiment.cells(arguments.preset), arguments.only or [])
     if not cells:
-        raise ValueError(f"--preset {arguments.preset} has no cells for {arguments.id}: its data are not available.")
+        allowed = ", ".join(preset for preset in experiment.presets if experiment.cells(preset))
+        raise ValueError(f"--preset must be one of {allowed} for {arguments.id}, got {arguments.preset}.")
     folder = Path(arguments.output) / arguments.preset / arguments.id
     changes: dict[str, Any] = {} if arguments.data_dir is None else {"data_dir": arguments.data_dir}
     jobs = create_jobs(cells, folder, range(arguments.seeds), **changes)

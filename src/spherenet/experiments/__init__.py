@@ -1,12 +1,13 @@
 """The experiments of the paper, and the tools that run grids of training runs.
 
 `EXPERIMENTS` lists what `spherenet reproduce` can run. To add an experiment, write a function that returns its cells in
-`tables.py`, `figures.py`, `studies.py` or `margins.py`, wrap it in an `Experiment`, and add it to the list below.
+`tables.py`, `figures.py`, `studies.py`, `margins.py` or
+`evidence.py`, wrap it in an `Experiment`, and add it to the list below.
 """
 
 from __future__ import annotations
 
-from spherenet.experiments import figures, margins, studies, tables
+from spherenet.experiments import evidence, figures, margins, studies, tables
 from spherenet.experiments.experiment import Experiment
 from spherenet.validation import require_one_of
 
@@ -31,6 +32,8 @@ EXPERIMENTS: dict[str, Experiment] = {
         studies.MAGNITUDES,
         margins.MARGIN_SCHEDULE,
         margins.MARGIN_FORMS,
+        evidence.HEADLINE,
+        evidence.PROTOCOL,
     )
 }
 """The experiments by id, in the order of `spherenet reproduce --list`."""

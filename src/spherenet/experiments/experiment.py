@@ -12,8 +12,8 @@ from spherenet.validation import require_one_of
 
 __all__ = ["OPERATORS", "PAPER_MARGIN", "PRESETS", "Cell", "Claim", "Experiment", "Requirement", "cifar_config"]
 
-PRESETS = ("paper", "cpu", "smoke")
-"""Sizes of an experiment: the paper's settings, reduced for two CPU cores, and a few steps for tests."""
+PRESETS = ("paper", "long", "cpu", "smoke")
+"""Sizes of an experiment: the paper's settings, hours or minutes on two CPU cores, and a few steps for tests."""
 
 OPERATORS: dict[str, dict[str, Any]] = {
     "sigmoid-0.1": {"operator": "sigmoid", "k": 0.1},
@@ -78,10 +78,12 @@ class Claim:
         source: Table, figure or section of the paper.
         pairs: Names of the cells to compare.
         quantity: What is compared: "accuracy" (final test accuracy), "early" (mean test accuracy over the evaluations
-            in the first half of the run), "steadiness" (how little the accuracy drops between these evaluations),
+            in the first half of the run), "mean" (over all evaluations), "lag" (mean with precise statistics minus mean
+            with lagging ones), "steadiness" (how little the accuracy drops between evaluations in the first half),
             "rise" (mean learned k of the last convolution minus that of the first) or "narrowing" (standard deviation
             of the learned k in the first stage minus that in the last). The last two are 0 when k is not learned.
         requires: Condition without which the claim is reported as out of reach, whatever the runs show.
+        protocol: BatchNorm statistics of the evaluations, e.g. "lagging"; None for the first ones of a run.
     """
 
     text: str
@@ -89,6 +91,7 @@ class Claim:
     pairs: tuple[tuple[str, str], ...]
     quantity: str = "accuracy"
     requires: Requirement | None = None
+    protocol: str | None = None
 
 
 @dataclass(frozen=True)
@@ -99,22 +102,28 @@ class Experiment:
         id: Name for `spherenet reproduce`.
         title: Heading in reports.
         shows: What its numbers are.
-        cells: Function that returns the cells of a preset. Its docstring describes the experiment.
+        create_cells: Function that returns the cells of a preset. Its docstring describes the experiment.
         claims: Statements that the cells can confirm or refute.
         baseline: Row of the table whose final accuracy the other rows are timed against, or None.
+        presets: Presets for which it has cells.
     """
 
     id: str
     title: str
     shows: str
-    cells: Callable[[str], list[Cell]]
+    create_cells: Callable[[str], list[Cell]]
     claims: tuple[Claim, ...] = field(default=())
     baseline: str | None = None
+    presets: tuple[str, ...] = ("paper", "cpu", "smoke")
+
+    def cells(self, preset: str) -> list[Cell]:
+        """Return the cells of a preset, none if the experiment does not have it."""
+        return self.create_cells(preset) if require_one_of("preset", preset, PRESETS) in self.presets else []
 
     @property
     def description(self) -> str:
         """What is varied, the expected results, the cost and the command."""
-        return inspect.cleandoc(self.cells.__doc__ or "")
+        return inspect.cleandoc(self.create_cells.__doc__ or "")
 
     def claims_about(self, cells: list[Cell]) -> list[Claim]:
         """Return the claims restricted to pairs of these cells, without those that have no pair left."""
@@ -131,23 +140,32 @@ def cifar_config(
     operator: str | None,
     iterations_cpu: int = 500,
     widths_cpu: tuple[int, ...] = (16, 24, 32),
+    iterations_long: int = 6000,
+    widths_long: tuple[int, ...] = (32, 48, 64),
     **options: Any,
 ) -> TrainConfig:
     """Return the configuration of a run on CIFAR-10.
 
     Args:
-        preset: "paper": 64,000 iterations at the paper's widths. "cpu": images of 16 × 16, batches of 64, a quarter of
-            the widths and `iterations_cpu` iterations; the learning rate drops at the same fractions of the run.
+        preset: "paper": 64,000 iterations at the paper's widths. "long": half the widths and `iterations_long`
+            iterations in bfloat16. "cpu": images of 16 × 16, batches of 64, a quarter of the widths and
+            `iterations_cpu` iterations. In both the learning rate drops at the same fractions of the run.
             "smoke": two steps of a tiny network on the embedded digits.
         operator: Operator of the network. Experiments do not rely on the default.
         iterations_cpu: Iterations of the cpu preset.
         widths_cpu: Filters per stage of the cpu preset.
+        iterations_long: Iterations of the long preset.
+        widths_long: Filters per stage of the long preset.
         options: Further options of `TrainConfig`. `center` is "none", the operator of the paper, unless it is given.
     """
     options = {"operator": operator, "center": "none", **options}
     if preset == "paper":
         full: dict[str, Any] = {"data": "cifar10", "iterations": 64_000, "milestones": [34_000, 54_000]}
         return TrainConfig(**{**full, "eval_every": 500, "checkpoint_every": 1000, "log_every": 100, **options})
+    if preset == "long":
+        half: dict[str, Any] = {"data": "cifar10", "widths": list(widths_long), "precision": "bfloat16"}
+        length = {"iterations": iterations_long, "eval_every": 250, "checkpoint_every": 500}
+        return TrainConfig(**{**half, **length, **options})
     if preset == "cpu":
         small: dict[str, Any] = {"data": "cifar10", "image_size": 16, "batch_size": 64, "widths": list(widths_cpu)}
         length = {"iterations": iterations_cpu, "eval_every": iterations_cpu // 5}

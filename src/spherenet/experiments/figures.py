@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from spherenet.experiments.experiment import OPERATORS, Cell, Claim, Experiment, cifar_config
+from spherenet.experiments.experiment import OPERATORS, PRESETS, Cell, Claim, Experiment, Requirement, cifar_config
 
 __all__ = [
     "CONVERGENCE_PLAIN",
@@ -166,6 +166,13 @@ ULTRADEEP_NETWORKS: dict[str, dict[str, Any]] = {
     "cosine_w-cosine": {"operator": "cosine", "loss": "w-cosine"},
     "none_softmax": {"operator": None},
 }
+ULTRADEEP_VARIANTS: dict[str, dict[str, Any]] = {
+    **ULTRADEEP_NETWORKS,
+    "centered_w-cosine": {"operator": "cosine", "loss": "w-cosine", "center": "weight"},
+    "orthogonal-cosine_w-cosine": {"operator": "cosine", "loss": "w-cosine", "initialization": "orthogonal"},
+    "orthogonal-none_softmax": {"operator": None, "initialization": "orthogonal"},
+}
+"""Networks of the long preset: with centered kernels, and with orthogonal initial weights, which are our additions."""
 ULTRADEEP_COLUMNS: dict[str, tuple[str, dict[str, Any]]] = {
     "45": ("cnn-45", {"model": "cnn-45"}),
     "69": ("cnn-69", {"model": "cnn-69"}),
@@ -183,6 +190,8 @@ def ultradeep_cells(preset: str) -> list[Cell]:
     Claim: very deep SphereNets train more easily than CNNs.
 
     paper preset: 6 cells of 64,000 iterations; expected accuracy nearly 90 % for the SphereNet of 69 layers.
+    long preset: 45 layers on 16 × 16 pixels at a quarter of the widths for 6,000 iterations in bfloat16, also with
+    centered kernels and with orthogonal initial weights. The claims require 60 % of both networks.
     cpu preset: 45 layers for 2,000 iterations with one drop of the learning rate at seven eighths, and 69 layers
     without ReLU for 500. With ReLU, 69 layers are still at chance after 2,300 iterations (docs/findings.md). Expected
     accuracy (3 seeds) 26.2 and 25.5 % for 45 layers, 33.9 and 39.5 % without ReLU. One seed takes 18 minutes on one
@@ -190,15 +199,22 @@ def ultradeep_cells(preset: str) -> list[Cell]:
 
         spherenet reproduce fig-ultradeep --preset cpu --seeds 3
     """
-    names = {"paper": tuple(ULTRADEEP_COLUMNS), "cpu": ("45", "69-without-relu"), "smoke": ("69", "69-without-relu")}
+    names = {
+        "paper": tuple(ULTRADEEP_COLUMNS),
+        "long": ("45",),
+        "cpu": ("45", "69-without-relu"),
+        "smoke": ("69", "69-without-relu"),
+    }
+    longer: dict[tuple[str, str], dict[str, Any]] = {
+        ("cpu", "45"): {"iterations_cpu": 2000, "milestones": [1750]},
+        ("long", "45"): {"widths_long": (16, 24, 32), "image_size": 16},
+    }
+    networks = ULTRADEEP_VARIANTS if preset == "long" else ULTRADEEP_NETWORKS
     cells = []
     for name in names[preset]:
         column, options = ULTRADEEP_COLUMNS[name]
-        longer: dict[str, Any] = (
-            {"iterations_cpu": 2000, "milestones": [1750]} if (preset, name) == ("cpu", "45") else {}
-        )
-        for network, network_options in ULTRADEEP_NETWORKS.items():
-            config = cifar_config(preset, **options, **network_options, **longer)
+        for network, network_options in networks.items():
+            config = cifar_config(preset, **options, **network_options, **longer.get((preset, name), {}))
             cell_name = f"{network}_{name}"
             cells.append(Cell(cell_name, network.replace("_", ", "), column, config, ULTRADEEP_PAPER.get(cell_name)))
     return cells
@@ -209,18 +225,38 @@ ULTRADEEP = Experiment(
     "45 and 69 plain layers",
     "whether a very deep network without shortcuts trains",
     ultradeep_cells,
-    tuple(
+    (
+        *(
+            Claim(
+                f"A SphereNet of {layers} trains more easily than a CNN",
+                source,
+                ((f"cosine_w-cosine_{name}", f"none_softmax_{name}"),),
+                requires=requires,
+            )
+            for layers, name, source, requires in (
+                ("69 plain layers", "69", "Figure: ultra-deep", None),
+                ("45 plain layers", "45", "Table 2, 45 layers", Requirement("accuracy", 60.0)),
+                ("69 plain layers without ReLU", "69-without-relu", "Figure: ultra-deep; without ReLU ours", None),
+            )
+        ),
         Claim(
-            f"A SphereNet of {layers} trains more easily than a CNN",
-            source,
-            ((f"cosine_w-cosine_{name}", f"none_softmax_{name}"),),
-        )
-        for layers, name, source in (
-            ("69 plain layers", "69", "Figure: ultra-deep"),
-            ("45 plain layers", "45", "Table 2, 45 layers"),
-            ("69 plain layers without ReLU", "69-without-relu", "Figure: ultra-deep; without ReLU ours"),
-        )
+            "Orthogonal initial weights improve networks of 45 plain layers",
+            "ours",
+            tuple((f"orthogonal-{network}_45", f"{network}_45") for network in ULTRADEEP_NETWORKS),
+        ),
+        Claim(
+            "With orthogonal initial weights a SphereNet of 45 plain layers beats a CNN",
+            "Table 2, 45 layers; initial weights ours",
+            (("orthogonal-cosine_w-cosine_45", "orthogonal-none_softmax_45"),),
+            requires=Requirement("accuracy", 60.0),
+        ),
+        Claim(
+            "Centered kernels improve a SphereNet of 45 plain layers",
+            "ours",
+            (("centered_w-cosine_45", "cosine_w-cosine_45"),),
+        ),
     ),
+    presets=PRESETS,
 )
 
 
@@ -253,20 +289,23 @@ def spherenorm_cells(preset: str) -> list[Cell]:
     centering; 1,200 iterations. Expected accuracy (3 seeds) at batch sizes 4 and 16: 34.0 and 43.4 % with BatchNorm,
     28.9 and 39.7 % with SphereNorm. One seed takes about 40 minutes on one core (Intel Xeon, 2.80 GHz), estimated from
     the 16 minutes that the 10 cells of the paper's rows take.
+    long preset: batch sizes 2, 8 and 32 at half the paper's widths, 32 × 32 pixels, 3,000 iterations in bfloat16;
+    BatchNorm, GroupNorm and SphereNorm with and without centering.
 
         spherenet reproduce fig-spherenorm --preset cpu --seeds 3
     """
-    batch_sizes = {"paper": BATCH_SIZES, "cpu": (2, 4, 8, 16), "smoke": (4,)}
+    batch_sizes = {"paper": BATCH_SIZES, "long": (2, 8, 32), "cpu": (2, 4, 8, 16), "smoke": (4,)}
+    with_all_rows = {"paper": BATCH_SIZES, "long": (), "cpu": (4, 16), "smoke": (4,)}
     return [
         Cell(
             f"{variant}_{size}",
             variant,
             f"batch {size}",
-            cifar_config(preset, model="cnn-9", batch_size=size, iterations_cpu=1200, **options),
+            cifar_config(preset, model="cnn-9", batch_size=size, iterations_cpu=1200, iterations_long=3000, **options),
         )
         for size in batch_sizes[preset]
         for variant, options in SPHERENORM_VARIANTS.items()
-        if not (preset == "cpu" and size in (2, 8) and variant not in CENTERED_ROWS)
+        if size in with_all_rows[preset] or variant in CENTERED_ROWS
     ]
 
 
@@ -317,4 +356,5 @@ SPHERENORM = Experiment(
             )
         ),
     ),
+    presets=PRESETS,
 )

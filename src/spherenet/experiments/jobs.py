@@ -165,8 +165,7 @@ def write_experiment(experiment: Experiment, preset: str, folder: Path) -> None:
 
 
 def _as_entry(claim: Claim) -> dict[str, Any]:
-    entry = asdict(claim)
-    return entry if claim.requires is not None else {key: entry[key] for key in entry if key != "requires"}
+    return {key: value for key, value in asdict(claim).items() if value is not None}
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from spherenet.errors import require_extra
+from spherenet.errors import RunError, require_extra
 from spherenet.report.grids import Grid, GridClaim, Requirement
 from spherenet.report.runs import QUANTITIES
 
@@ -65,7 +66,7 @@ def judge(grid: Grid, claim: GridClaim) -> Verdict:
     A seed is one observation however many pairs it has, because the pairs of a seed are not independent. One seed
     decides nothing. If a requirement is not met, the claim is out of reach whatever the difference is.
     """
-    measure = QUANTITIES[claim.quantity].measure
+    measure, protocol = QUANTITIES[claim.quantity].measure, claim.protocol
     by_seed: dict[int, list[float]] = {}
     pairs = set()
     for first, second in claim.pairs:
@@ -73,21 +74,23 @@ def judge(grid: Grid, claim: GridClaim) -> Verdict:
         if better is None or worse is None:
             continue
         for seed in better.runs.keys() & worse.runs.keys():
-            by_seed.setdefault(seed, []).append(measure(better.runs[seed]) - measure(worse.runs[seed]))
-            pairs.add((first, second))
+            with suppress(RunError):  # a run without evaluations of this protocol
+                difference = measure(better.runs[seed], protocol) - measure(worse.runs[seed], protocol)
+                by_seed.setdefault(seed, []).append(difference)
+                pairs.add((first, second))
     # Seeds without all pairs are left out: their average is over other pairs.
     means = [fmean(differences) for differences in by_seed.values() if len(differences) == len(pairs)]
-    difference, interval, decision = fmean(means) if means else None, None, NOT_DECIDED
-    if difference is not None and len(means) > 1:
+    mean, interval, decision = fmean(means) if means else None, None, NOT_DECIDED
+    if mean is not None and len(means) > 1:
         interval = _interval(means)
         if interval[0] > 0 or interval[1] < 0:
-            decision = CONFIRMED if difference > 0 else REFUTED
+            decision = CONFIRMED if mean > 0 else REFUTED
     unmet = None
     if pairs and claim.requires is not None:
         smallest = _smallest_mean(grid, claim.requires, pairs)
         if smallest < claim.requires.minimum:
             decision, unmet = OUT_OF_REACH, smallest
-    return Verdict(claim, decision, difference, interval, len(means), len(pairs), unmet)
+    return Verdict(claim, decision, mean, interval, len(means), len(pairs), unmet)
 
 
 def _smallest_mean(grid: Grid, requirement: Requirement, pairs: set[tuple[str, str]]) -> float:

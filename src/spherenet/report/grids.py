@@ -49,9 +49,9 @@ class GridCell:
     paper: float | None
     runs: dict[int, ReportedRun] = field(default_factory=dict)
 
-    def values(self, quantity: str = "accuracy") -> list[float]:
+    def values(self, quantity: str = "accuracy", protocol: str | None = None) -> list[float]:
         """Return a quantity of each run."""
-        return [QUANTITIES[quantity].measure(run) for run in self.runs.values()]
+        return [QUANTITIES[quantity].measure(run, protocol) for run in self.runs.values()]
 
     def mean_and_std(self) -> tuple[float, float | None] | None:
         """Return mean and standard deviation of the final accuracy; the latter is None for one run, both for none."""
@@ -91,13 +91,20 @@ class Requirement:
 
 @dataclass(frozen=True)
 class GridClaim:
-    """A claim of the paper: in each pair of cells the first has the larger quantity."""
+    """A claim of the paper: in each pair of cells the first has the larger quantity under an evaluation protocol."""
 
     text: str
     source: str
     pairs: list[tuple[str, str]]
     quantity: str
     requires: Requirement | None = None
+    protocol: str | None = None
+
+    @property
+    def statement(self) -> str:
+        """The text with the BatchNorm statistics, if they are part of the claim, and the source."""
+        statistics = "" if self.protocol is None else f", {self.protocol} BatchNorm statistics"
+        return f"{self.text}{statistics} ({self.source})"
 
 
 @dataclass(frozen=True)
@@ -172,7 +179,15 @@ def _read_claim(entry: dict[str, Any]) -> GridClaim:
         if cells not in ("both", "second"):
             raise ValueError(f"cells must be both or second, got {cells!r}")
         requires = Requirement(_quantity(requires["quantity"]), float(requires["minimum"]), cells)
-    return GridClaim(str(entry["text"]), str(entry["source"]), pairs, _quantity(entry["quantity"]), requires)
+    protocol = entry.get("protocol")
+    return GridClaim(
+        str(entry["text"]),
+        str(entry["source"]),
+        pairs,
+        _quantity(entry["quantity"]),
+        requires,
+        None if protocol is None else str(protocol),
+    )
 
 
 def _quantity(name: Any) -> str:

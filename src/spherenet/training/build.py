@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -147,7 +148,12 @@ def build_model(config: TrainConfig, dataset: Dataset) -> Classifier:
     with torch.device("meta"):
         _require_memory(_create(config, dataset))
     torch.manual_seed(config.seed)
-    return _create(config, dataset)
+    model = _create(config, dataset)
+    if config.initialization == "orthogonal":
+        for layer in model.features.modules():
+            if isinstance(layer, (nn.Conv2d, nn.Linear)):
+                nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))  # kernels of the norm that He's have on average
+    return model
 
 
 def _require_memory(model: Classifier) -> None:

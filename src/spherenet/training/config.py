@@ -159,6 +159,7 @@ class TrainConfig:
         None, NETWORK, "radius of the magnitude: a number, or learned for one radius per filter; default: 1"
     )
     feature_batch_norm: bool = _option(False, NETWORK, "BatchNorm of the features, before the class weights")
+    initialization: Literal["he", "orthogonal"] = _option("he", NETWORK, "initial weights: He's, or orthogonal kernels")
 
     loss: str = _option("softmax", LOSS, "loss: softmax, w-cosine, w-linear, ga-linear, a, s-cosine, arcface, …")
     m: float | None = _option(None, LOSS, "margin of a margin loss; default: that of the loss")
