@@ -124,6 +124,8 @@ def protocol_cells(preset: str) -> list[Cell]:
         spherenet reproduce fig-protocol --preset long --seeds 3 --jobs 2
     """
     evaluation: dict[str, Any] = {"bn_eval": list(PROTOCOLS), "bn_lag_variance": 0.0}
+    if preset == "smoke":
+        evaluation["bn_precise_images"] = 32
     constant: dict[str, Any] = {"iterations_long": 5000, **({"milestones": [5000]} if preset == "long" else {})}
     widths: dict[str, tuple[int, ...]] = {"cnn-9": (32, 48, 64), "resnet-32": (16, 24, 32)}
     return [

@@ -150,7 +150,7 @@ def cifar_config(
         preset: "paper": 64,000 iterations at the paper's widths. "long": half the widths and `iterations_long`
             iterations in bfloat16. "cpu": images of 16 × 16, batches of 64, a quarter of the widths and
             `iterations_cpu` iterations. In both the learning rate drops at the same fractions of the run.
-            "smoke": two steps of a tiny network on the embedded digits.
+            "smoke": two steps of a tiny network on the embedded digits, reduced to 16 × 16.
         operator: Operator of the network. Experiments do not rely on the default.
         iterations_cpu: Iterations of the cpu preset.
         widths_cpu: Filters per stage of the cpu preset.
@@ -174,4 +174,4 @@ def cifar_config(
     short = {"iterations": 2, "batch_size": 8, "eval_every": 1, "checkpoint_every": 2, "log_every": 1}
     tiny = {"widths": [4] * len(widths_cpu), "eval_batch_size": 500}
     settings = {**options, **short, **tiny, "augmentation": None, "milestones": None}
-    return replace(TrainConfig(**settings), data="mnist5k", image_size=None)
+    return replace(TrainConfig(**settings), data="mnist5k", image_size=16)

@@ -127,7 +127,7 @@ def margin_forms_cells(preset: str) -> list[Cell]:
         spherenet reproduce margin-forms --preset cpu --seeds 3
     """
     names = ("linear",) if preset == "smoke" else tuple(FORM_LOSSES)
-    scales = ("norm", "s10") if preset == "smoke" else tuple(FORM_SCALES)
+    scales = ("s10",) if preset == "smoke" else tuple(FORM_SCALES)
     size: dict[str, Any] = {"model": "cnn-9", "operator": "cosine", "iterations_cpu": 1500}
     cells = [Cell("softmax", "softmax", "–", cifar_config(preset, **size))]
     for name in names:
