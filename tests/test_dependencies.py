@@ -168,7 +168,7 @@ from spherenet.experiments.runner import RayLauncher
 from spherenet.export import export_onnx
 from spherenet.report.claims import _interval
 from spherenet.report.page import write_page
-from spherenet.report.tables import draw_confusion
+from spherenet.report.confusion import draw_confusion
 from spherenet.theory.drawing import new_figure, require_output
 messages = []
 for use in (

@@ -72,7 +72,10 @@ def test_claims_under_an_evaluation_protocol(tmp_path):
     assert (running.difference, precise.difference) == (0.0, 0.0)
     assert (lagging.verdict, lagging.difference) == ("confirmed", pytest.approx(20.0))
     assert (lag.verdict, lag.difference) == ("confirmed", pytest.approx(20.0))
-    assert "it leads, lagging BatchNorm statistics (Table 1)" in as_markdown(grid)
+    page = as_markdown(grid)
+    assert "it leads, lagging BatchNorm statistics (Table 1)" in page
+    assert "| | | running | lagging | precise |\n" in page
+    assert "| sphere | cnn-9 | 50.0 (50.0) | 41.0 (40.5) | 59.0 (59.5) |\n" in page
 
 
 def test_claim_about_a_protocol_that_runs_do_not_have_is_not_decided(folder):

@@ -57,7 +57,7 @@ def evaluate_parser() -> Parser:
 
 def run_evaluate(arguments: Namespace) -> None:
     """Evaluate a run and print accuracy and tables."""
-    from spherenet.report.tables import FIGURE_SUFFIXES, draw_confusion
+    from spherenet.report.confusion import FIGURE_SUFFIXES, draw_confusion
     from spherenet.training import Processes, evaluate
     from spherenet.training.saved_runs import load_run
 

@@ -1,16 +1,13 @@
-"""Tables of runs and experiments for terminals, Markdown and CSV, and the figure of a confusion matrix."""
+"""Tables of runs and experiments for terminals, Markdown and CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from spherenet.errors import require_extra
-from spherenet.files import atomic_file
 from spherenet.report.claims import CONFIRMED, NOT_DECIDED, OUT_OF_REACH, REFUTED, Verdict, judge
 from spherenet.report.grids import Grid, GridCell
 from spherenet.report.runs import Curve, ReportedRun, distinct_names, provenance
@@ -28,7 +25,6 @@ __all__ = [
     "as_csv",
     "as_markdown",
     "cell_text",
-    "draw_confusion",
     "markdown_page",
     "paper_tables",
     "protocol_rows",
@@ -238,9 +234,31 @@ def as_markdown(grid: Grid) -> str:
             ours = f"**{ours}**" if cell is not None and cell is layout.best[column] else ours
             texts.append(ours if paper == "–" else f"{ours} [{paper}]")
         lines.append(f"| {markdown(row)} | {' | '.join(texts)} |")
-    lines += ["", *_time_lines(grid)]
+    lines += ["", *_protocol_lines(grid), *_time_lines(grid)]
     lines += [_claim_line(judge(grid, claim)) for claim in grid.claims]
     return "\n".join(lines) + "\n"
+
+
+def _protocol_lines(grid: Grid) -> list[str]:
+    """Return a table of accuracies by BatchNorm statistics, or nothing if no cell was evaluated with several."""
+    cells = [cell for cell in grid.cells if any(len(run.protocols()) > 1 for run in cell.runs.values())]
+    protocols = list(dict.fromkeys(name for cell in cells for run in cell.runs.values() for name in run.protocols()))
+    if not cells:
+        return []
+    lines = [
+        "Test accuracy in % by BatchNorm statistics, mean over seeds: at the end (mean over all evaluations):",
+        "",
+        f"| | | {' | '.join(map(markdown, protocols))} |",
+        "|---" * (len(protocols) + 2) + "|",
+    ]
+    for cell in cells:
+        texts = []
+        for name in protocols:
+            with_it = all(name in run.protocols() for run in cell.runs.values())
+            numbers = [fmean(cell.values(quantity, name)) for quantity in ("accuracy", "mean")] if with_it else []
+            texts.append("{:.1f} ({:.1f})".format(*numbers) if with_it else "–")
+        lines.append(f"| {markdown(cell.row)} | {markdown(cell.column)} | {' | '.join(texts)} |")
+    return [*lines, ""]
 
 
 def _time_lines(grid: Grid) -> list[str]:
@@ -346,42 +364,3 @@ def as_csv(grids: Sequence[Grid]) -> str:
             rows.append([*names, paper, mean, deviation, len(cell.runs), difference])
     columns = ["experiment", "preset", "cell", "row", "column", "paper", "mean", "std", "runs", "difference"]
     return _csv(columns, rows)
-
-
-FIGURE_SUFFIXES = (".png", ".svg", ".pdf")
-
-
-def draw_confusion(confusion: Sequence[Sequence[int]], classes: Sequence[str], path: str) -> None:
-    """Draw a confusion matrix, colored by the fraction of each true class, with counts for up to 20 classes.
-
-    Raises:
-        ValueError: The file does not end in .png, .svg or .pdf.
-        MissingExtraError: matplotlib is not installed.
-    """
-    if not path.lower().endswith(FIGURE_SUFFIXES):
-        raise ValueError(f"path must end in one of {', '.join(FIGURE_SUFFIXES)}, got {path!r}.")
-    require_extra("plot", "matplotlib")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    side = max(4.0, min(14.0, 0.5 * len(classes) + 2))
-    figure = Figure(figsize=(side + 1, side), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    names = [plain(name).replace("$", r"\$") for name in classes]  # "$" would start a formula
-    fractions = [[count / max(1, sum(row)) for count in row] for row in confusion]
-    image = axes.imshow(fractions, cmap="Blues", vmin=0, vmax=1)
-    figure.colorbar(image, ax=axes, label="fraction of the class", shrink=0.8)
-    axes.set_xlabel("predicted class")
-    axes.set_ylabel("true class")
-    if len(classes) <= 40:
-        axes.set_xticks(range(len(classes)), names, rotation=90 if len(classes) > 10 else 45, ha="right")
-        axes.set_yticks(range(len(classes)), names)
-    if len(classes) <= 20:
-        for i, row in enumerate(confusion):
-            for j, count in enumerate(row):
-                if count:
-                    color = "white" if fractions[i][j] > 0.5 else "black"
-                    axes.text(j, i, str(count), ha="center", va="center", color=color, fontsize=8)
-    with atomic_file(Path(path)) as temporary:
-        figure.savefig(temporary, dpi=150)
