@@ -52,7 +52,7 @@ fast: $(READY)  ## run the fast tests only
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet --numprocesses 2 $(FAST)
 
 pytest: $(READY) browser hosts  ## run all tests
-	$(BIN)/python -m pytest --numprocesses 2
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 SOAK   ?= tests/faults
 soak: $(READY) hosts  ## run the fault tests with their full counts and write the table of docs/reliability.md (about an hour)

@@ -1,4 +1,4 @@
-"""What tests share: a fixed seed, one torch thread a worker when several workers run, and a browser."""
+"""What tests share: a fixed seed, one torch thread per process if several workers run, and a browser."""
 
 import os
 import shutil
@@ -10,6 +10,7 @@ import torch
 def pytest_configure(config):
     if "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start
 
 
 @pytest.fixture(autouse=True)
