@@ -119,8 +119,8 @@ def margin_forms_cells(preset: str) -> list[Cell]:
     16), and m (1, 1.2, 1.5, and 4 with annealing), for the linear and the cosine g; softmax for comparison. With m = 1
     both gradients are equal, so that there is one cell.
     Claims, stated before the runs: a margin beats m = 1 at the same scale, with the full gradient (the paper's form)
-    and with the detached one; the detached gradient beats the full one; a detached margin beats softmax. Added after the
-    first seed, which differed between scales: the same for fixed scales.
+    and with the detached one; the detached gradient beats the full one; a detached margin beats softmax. Added after
+    the first seed, which differed between scales: the same for fixed scales.
 
     paper preset: 43 cells of 64,000 iterations; not in the paper.
     cpu preset: 1,500 iterations; not run yet. One seed takes about 45 minutes on one core (estimated).
