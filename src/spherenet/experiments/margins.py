@@ -123,8 +123,8 @@ def margin_forms_cells(preset: str) -> list[Cell]:
     the first seed, which differed between scales: the same for fixed scales.
 
     paper preset: 43 cells of 64,000 iterations; not in the paper.
-    cpu preset: 1,500 iterations; expected accuracy (3 seeds) 50.5 to 52.6 % with m = 1 and 53.0 % with softmax; detached
-    at a fixed scale 50.5 to 53.5 %, with the full gradient 30.5 to 49.8 %. One seed takes about 40 minutes on one core
+    cpu preset: 1,500 iterations; expected accuracy (3 seeds) 50.5 to 52.6 % with m = 1 and 53.0 % with softmax; 50.5 to
+    53.5 % detached at a fixed scale, 30.5 to 49.8 % with the full gradient. One seed takes about 40 minutes on one core
     (AMD EPYC).
 
         spherenet reproduce margin-forms --preset cpu --seeds 3
