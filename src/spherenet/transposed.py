@@ -219,17 +219,18 @@ def _sphere_conv_transpose(
         wide = x if x.device.type == "mps" else x.double()
         squares = _sum_over_patches(wide * wide, geometry, output_padding).clamp_min(0)
         sums = _sum_over_patches(wide, geometry, output_padding)
-        cosine, inverse_norm = cosines_from_sums(product, squares, sums, kernels[0].numel(), eps)
+        cosine, norm = cosines_from_sums(product, squares, sums, kernels[0].numel(), eps)
     else:
         shrunk = x.to(dtype) * SHRINK
         squares = _sum_over_patches(shrunk * shrunk, geometry, output_padding).clamp_min(0)
-        inverse_norm = (squares + eps * SHRINK**2).rsqrt() * SHRINK
-        of_filters = repeat_per_filter(inverse_norm, filters)
-        # If a norm overflows, r = 0. The product may be inf then, and its gradient must not contain 0·inf.
-        cosine = torch.where(of_filters == 0, 0, product) * of_filters
+        norm = (squares + eps * SHRINK**2).sqrt() / SHRINK
+        of_filters = repeat_per_filter(norm, filters)
+        # If a norm overflows, the product may be inf too, and the gradient must not contain inf/inf. The derivative of
+        # a quotient has no power of the norm, which would overflow before the norm does.
+        cosine = torch.where(of_filters.isinf(), 0, product) / of_filters
     value = apply_angle(cosine, angle, k)
     if magnitude is not None:
-        value = value * magnitudes_from(inverse_norm, magnitude, None, filters)
+        value = value * magnitudes_from(norm, magnitude, None, filters)
     return apply_affine(value, affine).to(x.dtype)
 
 
