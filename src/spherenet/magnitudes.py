@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from spherenet.validation import require_number, require_one_of, require_positive
+from spherenet.validation import require_integer, require_number, require_one_of, require_positive
 
 __all__ = [
     "MAGNITUDES",
@@ -67,11 +67,13 @@ class Magnitude(nn.Module):
         super().__init__()
         self.initial_radius = require_positive("radius", radius)
         self.alpha, self.beta = require_number("alpha", alpha), require_number("beta", beta)
+        if not self.has_radius and (num_filters is not None or self.initial_radius != 1):
+            got = "'learned'" if num_filters is not None else repr(radius)
+            raise ValueError(f"radius must be None for the magnitude {self.name!r}, which has none, got {got}.")
         if num_filters is None:
             self.register_parameter("raw_radius", None)
             return
-        if not self.has_radius:
-            raise ValueError(f"radius must be None for the magnitude {self.name!r}, which has none, got 'learned'.")
+        require_integer("num_filters", num_filters, minimum=0)
         if self.initial_radius <= SMALLEST_RADIUS:
             raise ValueError(f"radius must be greater than {SMALLEST_RADIUS:g} if it is learned, got {radius!r}.")
         self.raw_radius = nn.Parameter(torch.empty(num_filters, device=device, dtype=dtype))

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from spherenet.angles import AngleFunction
-from spherenet.arguments import require_center, resolve_angle
+from spherenet.arguments import require_center, require_per_filter, resolve_angle
 from spherenet.magnitudes import Magnitude, make_magnitude
 from spherenet.ops.geometry import Geometry, per_dimension
 from spherenet.ops.norms import DEFAULT_EPS, SHRINK, autocast_is_on, without_autocast, working_dtype
@@ -35,7 +35,7 @@ from spherenet.ops.sphere_conv import (
     sum_per_group,
     unit_weight,
 )
-from spherenet.validation import require_floating, require_positive
+from spherenet.validation import require_floating, require_integer, require_positive
 
 __all__ = ["sphere_conv_transpose1d", "sphere_conv_transpose2d", "sphere_conv_transpose3d", "transposed_layer"]
 
@@ -189,6 +189,8 @@ def transposed_layer(
     """
     _check_tensors(input, weight)
     k = angle.k if k is None else k
+    radius = None if magnitude is None else magnitude.raw_radius
+    require_per_filter(weight.shape[1] * geometry.groups, **affine._asdict(), k=k, radius=radius)
     batch = input if input.dim() == weight.dim() else input.unsqueeze(0)
     if autocast_is_on(batch) and batch.dtype != torch.float64:
         batch = batch.to(torch.get_autocast_dtype(batch.device.type))
@@ -266,7 +268,7 @@ def _geometry(
         raise ValueError(
             f"weight must have {spatial_dims + 2} dimensions [in, out/groups, *kernel], got shape {list(weight.shape)}."
         )
-    if weight.shape[0] % groups:
+    if weight.shape[0] % require_integer("groups", groups, minimum=1):
         raise ValueError(f"groups must divide the {weight.shape[0]} input channels of weight, got {groups!r}.")
     if isinstance(padding, str):
         raise TypeError(f"padding must be a number or a sequence of numbers, got {padding!r}.")
