@@ -34,7 +34,7 @@ from spherenet.elementary import (
     tanh,
     tanh_ratio,
 )
-from spherenet.validation import require_one_of, require_positive
+from spherenet.validation import require_integer, require_one_of, require_positive
 
 __all__ = [
     "ANGLES",
@@ -283,7 +283,7 @@ class LearnableSigmoidAngle(_Sigmoid):
         self.initial_k = require_k(k)
         if self.initial_k <= SMALLEST_LEARNED_K:
             raise ValueError(f"k must be greater than {SMALLEST_LEARNED_K:g} if it is learned, got {k!r}.")
-        shape = () if num_filters is None else (num_filters,)
+        shape = () if num_filters is None else (require_integer("num_filters", num_filters, minimum=0),)
         self.raw_k = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
         self.reset_parameters()
 

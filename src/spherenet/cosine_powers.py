@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from spherenet.angle_function import AngleFunction, Device, K
 from spherenet.elementary import ElementaryFunction, elementary, save_tensors
-from spherenet.validation import require_positive
+from spherenet.validation import require_integer, require_positive
 
 __all__ = ["DEFAULT_P", "SMALLEST_P", "SharpenedCosineAngle", "SquareCosineAngle"]
 
@@ -91,7 +91,7 @@ class SharpenedCosineAngle(AngleFunction):
         self.initial_p = require_positive("p", p)
         if self.initial_p <= SMALLEST_P:
             raise ValueError(f"p must be greater than {SMALLEST_P:g}, got {p!r}.")
-        shape = () if num_filters is None else (num_filters,)
+        shape = () if num_filters is None else (require_integer("num_filters", num_filters, minimum=0),)
         self.raw_p = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
         self.reset_parameters()
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from spherenet.angles import AngleFunction
-from spherenet.arguments import require_center, resolve_angle
+from spherenet.arguments import require_center, require_per_filter, resolve_angle
 from spherenet.kernels.dispatch import (
     backend,
     compiled_or_plain,
@@ -29,7 +29,7 @@ from spherenet.ops.geometry import Geometry, per_dimension, resolve_padding
 from spherenet.ops.norms import DEFAULT_EPS, autocast_is_on, without_autocast
 from spherenet.ops.sphere_conv import Affine, Operation, sphere_conv
 from spherenet.transposed import sphere_conv_transpose1d, sphere_conv_transpose2d, sphere_conv_transpose3d
-from spherenet.validation import require_floating, require_one_of, require_positive
+from spherenet.validation import require_floating, require_integer, require_one_of, require_positive
 
 __all__ = [
     "backend",
@@ -212,6 +212,9 @@ def sphere_layer(
     check = _check_shapes.__wrapped__ if torch.compiler.is_compiling() else _check_shapes
     check(input.shape, weight.shape, geometry.groups)
     k = angle.k if k is None else k
+    radius = None if magnitude is None else magnitude.raw_radius
+    if any(isinstance(value, Tensor) and value.shape != weight.shape[:1] for value in (*affine, k, radius)):
+        require_per_filter(weight.shape[0], bias=affine.bias, beta=affine.beta, gamma=affine.gamma, k=k, radius=radius)
     dims = weight.dim()
     if dims == 2:
         rows = input if input.dim() == 2 else input.reshape(-1, weight.shape[1])
@@ -290,6 +293,7 @@ def _geometry(
         raise ValueError(
             f"weight must have {spatial_dims + 2} dimensions [out, in/groups, *kernel], got shape {list(weight.shape)}."
         )
+    require_integer("groups", groups, minimum=1)
     stride, dilation = per_dimension(stride, spatial_dims), per_dimension(dilation, spatial_dims)
     if not isinstance(padding, str):
         padding = per_dimension(padding, spatial_dims)

@@ -6,13 +6,14 @@ SphereConv is h = 1. To add an h, subclass `Magnitude` and register its name in 
 from __future__ import annotations
 
 import math
+from difflib import get_close_matches
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from spherenet.validation import require_number, require_one_of, require_positive
+from spherenet.validation import require_integer, require_number, require_one_of, require_positive
 
 __all__ = [
     "MAGNITUDES",
@@ -66,11 +67,13 @@ class Magnitude(nn.Module):
         super().__init__()
         self.initial_radius = require_positive("radius", radius)
         self.alpha, self.beta = require_number("alpha", alpha), require_number("beta", beta)
+        if not self.has_radius and (num_filters is not None or self.initial_radius != 1):
+            got = "'learned'" if num_filters is not None else repr(radius)
+            raise ValueError(f"radius must be None for the magnitude {self.name!r}, which has none, got {got}.")
         if num_filters is None:
             self.register_parameter("raw_radius", None)
             return
-        if not self.has_radius:
-            raise ValueError(f"radius must be None for the magnitude {self.name!r}, which has none, got 'learned'.")
+        require_integer("num_filters", num_filters, minimum=0)
         if self.initial_radius <= SMALLEST_RADIUS:
             raise ValueError(f"radius must be greater than {SMALLEST_RADIUS:g} if it is learned, got {radius!r}.")
         self.raw_radius = nn.Parameter(torch.empty(num_filters, device=device, dtype=dtype))
@@ -85,10 +88,17 @@ class Magnitude(nn.Module):
 
     @property
     def radius(self) -> Tensor | float:
-        """Radius ρ: a number, or one value per filter if it is learned."""
+        """Radius ρ: a number, or one value per filter in float32 or float64 if it is learned."""
         if self.raw_radius is None:
             return self.initial_radius
-        return F.softplus(self.raw_radius) + SMALLEST_RADIUS
+        half = self.raw_radius.dtype in (torch.bfloat16, torch.float16)
+        raw = self.raw_radius.float() if half else self.raw_radius
+        return SMALLEST_RADIUS + F.softplus(raw)
+
+    @property
+    def fixed_radius(self) -> float | None:
+        """The radius if there is one that is not learned."""
+        return self.initial_radius if self.has_radius and self.raw_radius is None else None
 
     def forward(self, norm: Tensor) -> Tensor:
         """Return h for norms whose last dimension is 1 or the number of filters."""
@@ -100,8 +110,9 @@ class Magnitude(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the options for the printed module."""
-        learned = "learned" if self.raw_radius is not None else f"{self.initial_radius:g}"
-        return ", ".join([f"radius={learned}"] * self.has_radius + [f"alpha={self.alpha:g}, beta={self.beta:g}"])
+        learned = "" if self.raw_radius is None else "learned:"
+        radius = f"radius={learned}{self.initial_radius:g}"
+        return ", ".join([radius] * self.has_radius + [f"alpha={self.alpha:g}, beta={self.beta:g}"])
 
 
 class BallMagnitude(Magnitude):
@@ -184,7 +195,8 @@ def make_magnitude(
 
     Args:
         magnitude: Name of h, an object, or None or "sphere" for h = 1.
-        radius: Radius ρ as a number, "learned" for one learned radius per filter that starts at 1, or None for 1.
+        radius: Radius ρ as a number, "learned" for one learned radius per filter that starts at 1, "learned:10" for
+            one that starts at 10, or None for 1.
         num_filters: Number of filters, for a learned radius.
         device: Device of a learned radius.
         dtype: Data type of a learned radius.
@@ -198,6 +210,17 @@ def make_magnitude(
     if radius is not None and not cls.has_radius:
         raise ValueError(f"radius must be None for the magnitude {cls.name!r}, which has none, got {radius!r}.")
     if isinstance(radius, str):
-        require_one_of("radius", radius, ["learned"])
-        return cls(num_filters=num_filters, device=device, dtype=dtype)
+        return cls(_initial_radius(radius), num_filters, device=device, dtype=dtype)
     return cls() if radius is None else cls(radius=radius)
+
+
+def _initial_radius(radius: str) -> float:
+    """Return the initial value of a learned radius: 1 for "learned", 10 for "learned:10"."""
+    word, colon, initial = radius.partition(":")
+    try:
+        if word == "learned":
+            return float(initial) if colon else 1.0
+    except ValueError:
+        pass
+    hint = " Did you mean 'learned'?" if word != "learned" and get_close_matches(word, ["learned"]) else ""
+    raise ValueError(f"radius must be a number, 'learned' or 'learned:' and its initial value, got {radius!r}.{hint}")

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from spherenet.angles import AngleFunction
-from spherenet.arguments import require_center, resolve_angle
+from spherenet.arguments import require_center, require_per_filter, resolve_angle
 from spherenet.magnitudes import Magnitude, make_magnitude
 from spherenet.ops.geometry import Geometry, per_dimension
 from spherenet.ops.norms import DEFAULT_EPS, SHRINK, autocast_is_on, without_autocast, working_dtype
@@ -35,7 +35,7 @@ from spherenet.ops.sphere_conv import (
     sum_per_group,
     unit_weight,
 )
-from spherenet.validation import require_floating, require_positive
+from spherenet.validation import require_floating, require_integer, require_positive
 
 __all__ = ["sphere_conv_transpose1d", "sphere_conv_transpose2d", "sphere_conv_transpose3d", "transposed_layer"]
 
@@ -189,6 +189,8 @@ def transposed_layer(
     """
     _check_tensors(input, weight)
     k = angle.k if k is None else k
+    radius = None if magnitude is None else magnitude.raw_radius
+    require_per_filter(weight.shape[1] * geometry.groups, **affine._asdict(), k=k, radius=radius)
     batch = input if input.dim() == weight.dim() else input.unsqueeze(0)
     if autocast_is_on(batch) and batch.dtype != torch.float64:
         batch = batch.to(torch.get_autocast_dtype(batch.device.type))
@@ -219,17 +221,18 @@ def _sphere_conv_transpose(
         wide = x if x.device.type == "mps" else x.double()
         squares = _sum_over_patches(wide * wide, geometry, output_padding).clamp_min(0)
         sums = _sum_over_patches(wide, geometry, output_padding)
-        cosine, inverse_norm = cosines_from_sums(product, squares, sums, kernels[0].numel(), eps)
+        cosine, norm = cosines_from_sums(product, squares, sums, kernels[0].numel(), eps)
     else:
         shrunk = x.to(dtype) * SHRINK
         squares = _sum_over_patches(shrunk * shrunk, geometry, output_padding).clamp_min(0)
-        inverse_norm = (squares + eps * SHRINK**2).rsqrt() * SHRINK
-        of_filters = repeat_per_filter(inverse_norm, filters)
-        # If a norm overflows, r = 0. The product may be inf then, and its gradient must not contain 0·inf.
-        cosine = torch.where(of_filters == 0, 0, product) * of_filters
+        norm = (squares + eps * SHRINK**2).sqrt() / SHRINK
+        of_filters = repeat_per_filter(norm, filters)
+        # If a norm overflows, the product may be inf too, and the gradient must not contain inf/inf. The derivative of
+        # a quotient has no power of the norm, which would overflow before the norm does.
+        cosine = torch.where(of_filters.isinf(), 0, product) / of_filters
     value = apply_angle(cosine, angle, k)
     if magnitude is not None:
-        value = value * magnitudes_from(inverse_norm, magnitude, None, filters)
+        value = value * magnitudes_from(norm, magnitude, None, filters)
     return apply_affine(value, affine).to(x.dtype)
 
 
@@ -265,7 +268,7 @@ def _geometry(
         raise ValueError(
             f"weight must have {spatial_dims + 2} dimensions [in, out/groups, *kernel], got shape {list(weight.shape)}."
         )
-    if weight.shape[0] % groups:
+    if weight.shape[0] % require_integer("groups", groups, minimum=1):
         raise ValueError(f"groups must divide the {weight.shape[0]} input channels of weight, got {groups!r}.")
     if isinstance(padding, str):
         raise TypeError(f"padding must be a number or a sequence of numbers, got {padding!r}.")

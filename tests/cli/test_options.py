@@ -47,6 +47,8 @@ def test_magnitude_and_radius_options():
     chosen = config("--magnitude", "ball", "--radius", "learned")
     assert (chosen.magnitude, chosen.radius) == ("ball", "learned")
     assert config("--magnitude", "tanh", "--radius", "2.5").radius == 2.5
+    assert config("--magnitude", "tanh", "--radius", "learned:10").radius == "learned:10"
+    assert config("--magnitude", "tanh", "--radius", "none").radius is None
 
 
 ALIASES = {

@@ -93,7 +93,7 @@ def test_lazy_layers_are_centered():
         ({"center": "kernel"}, "center must be one of"),
         ({"magnitude": "cube"}, "magnitude must be one of"),
         ({"radius": 2.0}, "radius must be None for the magnitude 'sphere'"),
-        ({"magnitude": "ball", "radius": "lerned"}, "radius must be one of 'learned'"),
+        ({"magnitude": "ball", "radius": "lerned"}, "radius must be a number, 'learned' or"),
     ],
     ids=str,
 )

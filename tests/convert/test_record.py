@@ -34,7 +34,7 @@ CONVERSIONS = {
     "centered": lambda model: to_sphere(model, "linear", center="weight", skip="body.0"),
     "dropped BatchNorm": lambda model: to_sphere(model, drop_batch_norm=True),
     "ball": lambda model: to_sphere(model, magnitude="ball", radius=2.5),
-    "learned radius": lambda model: to_sphere(model, magnitude="tanh", radius="learned", classifier=True),
+    "learned radius": lambda model: to_sphere(model, magnitude="tanh", radius="learned:2.5", classifier=True),
     "sharpened": lambda model: to_sphere(model, "sharpened-cosine"),
     "one object": lambda model: to_sphere(model, sn.LearnableSigmoidAngle(8), only="body.[03]"),
     "two steps": lambda model: to_sphere(to_sphere(model, "sigmoid", only="body.0"), "linear", only="body.3"),

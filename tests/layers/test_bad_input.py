@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import spherenet as sn
-from spherenet.functional import sphere_conv2d, sphere_linear
+from spherenet.functional import sphere_conv2d, sphere_conv_transpose1d, sphere_linear
 
 conv = partial(sn.SphereConv2d, 3, 4, 3)
 linear = partial(sn.SphereLinear, 3, 4)
@@ -44,6 +44,17 @@ CONSTRUCTORS = {
     ),
     "center of one feature": (lambda: sn.SphereLinear(1, 4, center="patch"), ValueError, "center must be None"),
     "center of one hidden unit": (lambda: sn.SphereLSTM(3, 1, center="weight"), ValueError, "center must be None"),
+    "negative number of k": (
+        lambda: sn.LearnableSigmoidAngle(-1), ValueError, "num_filters must be at least 0, got -1",
+    ),
+    "number of p": (lambda: sn.SharpenedCosineAngle(2.5), TypeError, "num_filters must be an integer, got 2.5"),
+    "number of radii": (lambda: sn.BallMagnitude(1.0, "4"), TypeError, "num_filters must be an integer, got '4'"),
+    "radius without use": (
+        lambda: sn.LinearMagnitude(5.0), ValueError, "radius must be None for the magnitude 'linear', which has none",
+    ),
+    "padding word of a transposed layer": (
+        lambda: sn.SphereConvTranspose2d(3, 4, 3, padding="same"), TypeError, "padding must be a number or a sequence",
+    ),
     "zero eps": (lambda: conv(eps=0), ValueError, "eps must be greater than 0, got 0"),
     "negative eps": (lambda: conv(eps=-1e-4), ValueError, "eps must be greater than 0, got -0.0001"),
     "rescale word": (lambda: conv(rescale="fixed"), ValueError, "rescale must.*got 'fixed'"),
@@ -58,6 +69,26 @@ CONSTRUCTORS = {
 CONV, LINEAR = conv(), linear()
 IMAGE, ROW = torch.randn(1, 3, 6, 6), torch.randn(1, 3)
 W2, W4 = torch.randn(4, 3), torch.randn(4, 3, 3, 3)
+
+
+def call_linear(k=None, **parameters):
+    return sphere_linear(ROW, W2, operator="sigmoid", k=k, **parameters)
+
+
+def call_convolution(k=None, **parameters):
+    return sphere_conv2d(IMAGE, W4, operator="sigmoid", k=k, **parameters)
+
+
+def call_transposed(k=None, **parameters):
+    return sphere_conv_transpose1d(IMAGE[0, ..., 0], torch.randn(3, 4, 2), operator="sigmoid", k=k, **parameters)
+
+
+def _with_bias_of_three():
+    layer = linear()
+    layer.bias = torch.nn.Parameter(torch.zeros(3))
+    return layer
+
+
 CALLS = {
     "rank too low": (lambda: CONV(torch.randn(3, 6)), ValueError, r"3 \(unbatched\) or 4 \(batched\).*got 2"),
     "rank too high": (lambda: CONV(torch.randn(1, 1, 3, 6, 6)), ValueError, "input must have.*got 5"),
@@ -102,6 +133,23 @@ CALLS = {
     ),
     "tensor k for cosine": (
         lambda: sphere_linear(ROW, W2, k=torch.tensor(0.3)), ValueError, "unless operator",
+    ),
+    **{
+        f"{name} of shape {shape} for {call.__name__}": (
+            lambda call=call, name=name, shape=shape: call(**{name: torch.ones(shape)}),
+            ValueError, rf"^{name} must have one value or 4, one per filter, got shape \[.*\]\.$",
+        )
+        for call in (call_linear, call_convolution, call_transposed)
+        for name in ("bias", "beta", "gamma", "k")
+        for shape in ((3,), (5,), (4, 1))
+    },
+    "radii of a function": (
+        lambda: sphere_linear(ROW, W2, magnitude=sn.BallMagnitude(1.0, 3)), ValueError, "radius must have one.*or 4",
+    ),
+    "replaced bias": (lambda: _with_bias_of_three()(ROW), ValueError, "bias must have one value or 4.*got shape"),
+    "no groups": (lambda: sphere_conv2d(IMAGE, W4, groups=0), ValueError, "groups must be at least 1, got 0"),
+    "no transposed groups": (
+        lambda: sphere_conv_transpose1d(IMAGE[0], W2[:3, :, None], groups=0), ValueError, "groups must be at least 1",
     ),
     "eps of a function": (lambda: sphere_linear(ROW, W2, eps=0.0), ValueError, "eps must"),
     "padding word": (

@@ -154,6 +154,24 @@ def test_gradcheck_and_gradgradcheck(magnitude, center, backend):
 @every_magnitude
 @every_center
 @every_backend
+@pytest.mark.parametrize("scale", [1e-18, 1e13, 1e18])
+def test_small_and_large_patches_have_the_gradient_of_float64(magnitude, center, backend, scale):
+    """Bound: as above, relative to the largest gradient; the norm must not be squared in float32."""
+    radius = {"radius": 2 * scale} if magnitude in WITH_RADIUS else {}
+    layer = sn.SphereConv2d(3, 4, 3, center=center, magnitude=magnitude, **radius)
+    double = sn.SphereConv2d(3, 4, 3, center=center, magnitude=magnitude, **radius, dtype=torch.float64)
+    double.load_state_dict({name: value.double() for name, value in layer.state_dict().items()})
+    x = (torch.randn(2, 3, 4, 4) * scale).requires_grad_()
+    wide, grad = x.detach().double().requires_grad_(), torch.randn(2, 4, 2, 2)
+    with sn.backend(backend):
+        (gradient,) = torch.autograd.grad(layer(x), x, grad)
+    (expected,) = torch.autograd.grad(double(wide), wide, grad.double())
+    assert (gradient - expected).abs().max() <= 60 * torch.finfo(torch.float32).eps * expected.abs().max()
+
+
+@every_magnitude
+@every_center
+@every_backend
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
 def test_zero_and_overflowing_patches_have_value_zero(magnitude, center, backend, dtype):
     layer = sn.SphereConv2d(3, 4, 3, operator="linear", center=center, magnitude=magnitude, dtype=dtype)
@@ -208,7 +226,7 @@ def test_learned_radius_is_trained(magnitude):
 @with_radius
 @pytest.mark.parametrize("radius", [0.01, 0.5, 1.0, 30.0])
 def test_learned_radius_starts_at_initial_value_and_stays_positive(magnitude, radius):
-    h = MAGNITUDES[magnitude](radius, 3, dtype=torch.float64)
+    h = make_magnitude(magnitude, f"learned:{radius}", num_filters=3, dtype=torch.float64)
     torch.testing.assert_close(h.radius, torch.full((3,), radius, dtype=torch.float64), rtol=1e-12, atol=0)
     with torch.no_grad():
         h.raw_radius.fill_(-1e4)
@@ -216,6 +234,15 @@ def test_learned_radius_starts_at_initial_value_and_stays_positive(magnitude, ra
     assert h(torch.ones(2, 3, dtype=torch.float64)).isfinite().all()
     h.reset_parameters()
     torch.testing.assert_close(h.radius, torch.full((3,), radius, dtype=torch.float64), rtol=1e-12, atol=0)
+
+
+@with_radius
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_radius_is_computed_in_float32(magnitude, dtype):
+    h = MAGNITUDES[magnitude](3.3, 2, dtype=dtype)
+    assert h.radius.dtype == torch.float32
+    expected = nn.functional.softplus(h.raw_radius.double()) + SMALLEST_RADIUS
+    torch.testing.assert_close(h.radius.double(), expected, rtol=1e-6, atol=0)
 
 
 def test_reset_parameters_of_a_layer_resets_radius():
@@ -309,7 +336,16 @@ BAD = {
     "radius beside an object": (
         lambda: sn.SphereLinear(3, 4, magnitude=sn.BallMagnitude(), radius=2.0), "radius must be None.*'ball'",
     ),
-    "misspelled learned": (lambda: sn.SphereLinear(3, 4, magnitude="ball", radius="lerned"), "mean 'learned'"),
+    "misspelled learned": (
+        lambda: sn.SphereLinear(3, 4, magnitude="ball", radius="lerned"),
+        "^radius must be a number, 'learned' or 'learned:' and its initial value, got 'lerned'. Did you mean",
+    ),
+    "initial radius": (lambda: make_magnitude("ball", "learned:ten", num_filters=3), "radius must.*'learned:ten'.$"),
+    "no initial radius": (lambda: make_magnitude("ball", "learned:", num_filters=3), "radius must.*got 'learned:'.$"),
+    "small initial radius": (
+        lambda: make_magnitude("ball", "learned:1e-4", num_filters=3), "greater than 0.001 if it is learned, got 0.00",
+    ),
+    "NaN initial radius": (lambda: make_magnitude("ball", "learned:nan", num_filters=3), "radius must be finite"),
     "negative radius": (lambda: sn.SphereLinear(3, 4, magnitude="ball", radius=-1.0), "radius must be.*got -1"),
     "zero radius": (lambda: sn.SphereLinear(3, 4, magnitude="ball", radius=0), "radius must be.*got 0"),
     "infinite radius": (lambda: sn.BallMagnitude(math.inf), "radius must be finite"),

@@ -54,6 +54,22 @@ def test_loading_into_layer_with_other_options_warns(make, options, message):
     assert torch.equal(other.weight, layer.weight)
 
 
+@pytest.mark.parametrize(
+    ("saved", "own", "message"),
+    [
+        ({"magnitude": "ball", "radius": 10.0}, {"magnitude": "ball"}, r"radius=10.0 instead of 1.0:"),
+        ({"magnitude": "tanh"}, {"magnitude": sn.TanhMagnitude(2.0)}, r"radius=1.0 instead of 2.0:"),
+        ({"magnitude": sn.LinearMagnitude(alpha=2.0)}, {"magnitude": "linear"}, r"slopes=\[2.0, 0.0\] instead of"),
+        ({"eps": 1e-2}, {}, r"eps=0.01 instead of 0.0001:"),
+    ],
+    ids=["radius", "radius of an object", "slopes", "eps"],
+)
+@every_layer
+def test_loading_with_other_constants_warns(make, saved, own, message):
+    with pytest.warns(UserWarning, match=message):
+        make(**own).load_state_dict(make(**saved).state_dict())
+
+
 def test_warning_names_the_layer_and_another_k():
     model, other = network(operator="sigmoid", k=0.3), network(operator="sigmoid", k=0.5)
     with pytest.warns(UserWarning, match=r"^1\.0 was saved by a layer with k=0\.3 instead of 0\.5: its outputs will"):
@@ -87,7 +103,8 @@ def test_state_dict_has_the_keys_of_the_plain_network():
     state = network().state_dict()
     assert list(state) == list(plain_network().state_dict())
     assert state._metadata["1.0"]["spherenet"] == {
-        "operator": "cosine", "k": None, "center": None, "magnitude": "sphere", "rescale": None,
+        "operator": "cosine", "k": None, "eps": 1e-4, "center": None, "magnitude": "sphere", "radius": None,
+        "slopes": None, "rescale": None,
     }  # fmt: skip
     assert "spherenet" not in state._metadata["0"]
 

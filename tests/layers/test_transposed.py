@@ -240,6 +240,21 @@ def test_large_and_small_values_have_no_nan(scale):
     assert scaled.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("magnitude", [None, "ball", "tanh", "linear", "log"])
+@pytest.mark.parametrize("center", [None, "weight", "patch"])
+@pytest.mark.parametrize("scale", [1e-18, 1e13, 1e18])
+def test_small_and_large_values_have_the_gradient_of_float64(scale, center, magnitude):
+    options = {"center": center, "magnitude": magnitude}
+    options |= {"radius": 2 * scale} if magnitude in ("ball", "tanh") else {}
+    layer = sn.SphereConvTranspose2d(2, 3, 3, 2, **options)
+    double = copy.deepcopy(layer).double()
+    x = (torch.randn(1, 2, 3, 3) * scale).requires_grad_()
+    wide, grad = x.detach().double().requires_grad_(), torch.randn(1, 3, 7, 7)
+    (gradient,) = torch.autograd.grad(layer(x), x, grad)
+    (expected,) = torch.autograd.grad(double(wide), wide, grad.double())
+    assert (gradient - expected).abs().max() <= 60 * torch.finfo(torch.float32).eps * expected.abs().max()
+
+
 def test_overflow_is_treated_as_zero_patch():
     layer = sn.SphereConvTranspose2d(2, 3, 2, 2)
     x = torch.randn(1, 2, 2, 2)

@@ -41,6 +41,16 @@ CONSTRUCTORS = {
     "unknown angle": (lambda: WSoftmaxLoss("cosin"), ValueError, "angle must.*'cosin'.*mean 'cosine'"),
     "learnable by name": (lambda: WSoftmaxLoss("learnable"), ValueError, "got 'learnable': a loss owns no weights"),
     "angle of another type": (lambda: WSoftmaxLoss(3), TypeError, "angle must.*AngleFunction object, got 3"),
+    "negative step": (lambda: GASoftmaxLoss.paper().set_step(-1), ValueError, "^step must be at least 0, got -1.$"),
+    "step as text": (lambda: GASoftmaxLoss().set_step("1"), TypeError, "^step must be a number, got '1'"),
+    "negative lambda": (
+        lambda: setattr(GASoftmaxLoss(), "lambda_", -1.0), ValueError, "^lambda_ must be at least 0, got -1.0.$",
+    ),
+    "lambda as text": (lambda: setattr(GASoftmaxLoss(), "lambda_", "5"), TypeError, "^lambda_ must be a number"),
+    "penalty form without penalty": (
+        lambda: GASoftmaxLoss(scale="norm", penalty_form="absolute"), ValueError,
+        "^penalty_form must be left out unless feature_penalty is set, got 'absolute'.$",
+    ),
     "annealing of another type": (lambda: GASoftmaxLoss(annealing=5), TypeError, "annealing must.*got 5"),
     "reduction": (lambda: SoftmaxLoss(reduction="avg"), ValueError, "reduction must.*got 'avg'"),
     "smoothing above 1": (lambda: SoftmaxLoss(label_smoothing=1.5), ValueError, "from 0 to 1, got 1.5"),

@@ -128,10 +128,13 @@ def test_mode_of_kept_norms_is_checked():
 
 def test_center_and_magnitude_reach_the_model():
     dataset = load_dataset("mnist5k")
-    options = {"center": "weight", "magnitude": "ball", "radius": "learned"}
+    options = {"center": "weight", "magnitude": "ball", "radius": "learned:20"}
     chosen = TrainConfig(widths=[2, 2, 2], **options)
     model = build_model(chosen, dataset)
     assert {name: model.config[name] for name in options} == options
+    torch.testing.assert_close(model.features.stages[0][0][0].magnitude.radius, torch.full((2,), 20.0))
+    with pytest.raises(ValueError, match=r"radius must be .*, got 'large'"):
+        build_model(TrainConfig(magnitude="ball", radius="large"), dataset)
     assert TrainConfig.from_dict(json.loads(json.dumps(chosen.as_dict()))) == chosen
     assert build_model(TrainConfig(widths=[2, 2, 2]), dataset).config["center"] is None
     assert build_model(TrainConfig(widths=[2, 2, 2], batch_norm=False), dataset).config["center"] == "patch"
@@ -144,8 +147,8 @@ def test_center_and_magnitude_reach_the_model():
     ("change", "error", "message"),
     [
         ({"center": "kernel"}, ValueError, "center must be one of auto, none, weight, patch, got 'kernel'"),
-        ({"magnitude": "cube"}, TypeError, "magnitude must be"),
-        ({"radius": "large"}, TypeError, "radius must be"),
+        ({"magnitude": "cube"}, TypeError, "magnitude must be 'sphere' or 'ball' or .* or None, got 'cube'"),
+        ({"radius": True}, TypeError, "radius must be float or None or str, got True"),
         ({"radius": math.inf}, ValueError, "radius must be at most"),
         ({"group_norm": -1}, ValueError, "group_norm must be a finite number of at least 0, got -1"),
     ],

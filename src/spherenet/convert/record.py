@@ -96,7 +96,7 @@ def _options_of(name: str, layer: Any) -> dict[str, Any]:
         "eps": layer.eps,
         "center": layer.center,
         "magnitude": None if magnitude is None else magnitude.name,
-        "radius": "learned" if learned_radius else radius,
+        "radius": f"learned:{radius!r}" if learned_radius else radius,
     }
     probe: Any = SphereLayer()
     SphereOptions(**options).set_up(probe, layer)
@@ -111,10 +111,7 @@ def _options_of(name: str, layer: Any) -> dict[str, Any]:
 def _description(layer: Any) -> list[object]:
     """Return what a sphere layer computes, apart from the values of its parameters."""
     parameters = {name: tuple(value.shape) for name, value in layer.named_parameters() if not name.endswith(_OWN)}
-    magnitude = layer.magnitude
-    slopes = None if magnitude is None else (magnitude.alpha, magnitude.beta)
-    fixed_radius = None if magnitude is None or magnitude.raw_radius is not None else magnitude.radius
-    return [layer.saved_options(), layer.eps, parameters, slopes, fixed_radius]
+    return [layer.saved_options(), parameters]
 
 
 def apply_conversion(model: nn.Module, record: object) -> None:
@@ -198,7 +195,7 @@ def _is_as_recorded(name: str, layer: nn.Module | None, options: SphereOptions) 
     _check_options(name, options, layer)
     probe: Any = SphereLayer()
     options.set_up(probe, layer)
-    if probe.saved_options() != layer.saved_options() or probe.eps != layer.eps:
+    if probe.saved_options() != layer.saved_options():
         raise ModelError(f"layer {short(name)!r} is already spherical, with other options than the conversion record.")
     return True
 

@@ -75,7 +75,7 @@ def cached_unit_weight(weight: Tensor, eps: float, dtype: torch.dtype, centered:
 def per_filter(value: Tensor | float | None, weight: Tensor) -> Tensor | None:
     """Return a number per filter as the kernels take it: a tensor [filters]."""
     if value is None or isinstance(value, Tensor):
-        return value if value is None or value.dim() == 1 else value.expand(weight.shape[0])
+        return value if value is None or value.shape == weight.shape[:1] else value.expand(weight.shape[0])
     return torch.full((weight.shape[0],), value, dtype=weight.dtype, device=weight.device)
 
 

@@ -108,11 +108,15 @@ class SphereLayer(OptionCheck, nn.Module):
 
     def saved_options(self) -> dict[str, Any]:
         """Return the options that change the output and that the tensors of a state dict do not contain."""
+        magnitude = self.magnitude
         return {
             "operator": self.operator,
             "k": self.k if isinstance(self.k, float) else None,
+            "eps": self.eps,
             "center": self.center,
-            "magnitude": "sphere" if self.magnitude is None else self.magnitude.name,
+            "magnitude": "sphere" if magnitude is None else magnitude.name,
+            "radius": None if magnitude is None else magnitude.fixed_radius,
+            "slopes": None if magnitude is None else [magnitude.alpha, magnitude.beta],
             "rescale": list(self.rescale) if isinstance(self.rescale, tuple) else self.rescale,
         }
 

@@ -131,7 +131,9 @@ class SphereConv2d(_SphereConv, nn.Conv2d):
         center: None, "weight" to remove the mean of each kernel, or "patch" to remove that of each patch too (Eq. 14).
         magnitude: Magnitude function h that multiplies g: "ball", "tanh", "linear", "segmented", "log", "mixed" or a
             `Magnitude` object; None or "sphere" for h = 1 (Eq. 15).
-        radius: Radius of h, or "learned" for one learned radius per filter.
+        radius: Radius of h, 1 by default; "learned" for one learned radius per filter that starts at 1, or
+            "learned:10" for one that starts at 10. Patch norms grow with the square root of the kernel size; far above
+            the radius, h is almost constant and a learned radius has almost no gradient.
         device: Device of the parameters.
         dtype: Dtype of the parameters.
 

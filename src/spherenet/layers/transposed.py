@@ -59,6 +59,7 @@ class _SphereConvTranspose(SphereLayer):
         device: Any = None,
         dtype: Any = None,
     ) -> None:
+        _reject_padding_word(padding)
         super().__init__(
             in_channels,
             out_channels,
@@ -106,6 +107,12 @@ class _SphereConvTranspose(SphereLayer):
             self.center,
             self.magnitude,
         )
+
+
+def _reject_padding_word(padding: object) -> None:
+    """Raise TypeError for "same" and "valid", whose letters torch would store as four sizes."""
+    if isinstance(padding, str):
+        raise TypeError(f"padding must be a number or a sequence of numbers, got {padding!r}.")
 
 
 class SphereConvTranspose1d(_SphereConvTranspose, nn.ConvTranspose1d):

@@ -131,9 +131,6 @@ class MarginLoss(AngularLoss):
 
     angle: AngleFunction
 
-    lambda_: float
-    """Weight λ of g against the margin function."""
-
     def __init__(
         self,
         angle: str | AngleFunction,
@@ -165,8 +162,11 @@ class MarginLoss(AngularLoss):
                 f'feature_penalty must be 0 unless scale is "norm", got {feature_penalty!r} with scale={scale!r}, '
                 "which does not depend on the norm."
             )
-        if self.feature_penalty == 0 and feature_norm is not None:
-            raise ValueError(f"feature_norm must be left out unless feature_penalty is set, got {feature_norm!r}.")
+        if self.feature_penalty == 0:
+            defaults = {"feature_norm": (feature_norm, None), "penalty_form": (penalty_form, "squared")}
+            for name, (value, default) in defaults.items():
+                if value != default:
+                    raise ValueError(f"{name} must be left out unless feature_penalty is set, got {value!r}.")
         if self.feature_penalty > 0 and feature_norm is None:
             self._similarity_at_45 = self._measure_similarity_at_45()
 
@@ -181,6 +181,17 @@ class MarginLoss(AngularLoss):
             raise TypeError(f"annealing must be an Annealing or None, got {annealing!r}.")
         self._annealing = annealing
         self.lambda_ = 0.0 if annealing is None else float(annealing.floor)
+
+    @property
+    def lambda_(self) -> float:
+        """Weight λ of g against the margin function, at least 0."""
+        return self._lambda
+
+    @lambda_.setter
+    def lambda_(self, value: float) -> None:
+        if require_number("lambda_", value) < 0:
+            raise ValueError(f"lambda_ must be at least 0, got {value!r}.")
+        self._lambda = float(value)
 
     @property
     def current_lambda(self) -> float:
@@ -199,9 +210,15 @@ class MarginLoss(AngularLoss):
 
         Args:
             step: Number of the iteration, from 0.
+
+        Raises:
+            TypeError: If the step is not a number.
+            ValueError: If it is negative.
         """
+        if require_number("step", step) < 0:
+            raise ValueError(f"step must be at least 0, got {step!r}.")
         if self._annealing is not None:
-            self.lambda_ = float(self._annealing.at(step))
+            self.lambda_ = self._annealing.at(step)
 
     def target_similarity(self, cosine: Tensor) -> Tensor:
         """Return (λ·g(θ) + t(θ))/(1 + λ) with t = ψ_m, or t(θ) = g(min(mθ, π)) for form "r1"; g for form "r2"."""

@@ -9,6 +9,7 @@ vectorized and traced.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -92,12 +93,10 @@ def sphere_conv(
     if center is not None:
         weight = center_weight(weight)
     unit = unit_weight(weight, eps).to(x.dtype)
-    cosine, inverse_norm = (
-        _centered_cosines(x, unit, geometry, eps) if center == "patch" else _cosines(x, unit, geometry, eps)
-    )
+    cosine, norm = _centered_cosines(x, unit, geometry, eps) if center == "patch" else _cosines(x, unit, geometry, eps)
     value = apply_angle(cosine, angle, k)
     if magnitude is not None:
-        value = value * magnitudes_from(inverse_norm, magnitude, radius, weight.shape[0])
+        value = value * magnitudes_from(norm, magnitude, radius, weight.shape[0])
     return apply_affine(value, affine).to(x.dtype)
 
 
@@ -107,10 +106,9 @@ def center_weight(weight: Tensor) -> Tensor:
     return wide - wide.mean(tuple(range(1, weight.dim())), keepdim=True)
 
 
-def magnitudes_from(inverse_norm: Tensor, magnitude: Magnitude, radius: Tensor | float | None, filters: int) -> Tensor:
-    """Return h(1/r) for maps r [N, groups, *spatial], 0 for a norm that overflowed (r = 0)."""
-    overflow = inverse_norm == 0
-    norm = torch.where(overflow, 0, 1 / torch.where(overflow, 1, inverse_norm))
+def magnitudes_from(norm: Tensor, magnitude: Magnitude, radius: Tensor | float | None, filters: int) -> Tensor:
+    """Return h of norms [N, groups, *spatial]; a norm that overflowed (inf) counts as 0."""
+    norm = torch.where(norm.isinf(), 0, norm)
     if radius is None:
         radius = magnitude.radius
     if isinstance(radius, Tensor):
@@ -120,7 +118,7 @@ def magnitudes_from(inverse_norm: Tensor, magnitude: Magnitude, radius: Tensor |
 
 
 def _centered_cosines(x: Tensor, unit: Tensor, geometry: Geometry, eps: float) -> tuple[Tensor, Tensor]:
-    """Return the cosines of centered patches and 1/sqrt(Σx² − (Σx)²/n + eps) (Eq. 14)."""
+    """Return the cosines of centered patches and their norms sqrt(Σx² − (Σx)²/n + eps) (Eq. 14)."""
     wide = x if x.device.type == "mps" else x.double()
     squares = window_sum(sum_per_group(wide * wide, geometry.groups), geometry)
     sums = window_sum(sum_per_group(wide, geometry.groups), geometry, of_squares=False)
@@ -129,11 +127,11 @@ def _centered_cosines(x: Tensor, unit: Tensor, geometry: Geometry, eps: float) -
 
 
 def cosines_from_sums(product: Tensor, squares: Tensor, sums: Tensor, size: int, eps: float) -> tuple[Tensor, Tensor]:
-    """Return the cosines of centered patches, and their inverse norms, from Σx² and Σx of each patch.
+    """Return the cosines of centered patches, and their norms, from Σx² and Σx of each patch.
 
     The difference is computed in float64, because it cancels for patches of low contrast. A flat patch has the norm
     sqrt(eps) and the cosine 0, with the gradient of the formula. A patch whose squares would overflow in the working
-    dtype has the cosine 0 and the inverse norm 0.
+    dtype has the cosine 0 and the norm inf.
 
     Args:
         product: Products of the patches with centered unit kernels [N, O, *out], in the working dtype.
@@ -145,12 +143,12 @@ def cosines_from_sums(product: Tensor, squares: Tensor, sums: Tensor, size: int,
     variation = squares - sums * sums / size
     flat = variation <= FLAT * squares
     overflow = squares >= torch.finfo(product.dtype).max / SHRINK**2  # as without centering
-    inverse_norm = (torch.where(flat | overflow, 0, variation) + eps).rsqrt().to(product.dtype)
-    inverse_norm = torch.where(overflow, 0, inverse_norm)
-    # Products that overflowed are masked before the multiplication, because the gradient of 0·inf is NaN.
+    norm = (torch.where(flat | overflow, 0, variation) + eps).sqrt().to(product.dtype)
+    norm = torch.where(overflow, math.inf, norm)
+    # Products that overflowed are masked before the division, because the gradient of inf/inf is NaN.
     product = torch.where(repeat_per_filter(overflow, product.shape[1]), 0, product)
     product = torch.where(repeat_per_filter(flat, product.shape[1]), product - product.detach(), product)
-    return product * repeat_per_filter(inverse_norm, product.shape[1]), inverse_norm
+    return product / repeat_per_filter(norm, product.shape[1]), norm
 
 
 class _UnitWeight(ElementaryFunction):
@@ -210,10 +208,10 @@ def sum_per_group(maps: Tensor, groups: int) -> Tensor:
 
 
 class _Cosines(ElementaryFunction):
-    """c = P·r and r = 1/‖patch‖, with P the convolution of x with unit weights.
+    """c = P/n and n = ‖patch‖, with P the convolution of x with unit weights.
 
-    With W the sum over a window:  dc = r·dP + (c/r)·dr,  dr = −r³·W(x·dx). If a norm overflows, r = 0 and c = 0, even
-    if P is inf or NaN.
+    With W the sum over a window:  dc = (dP − c·dn)/n,  dn = W(x·dx)/n. No power of n occurs, which would overflow
+    before n does. If a norm overflows, n = inf and c = 0, even if P is inf or NaN.
     """
 
     @staticmethod
@@ -221,9 +219,9 @@ class _Cosines(ElementaryFunction):
         product = convolve(x, unit, geometry)
         shrunk = x.to(working_dtype(x.dtype)) * SHRINK
         window = window_sum(sum_per_group(shrunk * shrunk, geometry.groups), geometry)
-        inverse_norm = window.add(eps * SHRINK**2).rsqrt() * SHRINK
-        of_filters = repeat_per_filter(inverse_norm, unit.shape[0])
-        return torch.where(of_filters == 0, of_filters, product * of_filters), inverse_norm
+        norm = window.add(eps * SHRINK**2).sqrt() / SHRINK
+        of_filters = repeat_per_filter(norm, unit.shape[0])
+        return product.masked_fill(of_filters == math.inf, 0) / of_filters, norm
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -232,17 +230,17 @@ class _Cosines(ElementaryFunction):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, grad_norm: Tensor | None) -> tuple[Any, ...]:
-        x, unit, cosine, inverse_norm = ctx.saved_tensors
+        x, unit, cosine, norm = ctx.saved_tensors
         geometry, groups = ctx.geometry, ctx.geometry.groups
         grad_x = grad_unit = s = None
         if grad is not None:
-            of_product = grad * repeat_per_filter(inverse_norm, unit.shape[0])
+            of_product = grad / repeat_per_filter(norm, unit.shape[0])
             grad_x, grad_unit = convolve_backward(of_product.to(x.dtype), x, unit, geometry, *ctx.needs_input_grad[:2])
             if ctx.needs_input_grad[0]:
-                s = sum_per_group(of_product * cosine, groups) * inverse_norm
+                s = sum_per_group(of_product * cosine, groups) / norm
         if grad_norm is not None:
-            of_norm = grad_norm * inverse_norm**3
-            s = of_norm if s is None else s + of_norm
+            of_norm = grad_norm / norm
+            s = -of_norm if s is None else s - of_norm
         if s is not None and ctx.needs_input_grad[0]:
             m = repeat_per_filter(spread(s, (x.shape[0], groups, *x.shape[2:]), geometry), x.shape[1])
             grad_x = -x * m if grad_x is None else torch.addcmul(grad_x.to(m.dtype), x.to(m.dtype), m, value=-1)
@@ -251,22 +249,16 @@ class _Cosines(ElementaryFunction):
 
     @staticmethod
     def jvp(ctx: Any, x_tangent: Tensor | None, unit_tangent: Tensor | None, *_: None) -> tuple[Tensor, Tensor]:
-        x, unit, cosine, inverse_norm = ctx.saved_tensors
-        product = torch.zeros_like(cosine)
-        norm_tangent = torch.zeros_like(inverse_norm)
-        of_filters = repeat_per_filter(inverse_norm, unit.shape[0])
+        x, unit, cosine, norm = ctx.saved_tensors
+        product, norm_tangent = torch.zeros_like(cosine), torch.zeros_like(norm)
         if unit_tangent is not None:
             product = product + convolve(x, unit_tangent, ctx.geometry)
         if x_tangent is not None:
+            along = sum_per_group(x.to(norm.dtype) * x_tangent, ctx.geometry.groups)
+            norm_tangent = window_sum(along, ctx.geometry, of_squares=False) / norm
             product = product + convolve(x_tangent, unit, ctx.geometry)
-            along = sum_per_group(x.to(inverse_norm.dtype) * x_tangent, ctx.geometry.groups)
-            along = window_sum(along, ctx.geometry, of_squares=False)
-            norm_tangent = -along * inverse_norm**3
-            return (
-                of_filters * product - cosine * repeat_per_filter(along * inverse_norm**2, unit.shape[0]),
-                norm_tangent,
-            )
-        return of_filters * product, norm_tangent
+            product = product - cosine * repeat_per_filter(norm_tangent, unit.shape[0])
+        return product / repeat_per_filter(norm, unit.shape[0]), norm_tangent
 
 
 _cosines = elementary(_Cosines)

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
+from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 __all__ = ["EXCLUSIVE", "FREE", "LEARNING_RATE_DECAY", "RENAMED", "Group", "TrainConfig", "option_name"]
@@ -155,8 +156,8 @@ class TrainConfig:
     magnitude: Literal["sphere", "ball", "tanh", "linear", "segmented", "log", "mixed"] | None = _option(
         None, NETWORK, "function of the patch norm that multiplies the operator; default: sphere, a constant of 1"
     )
-    radius: float | Literal["learned"] | None = _option(
-        None, NETWORK, "radius of the magnitude: a number, or learned for one radius per filter; default: 1"
+    radius: float | str | None = _option(  # text last, so that "none" is None
+        None, NETWORK, "radius of the magnitude: a number, or learned or learned:10 (its start) per filter; default: 1"
     )
     feature_batch_norm: bool = _option(False, NETWORK, "BatchNorm of the features, before the class weights")
     initialization: Literal["he", "orthogonal"] = _option("he", NETWORK, "initial weights: He's, or orthogonal kernels")
@@ -377,8 +378,7 @@ def _hints() -> dict[str, Any]:
 def _choices(hint: Any) -> tuple[str, ...]:
     """Return the words that an option accepts if it accepts nothing else, or lists of nothing else."""
     if get_origin(hint) is list or (get_args(hint) and get_origin(get_args(hint)[0]) is list):
-        hint = get_args(hint)[0]
-        return _choices(hint)
+        return _choices(get_args(hint)[0])
     return get_args(hint) if get_origin(hint) is Literal else ()
 
 
@@ -396,4 +396,6 @@ def _is_of(value: Any, hint: Any) -> bool:
 
 
 def _type_name(hint: Any) -> str:
-    return str(hint.__name__ if isinstance(hint, type) and not get_args(hint) else hint).replace("typing.", "")
+    if get_origin(hint) is not list and get_args(hint):
+        return " or ".join(repr(part) if isinstance(part, str) else _type_name(part) for part in get_args(hint))
+    return "None" if hint is NoneType else str(hint.__name__ if isinstance(hint, type) else hint).replace("typing.", "")
