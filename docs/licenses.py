@@ -35,12 +35,26 @@ of *Learning Multiple Layers of Features from Tiny Images* (2009).
 
 ## Versions
 
-Lower bounds exclude versions with published vulnerabilities in features that the package uses: filelock before 3.20.1
-(symbolic links in place of lock files), jinja2 before 3.1.6, pillow before 12.2, onnx before 1.21, ray before 2.52.
-To build the package, setuptools before 78.1.1 is excluded as well. The bounds of the other packages in the table below
-were reviewed in November 2026 from memory, without a query of an advisory database, and needed no change: the package
-does not call `torch.load`, reads YAML with `safe_load` only, and decodes images only in the formats that it names.
-Packages that these require are pinned, but not bounded.
+Lower bounds exclude versions with published vulnerabilities:
+
+| package | advisories | fixed in |
+|---|---|---|
+| filelock | CVE-2025-68146, CVE-2026-22701: symbolic links in place of lock files | 3.20.3 |
+| pillow | CVE-2026-112403 (JPEG), CVE-2026-112395 (TIFF), CVE-2026-96643 (Exif) and others | 13.0 |
+| jinja2 | CVE-2025-27516: escape from the sandbox | 3.1.6 |
+| onnx | CVE-2026-27489, CVE-2026-34445 to 34447: external data, links | 1.21 |
+| ray | CVE-2025-62593, CVE-2026-27482 (dashboard), CVE-2026-41486, CVE-2026-57516 (Ray Data) | 2.56 |
+| setuptools (to build) | CVE-2025-47273: path traversal | 78.1.1 |
+
+Pillow 13 requires Python 3.11. For Python 3.10, whose support ended in October 2026, the last version is 12.3. It has
+the vulnerabilities of that row: do not read images of strangers with it. Open advisories concern files that this
+package does not read: those of torch (CVE-2026-4538 and others) programs and pickles, that of onnx (CVE-2026-44512)
+models of earlier opsets. `torch.load` is not called, and `torch.export.load` only for a program that was just written.
+
+The bounds were compared in November 2026 with stored copies of PyPI's advisory database, the CVE list and the release
+notes of pillow, by searching for each package. No advisory was found for the bounds of the other packages in the table
+below. YAML is read with `safe_load` only, and images are decoded only in the formats that the package names. Packages
+that these require are pinned, but not bounded.
 
 `constraints.txt` pins the version of every package for development. It has no hashes, because pip then rejects an
 editable install. `requirements.lock` has the same versions with the SHA-256 of each file, for Linux x86-64, Python 3.11
@@ -66,7 +80,7 @@ def requirements():
     lists = {"": re.search(r"^dependencies = (\[.*?^\])", text, re.MULTILINE | re.DOTALL)[1]}
     extras = re.search(r"^\[project.optional-dependencies\](.*?)^all = ", text, re.MULTILINE | re.DOTALL)[1]
     lists.update(re.findall(r"^(\w+) = (\[.*?\])$", extras, re.MULTILINE | re.DOTALL))
-    return {extra: dict(re.findall(r'"([A-Za-z0-9_-]+)>=([0-9.]+)"', packages)) for extra, packages in lists.items()}
+    return {extra: dict(re.findall(r'"([A-Za-z0-9_-]+)>=([0-9.]+)[";]', packages)) for extra, packages in lists.items()}
 
 
 def required():

@@ -22,6 +22,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from spherenet.text import is_utf8
+
 __all__ = [
     "APPEND",
     "LARGEST_JSON",
@@ -148,9 +150,12 @@ def _finite(number: str) -> float:
     return value
 
 
-def to_json(value: Any) -> str:
-    """Return a value as indented JSON. Raises ValueError for NaN and infinities, which JSON does not have."""
-    return json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+def to_json(value: Any, indent: int | None = 2) -> str:
+    """Return a value as JSON that UTF-8 can encode. Raises ValueError for NaN and infinities."""
+    text = json.dumps(value, indent=indent, allow_nan=False, ensure_ascii=False)
+    if not is_utf8(text):  # it contains a file name in another encoding
+        text = json.dumps(value, indent=indent, allow_nan=False)
+    return text + "\n"
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -164,27 +169,40 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
+def _require_replaceable(path: Path) -> None:
+    """Raise OSError if a path is a folder, a device, a pipe or a socket."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "a folder has that name", str(path))
+    if path.exists() and not path.is_file():  # a file in place of /dev/null would break other programs
+        raise _not_regular(path, _kind(path.stat().st_mode))
+
+
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
     """Yield the path of a new file that replaces `path` when the block ends without an error.
 
     After an error `path` is unchanged and nothing is left behind. Other files that the block writes to the same folder,
-    e.g. external data of an ONNX file, are moved beside `path` before it.
+    e.g. external data of an ONNX file, are moved beside `path` before it. An earlier file at `path` is removed first
+    then, so that a process that is killed between the moves leaves no files that do not belong together.
 
     Raises:
         OSError: If the file cannot be written, or if `path` is a folder, a device, a pipe or a socket.
     """
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, "a folder has that name", str(path))
-    if path.exists() and not path.is_file():  # a file in place of /dev/null would break other programs
-        raise _not_regular(path, _kind(path.stat().st_mode))
+    _require_replaceable(path)
     with _temporary_folder(path) as folder:
         new = folder / path.name
         mode = _mode_of_new_file(new)
         yield new
-        for file in sorted(folder.iterdir(), key=lambda file: file == new):
+        files = sorted(folder.iterdir(), key=lambda file: file == new)
+        for file in files:
             file.chmod(mode)
             sync(file)
+            if file != new:
+                _require_replaceable(path.with_name(file.name))
+        if len(files) > 1:
+            path.unlink(missing_ok=True)
+            sync(path.parent)
+        for file in files:
             os.replace(file, path.with_name(file.name))
         sync(path.parent)
 

@@ -10,12 +10,36 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["as_number", "csv_cell", "finite", "first_line", "first_names", "markdown", "plain", "short"]
+__all__ = [
+    "FORMULA",
+    "as_number",
+    "csv_cell",
+    "finite",
+    "first_line",
+    "first_names",
+    "is_utf8",
+    "markdown",
+    "plain",
+    "short",
+]
+
+
+FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
+"""Characters with which formulas of spreadsheets start, also in full width, as in Japanese versions."""
 
 
 def plain(text: object) -> str:
     """Return a text on one line, with control and bidirectional characters replaced by escape sequences."""
     return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in str(text))
+
+
+def is_utf8(text: object) -> bool:
+    """Return whether UTF-8 can encode a text, unlike a file name in another encoding."""
+    try:
+        str(text).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def markdown(text: object) -> str:
@@ -31,7 +55,7 @@ def csv_cell(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     shown = plain(value)
-    return f"'{shown}" if shown.startswith(("=", "+", "-", "@")) else shown
+    return f"'{shown}" if shown.startswith(FORMULA) else shown
 
 
 def as_number(value: Any) -> float | None:

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import threading
+from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 import pytest
@@ -32,14 +33,20 @@ def predictor(name="cnn-3", operator="cosine", widths=(4, 4, 4), channels=1):
     return Predictor(model.eval(), CLASSES, Preprocessing.standard((16, 16), channels, resize=(20, 20)))
 
 
-@pytest.fixture(scope="module")
-def server():
-    with DemoServer(Analyzer(predictor()), "small") as started:
+@contextmanager
+def serving(started):
+    with started:
         thread = threading.Thread(target=started.serve_forever, args=(0.01,))
         thread.start()
         yield started
         started.shutdown()
         thread.join()
+
+
+@pytest.fixture(scope="module")
+def server():
+    with serving(DemoServer(Analyzer(predictor()), "small")) as started:
+        yield started
 
 
 @pytest.fixture(scope="module")
@@ -242,3 +249,23 @@ def test_interrupt_ends_the_command(tmp_path):
         process.wait()
     assert process.returncode == 0
     assert errors == "spherenet demo: ended.\n"
+
+
+def test_outputs_that_are_not_finite_are_one_sentence(png):
+    used = predictor()
+    analyzer = Analyzer(used)
+    with torch.no_grad():
+        used.model.head.weight.fill_(float("nan"))
+    with serving(DemoServer(analyzer, "broken")) as started:
+        status, content, _ = request(started, body=png)
+    assert status == 400
+    assert json.loads(content)["error"].startswith("the outputs of the network must be finite")
+
+
+def test_bug_is_reported_to_the_page(png, monkeypatch):
+    analyzer = Analyzer(predictor())
+    monkeypatch.setattr(analyzer, "analyze", lambda path, layer: 1 / 0)
+    with serving(DemoServer(analyzer, "broken")) as started:
+        status, content, _ = request(started, body=png)
+    assert status == 500
+    assert json.loads(content) == {"error": "internal error (ZeroDivisionError: division by zero)."}

@@ -7,7 +7,7 @@ import pytest
 
 from docs.pages import DOCS
 
-FIXED = {"filelock": "3.20.1", "jinja2": "3.1.6", "pillow": "12.2", "onnx": "1.21", "ray": "2.52"}
+FIXED = {"filelock": "3.20.3", "jinja2": "3.1.6", "pillow": "13.0", "onnx": "1.21", "ray": "2.56"}
 """The newest versions that published advisories name as fixed."""
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from spherenet.cli.options import Parser, add_option
 from spherenet.cli.output import print_json, progress_bar
+from spherenet.text import plain
 
 if TYPE_CHECKING:
     from spherenet.data import Dataset
@@ -131,7 +132,7 @@ def _check_dataset(arguments: Namespace) -> None:
     else:
         _print_counts(dataset, counts, location)
         for message in (*dataset.messages, *errors):
-            print(message)
+            print(plain(message))
     if errors:
         raise DataError(f"{describe_broken(errors, len(dataset.train) + len(dataset.test))}.")
 

@@ -107,7 +107,7 @@ def run_evaluate(arguments: Namespace) -> None:
     if confusion is not None:
         _print_tables(per_class, confusion, saved.classes)
     if arguments.image is not None:
-        print(f"Confusion matrix: {arguments.image}")
+        print(f"Confusion matrix: {plain(arguments.image)}")
 
 
 def _split_of(saved: SavedRun, arguments: Namespace, workers: int) -> Split:
@@ -235,4 +235,4 @@ def run_export(arguments: Namespace) -> None:
         with_preprocessing=arguments.with_preprocessing,
         warn=warn,
     )
-    print(f"written: {written}")
+    print(f"written: {plain(written)}")

@@ -106,6 +106,8 @@ def _paths(images: list[str], failures: list[str]) -> Iterator[str]:
 
     for image in images:
         if image == "-":
+            if sys.stdin is None:
+                raise ValueError("stdin must be open to read a list of paths from it (-), got a closed one.")
             yield from (os.fsdecode(line) for line in sys.stdin.buffer.read().splitlines() if line)
         elif os.path.isdir(image):
             files = sorted(image_files(Path(image)))

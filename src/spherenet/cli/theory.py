@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from spherenet.cli.options import Parser, add_option
 from spherenet.cli.output import print_json, progress_bar
+from spherenet.text import plain
 
 if TYPE_CHECKING:
     from spherenet.theory.labs import LabResult
@@ -115,7 +116,7 @@ def _print_tables(result: LabResult, output: str | None) -> None:
             table.add_row(*map(Text, row))
         console.print(table)
     if output is not None:
-        console.print(f"Figure: {output}", soft_wrap=True, highlight=False, markup=False)
+        console.print(f"Figure: {plain(output)}", soft_wrap=True, highlight=False, markup=False)
 
 
 def _conditioning(lab: _LabParser) -> None:

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spherenet.errors import DataError
-from spherenet.files import atomic_file, read_regular, user_path
-from spherenet.text import csv_cell, first_line, short
+from spherenet.files import atomic_file, open_regular, read_regular, user_path
+from spherenet.text import FORMULA, csv_cell, first_line, short
 
 __all__ = ["SUFFIXES", "Embeddings", "Pair", "files_beside", "read_embeddings", "read_pairs", "write_embeddings"]
 
@@ -75,28 +75,30 @@ def write_embeddings(embeddings: Embeddings, file: str | os.PathLike[str]) -> li
     suffix = require_suffix("file", path)
     names = [(_as_path(name), csv_cell(label)) for name, label in zip(*embeddings[1:], strict=True)]
     if suffix == ".npy":
-        _write_csv(files_beside(path), [("file", "label"), *names])
-        with atomic_file(path) as temporary, temporary.open("wb") as stream:
-            np.save(stream, embeddings.values, allow_pickle=False)
+        # One block for both files: after a failure, names never stand beside embeddings of other images.
+        with atomic_file(path) as temporary:
+            files_beside(temporary).write_bytes(_as_csv([("file", "label"), *names]))
+            with temporary.open("wb") as stream:
+                np.save(stream, embeddings.values, allow_pickle=False)
         return [path, files_beside(path)]
     header = ("file", "label", *(f"x{column}" for column in range(embeddings.values.shape[1])))
     # Nine digits identify a float32.
     numbers = (map("{:.9g}".format, row) for row in embeddings.values.tolist())
-    _write_csv(path, [header, *((*name, *row) for name, row in zip(names, numbers, strict=True))])
+    with atomic_file(path) as temporary:
+        temporary.write_bytes(_as_csv([header, *((*name, *row) for name, row in zip(names, numbers, strict=True))]))
     return [path]
 
 
 def _as_path(name: str) -> str:
     """Return a path that spreadsheets do not interpret as a formula."""
-    return f".{os.sep}{name}" if name.startswith(("=", "+", "-", "@")) else name
+    return f".{os.sep}{name}" if name.startswith((*FORMULA, "\t", "\r", "\n")) else name
 
 
-def _write_csv(path: Path, rows: Sequence[Sequence[str]]) -> None:
+def _as_csv(rows: Sequence[Sequence[str]]) -> bytes:
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(rows)
-    with atomic_file(path) as temporary:
-        # File names that are not valid UTF-8 are written as they are.
-        temporary.write_bytes(text.getvalue().encode("utf-8", errors="surrogateescape"))
+    # File names that are not valid UTF-8 are written as they are.
+    return text.getvalue().encode("utf-8", errors="surrogateescape")
 
 
 def read_embeddings(file: str | os.PathLike[str]) -> Embeddings:
@@ -132,8 +134,9 @@ def read_embeddings(file: str | os.PathLike[str]) -> Embeddings:
 
 def _read_matrix(path: Path) -> Matrix:
     try:
-        # Mapped, so that a header that states a large shape allocates nothing.
-        values = np.load(path, mmap_mode="r", allow_pickle=False)
+        with open_regular(path, follow_links=True):  # raises OSError for a pipe, at which np.load would wait forever
+            # Mapped, so that a header that states a large shape allocates nothing.
+            values = np.load(path, mmap_mode="r", allow_pickle=False)
     except OSError as error:
         raise DataError(f"{str(path)!r} cannot be read: {error.strerror or first_line(error)}.") from None
     except (ValueError, EOFError, SyntaxError, TypeError) as error:

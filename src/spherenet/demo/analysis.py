@@ -64,7 +64,7 @@ class Analyzer:
 
         Raises:
             DataError: If the file cannot be read.
-            ValueError: If the layer is unknown.
+            ValueError: If the layer is unknown, or an output of the network is not finite.
         """
         reach = next((candidate for candidate in self.layers if candidate.name == layer), None)
         if reach is None:
@@ -74,6 +74,8 @@ class Analyzer:
             angular = self.model.head(self.model.features(pixels))
             probabilities = self.model.criterion.logits(angular).softmax(1)[0].tolist()
         angles = angular.cosine[0].clamp(-1, 1).acos().rad2deg().tolist()
+        if not all(map(math.isfinite, probabilities + angles)):
+            raise ValueError("the outputs of the network must be finite, got infinity or NaN for this image.")
         order = sorted(range(len(probabilities)), key=lambda index: -probabilities[index])[:SHOWN_CLASSES]
         return {
             "image": self._display(path),

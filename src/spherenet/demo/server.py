@@ -19,6 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from spherenet.demo.analysis import Analyzer
 from spherenet.errors import DataError
+from spherenet.text import first_line
 
 __all__ = ["LARGEST_UPLOAD", "DemoServer"]
 
@@ -99,7 +100,13 @@ class _Handler(BaseHTTPRequestHandler):
             respond()
         except _RequestError as error:
             self.close_connection = True  # the body of the request was not read
-            self._send(error.status, "application/json", json.dumps({"error": str(error)}).encode())
+            self._send_json({"error": str(error)}, error.status)
+        except OSError:  # the browser closed the connection
+            raise
+        except Exception as error:
+            self.close_connection = True
+            text = f"internal error ({type(error).__name__}: {first_line(error)})."
+            self._send_json({"error": text}, HTTPStatus.INTERNAL_SERVER_ERROR)
 
     def _get(self) -> None:
         path = urlsplit(self.path).path
@@ -152,8 +159,8 @@ class _Handler(BaseHTTPRequestHandler):
         if origins != [f"http://{hosts[0]}"] and (origins or self.command == "POST"):
             raise _RequestError(HTTPStatus.FORBIDDEN, "the header Origin must be the address of this page.")
 
-    def _send_json(self, value: Any) -> None:
-        self._send(HTTPStatus.OK, "application/json", json.dumps(value).encode())
+    def _send_json(self, value: Any, status: HTTPStatus = HTTPStatus.OK) -> None:
+        self._send(status, "application/json", json.dumps(value, allow_nan=False).encode())
 
     def _send(self, status: HTTPStatus, content_type: str, content: bytes, nonce: str | None = None) -> None:
         inline = "" if nonce is None else f"; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'"

@@ -19,6 +19,7 @@ from typing import Any, TypeVar, overload
 import torch
 from torch import nn
 
+from spherenet import files
 from spherenet.convert import apply_conversion, conversion_record
 from spherenet.errors import ModelError
 from spherenet.export.card import ModelCard, library_versions
@@ -27,7 +28,7 @@ from spherenet.export.weights import WEIGHTS_FILE, StoredWeights, require_free, 
 from spherenet.files import atomic_folder, parse_json, read_regular, user_path
 from spherenet.layers import SphereLayer
 from spherenet.models import Classifier
-from spherenet.text import first_line, short
+from spherenet.text import first_line, is_utf8, short
 
 __all__ = [
     "CARD_FILE",
@@ -100,13 +101,15 @@ def save_model(
             "save_weights accepts any module."
         )
     config["metadata"] = metadata_as_json(metadata)
-    text = json.dumps(config, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    text = files.to_json(config)
     page = _completed_card(card, model, config).to_hub_page()
     with writing(folder) as target:
+        if not is_utf8(target):
+            raise ModelError(f"{target} must be a path in UTF-8, because safetensors reads no others.")
         require_free(target, (WEIGHTS_FILE, CONFIG_FILE, CARD_FILE), overwrite=overwrite)
         with atomic_folder(target) as path:
             for name, content in ((CONFIG_FILE, text), (CARD_FILE, page)):
-                (path / name).write_text(content, encoding="utf-8")
+                (path / name).write_text(content, encoding="utf-8", errors="backslashreplace")
             write_weights(model, path / WEIGHTS_FILE)
             # safetensors creates a private file, but the folder should follow the user's umask.
             (path / WEIGHTS_FILE).chmod((path / CONFIG_FILE).stat().st_mode)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import warnings
@@ -27,7 +26,7 @@ from spherenet.export.programs import (
     trace_program,
 )
 from spherenet.export.weights import writing
-from spherenet.files import atomic_file, user_path
+from spherenet.files import atomic_file, to_json, user_path
 from spherenet.text import first_line
 from spherenet.validation import require_one_of
 
@@ -75,7 +74,7 @@ def export_onnx(
         require_extra("onnx", package)
     _require_opset(opset)
     example = example_batch(model, example)
-    properties = {name: json.dumps(value, ensure_ascii=False) for name, value in metadata_as_json(metadata).items()}
+    properties = {name: to_json(value, indent=None).strip() for name, value in metadata_as_json(metadata).items()}
     program = _convert(model, example, opset)
     program.model.metadata_props.update(properties)
     with writing(output_file(file, "model.onnx")) as target, atomic_file(target) as path:

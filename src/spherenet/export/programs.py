@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import json
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +19,7 @@ from spherenet.errors import ModelError
 from spherenet.export.description import metadata_as_json
 from spherenet.export.freeze import freeze
 from spherenet.export.weights import writing
-from spherenet.files import atomic_file, user_path
+from spherenet.files import atomic_file, to_json, user_path
 from spherenet.models import Classifier
 from spherenet.text import first_line
 
@@ -278,4 +277,4 @@ def _without_deprecation_warnings() -> Iterator[None]:
 
 
 def _json(metadata: Mapping[str, Any] | None) -> str:
-    return json.dumps(metadata_as_json(metadata), ensure_ascii=False)
+    return to_json(metadata_as_json(metadata), indent=None).strip()

@@ -15,6 +15,7 @@ from spherenet.errors import CheckpointError, RunError, RunTakenError
 from spherenet.files import file_kind, is_temporary, make_folder, open_regular, read_json, remove, sync, write_json
 from spherenet.runs.checkpoints import Checkpoint, Checkpoints, load_checkpoint, write_tensors
 from spherenet.runs.metrics import MetricsFile
+from spherenet.text import is_utf8
 
 __all__ = ["Finding", "RunDirectory", "examine"]
 
@@ -43,6 +44,8 @@ class RunDirectory:
             RunError: If the folder contains other files, or cannot be created.
         """
         folder = Path(path)
+        if not is_utf8(folder):  # checkpoints could be written, but not read
+            raise RunError(f"{folder} must be a path in UTF-8, because safetensors reads no others.")
         if (folder / _CONFIG).exists():
             raise RunTakenError(f"{folder} contains a run: use another --output, or --resume {folder}.")
         # The lock or temporary files of a run that is being created, or was killed then, are allowed.

@@ -24,9 +24,12 @@ from spherenet.export import (
 )
 from spherenet.export.description import build_on_meta
 from spherenet.export.preprocessing import input_description, pixel_example, preprocessing_file
-from spherenet.files import user_path, write_json
+from spherenet.export.programs import output_file
+from spherenet.export.weights import writing
+from spherenet.files import atomic_file, user_path, write_json
 from spherenet.models import Classifier
 from spherenet.runs import RunDirectory
+from spherenet.text import markdown, plain
 from spherenet.training.config import TrainConfig
 from spherenet.training.state import require_fitting, require_number
 
@@ -50,6 +53,9 @@ SELECTIONS = {
     None: "This is the last checkpoint of the training; no images were used to select it.",
 }
 """Statements on the images on which a checkpoint was selected."""
+
+SUFFIXES = {"onnx": ".onnx", "program": ".pt2", "torchscript": ".ts"}
+"""Suffix of a file by its format, if the target is a folder."""
 
 MAX_NAMED = 3
 """Number of changed classes that a message names."""
@@ -225,13 +231,18 @@ def export_run(
     example = None
     if with_preprocessing:
         model, example = PixelInput(run.model, run.preprocessing).eval(), pixel_example(run.preprocessing)
-    written = export_model(
-        model, target, format, example=example, metadata=metadata, card=model_card(run), overwrite=overwrite
-    )
-    if record is not None:
-        record = preprocessing_file(written)  # in the folder, if the target is one
-        write_json(record, preprocessing_record(run.preprocessing, pixel_input=with_preprocessing, metadata=metadata))
-    return written
+    if record is None:
+        return export_model(model, target, format, metadata=metadata, card=model_card(run), overwrite=overwrite)
+    format = format_of(target) if format is None else format
+    # One block for both files, which must belong together.
+    with writing(output_file(target, f"model{SUFFIXES.get(format, '')}")) as file, atomic_file(file) as temporary:
+        try:
+            export_model(model, temporary, format, example=example, metadata=metadata)
+        except ModelError as error:
+            raise ModelError(str(error).replace(str(temporary), str(file))) from error
+        content = preprocessing_record(run.preprocessing, pixel_input=with_preprocessing, metadata=metadata)
+        write_json(preprocessing_file(temporary), content)
+    return file
 
 
 def model_card(run: SavedRun) -> ModelCard:
@@ -246,16 +257,16 @@ def model_card(run: SavedRun) -> ModelCard:
     accuracy = run.accuracy if (run.config.bn_eval or ["running"])[0] == "running" else None
     return ModelCard(
         name=run.directory.path.resolve().name,
-        architecture=f"{run.config.model}, {operator}, trained with {run.config.loss}",
-        trained_on=f"{run.config.data}, {images.get('train')} images" if isinstance(images, dict) else None,
+        architecture=markdown(f"{run.config.model}, {operator}, trained with {run.config.loss}"),
+        trained_on=markdown(f"{run.config.data}, {images.get('train')} images") if isinstance(images, dict) else None,
         # The checkpoint comes first, because the rows may belong to another branch of the run.
         accuracy=accuracy if accuracy is not None else rows[-1].get("accuracy") if rows else None,
         accuracy_n=rows[-1].get("count") if rows else None,
         accuracy_on=f"the test images of {run.config.data}" if rows or accuracy is not None else None,
         selection=SELECTIONS[run.selected_on],
-        command="\n".join(commands) or None,
+        command="\n".join(map(plain, commands)) or None,
         versions={str(name): str(value) for name, value in versions.items()} if isinstance(versions, dict) else None,
-        date=str(description["started"]) if "started" in description else None,
+        date=markdown(description["started"]) if "started" in description else None,
         classes=run.classes,
         input_shape=(1, run.preprocessing.channels, *run.preprocessing.size),
     )
