@@ -146,6 +146,24 @@ def test_installed_wheel_trains_predicts_and_measures_without_a_compiler(wheels,
         assert report["version"] == spherenet.__version__
 
 
+def test_pip_installs_the_wheel_by_name(built, tmp_path):
+    options = ["--no-index", "--no-deps", "--find-links", built, "--target", tmp_path, "--quiet"]
+    command = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", *options, "spherenet-torch"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "spherenet" / "__init__.py").is_file()
+    assert list((tmp_path / "bin").glob("spherenet*"))
+
+
+def test_extras_of_the_pages_exist(metadata):
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    named = {
+        name for page in pages for name in re.findall(r"(?:spherenet-torch|`)\[([a-z]+)\]", page.read_text("utf-8"))
+    }
+    assert {"report", "cluster", "hub", "all"} <= named
+    assert named <= set(metadata.get_all("Provides-Extra"))
+
+
 def test_placeholders_are_in_two_files_only():
     placed = re.compile(r"\bOWNER\b")
     suffixes = {".md", ".toml", ".yml", ".yaml", ".cff", ".py", ""}

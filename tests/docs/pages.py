@@ -10,6 +10,7 @@ DOCS = ROOT / "docs"
 NAMES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "CODE_OF_CONDUCT.md")
 PAGES = [*(ROOT / name for name in NAMES), *sorted(DOCS.rglob("*.md"))]
 FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+INLINE = re.compile(r"`((?:spherenet|make|python|pip|torchrun)\s[^`]+)`")
 
 
 class Block(NamedTuple):
@@ -38,6 +39,18 @@ def commands(block):
         lines = [line[2:] for line in lines if line.startswith("$ ")]
     split = [shlex.split(line, comments=True) for line in lines]
     return [_without_redirection(words) for words in split if words]
+
+
+def all_commands(page):
+    """Return the commands of a page in order: those of bash and console blocks and those in inline code."""
+    text, position, found = page.read_text(encoding="utf-8"), 0, []
+    for fence in [*FENCE.finditer(text), None]:
+        prose = text[position : fence.start() if fence else len(text)]
+        found += [shlex.split(span[1]) for span in INLINE.finditer(prose)]
+        if fence and fence[1] in ("bash", "console"):
+            found += commands(Block(fence[1], fence[2], 0))
+        position = fence.end() if fence else len(text)
+    return found
 
 
 def _without_redirection(words):
