@@ -38,6 +38,7 @@ SUMMARIES = {
     "data": "data sets",
     "runs": "run directory",
     "metrics": "verification, retrieval",
+    "caches": "folders in the user's cache",
     "files": "atomic writes",
     "validation": "argument checks",
     "text": "messages",

@@ -31,7 +31,7 @@ from torch.nn import Module, Parameter
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from spherenet.files import use_private_compiler_cache
+from spherenet.caches import use_private_compiler_cache
 from spherenet.kernels import native
 from spherenet.validation import require_one_of
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from spherenet.caches import use_private_compiler_cache
 from spherenet.data import AUGMENTATIONS, Augmentation, Dataset, default_augmentation, load_dataset, locate
-from spherenet.files import use_private_compiler_cache
 from spherenet.losses import Annealing, MarginLoss
 from spherenet.models import Classifier, create_model, list_models
 from spherenet.optim import param_groups

@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
-from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 __all__ = ["EXCLUSIVE", "FREE", "LEARNING_RATE_DECAY", "RENAMED", "Group", "TrainConfig", "option_name"]
@@ -398,4 +397,5 @@ def _is_of(value: Any, hint: Any) -> bool:
 def _type_name(hint: Any) -> str:
     if get_origin(hint) is not list and get_args(hint):
         return " or ".join(repr(part) if isinstance(part, str) else _type_name(part) for part in get_args(hint))
-    return "None" if hint is NoneType else str(hint.__name__ if isinstance(hint, type) else hint).replace("typing.", "")
+    name = hint.__name__ if isinstance(hint, type) else str(hint)
+    return "None" if name == "NoneType" else name.replace("typing.", "")
