@@ -1,6 +1,7 @@
 """Markdown pages are well formed: tables, equation numbers, links inside the repository and names of tests."""
 
 import re
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -113,6 +114,29 @@ def test_relative_links_lead_to_files_and_headings(page):
         if not linked.exists() or (anchor and anchor not in anchors(linked)):
             wrong.append(target)
     assert wrong == []
+
+
+def unsuitable(link):
+    """Return whether a link to another host cannot be followed by a reader: not https, local, or a placeholder."""
+    host = urlsplit(link).hostname or ""
+    reserved = host in ("localhost", "example.com", "example.org") or re.fullmatch(r"[\d.]+", host)
+    return bool(
+        not link.startswith("https://") or "." not in host or reserved or re.search(r"OWNER|TODO|XXX|[<>{}]", link)
+    )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_to_other_hosts_are_well_formed(page):
+    """Whether the hosts can be reached is checked once a week by the job `links` of the workflow `docs`."""
+    links = re.findall(r"\]\((\w+:[^)\s]*)\)|<(\w+:[^>\s]*)>", without_code(page.read_text(encoding="utf-8")))
+    assert [link for pair in links for link in pair if link and unsuitable(link)] == []
+
+
+def test_unsuitable_links_are_found():
+    wrong = ["http://a.org", "https://", "https://host/a", "https://localhost/a", "https://127.0.0.1/a",
+             "https://example.com", "https://OWNER.github.io/a", "https://a.org/<name>", "ftp://a.org"]  # fmt: skip
+    assert [link for link in wrong if not unsuitable(link)] == []
+    assert not unsuitable("https://arxiv.org/abs/1711.03189")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

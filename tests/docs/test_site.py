@@ -38,6 +38,23 @@ def test_site_builds_without_warnings(site):
         assert (site / file).with_suffix(".html").is_file()
 
 
+def test_pages_have_titles_and_descriptions(site):
+    """Search engines show both; results.md is generated without a description of its own."""
+    pages = {file: (site / file).with_suffix(".html").read_text() for file in navigation()}
+    titles = [re.search(r"<title>(.*?)</title>", text)[1] for text in pages.values()]
+    assert len(set(titles)) == len(titles)
+    general = yaml.load((ROOT / "mkdocs.yml").read_text(), _Loader)["site_description"]
+    texts = {file: re.search(r'<meta name="description" content="(.*?)"', text)[1] for file, text in pages.items()}
+    own = [text for file, text in texts.items() if file != "results.md"]
+    assert len(set(own)) == len(own)
+    assert general not in own
+    assert [text for text in own if not 30 <= len(text) <= 160] == []
+
+
+def test_scripts_are_not_published(site):
+    assert list(site.rglob("*.py")) == []
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_public_name_is_documented(site, package):
     module = importlib.import_module(f"spherenet.{package}")
