@@ -121,12 +121,12 @@ class SharpenedCosineAngle(AngleFunction):
 
     def forward(self, cosine: Tensor) -> Tensor:
         """Return sign(c)·|c|^p for each cosine, filters last."""
-        value: Tensor = _signed_power(cosine.clamp(-1, 1), self.p.to(cosine.dtype).expand_as(cosine))
+        value: Tensor = _signed_power(cosine, self.p.to(cosine.dtype))
         return value
 
     def derivative(self, cosine: Tensor) -> Tensor:
         """Return dg/dc = p·|c|^(p − 1), bounded at c = 0."""
-        return _slope(cosine.clamp(-1, 1), self.p.to(cosine.dtype))
+        return _slope(_logarithm(cosine), self.p.to(cosine.dtype))
 
     def inverse(self, value: Tensor, k: K = None) -> Tensor:
         """Return c = sign(g)·|g|^(1/p)."""
@@ -142,19 +142,28 @@ class SharpenedCosineAngle(AngleFunction):
         return f"{shared}, initial_p={self.initial_p:g}"
 
 
-def _slope(cosine: Tensor, p: Tensor) -> Tensor:
-    """Return p·|c|^(p − 1) with |c| above a floor, which is small unless p < 1 makes the slope infinite at 0."""
-    eps = torch.finfo(cosine.dtype).eps
-    floor = torch.where(p < 1, 4 * eps**0.5, eps**2)
-    return p * torch.maximum(cosine.abs(), floor) ** (p - 1)
+def _logarithm(cosine: Tensor) -> Tensor:
+    """Return log|c|, with |c| at most 1 and above a floor that is 0 in effect."""
+    return cosine.abs().clamp(torch.finfo(cosine.dtype).eps ** 2, 1).log()
+
+
+def _slope(logarithm: Tensor, p: Tensor) -> Tensor:
+    """Return p·|c|^(p − 1) from log|c|. For p < 1 it is infinite at 0, and |c| is kept above 4·sqrt(ε)."""
+    eps = torch.finfo(logarithm.dtype).eps
+    floor = torch.where(p < 1, math.log(4 * eps**0.5), 2 * math.log(eps))
+    return p * (torch.maximum(logarithm, floor) * (p - 1)).exp()
 
 
 class _SignedPower(ElementaryFunction):
-    """v = sign(c)·|c|^p:  dv = slope·dc + v·log|c|·dp, with the bounded slope."""
+    """v = sign(c)·|c|^p:  dv = slope·dc + v·log|c|·dp, with the bounded slope.
+
+    p broadcasts against c, so that its own arithmetic takes one operation per filter. Both derivatives use one
+    logarithm, and exp, which is several times as fast as a power.
+    """
 
     @staticmethod
     def forward(cosine: Tensor, p: Tensor) -> Tensor:
-        return cosine.sign() * cosine.abs() ** p
+        return (cosine.abs().clamp_max(1) ** p).copysign(cosine)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
@@ -165,24 +174,27 @@ class _SignedPower(ElementaryFunction):
         if grad is None:
             return None, None
         cosine, p = ctx.saved_tensors
-        return grad * _slope(cosine, p), grad * _by_power(cosine, p)
+        logarithm = _logarithm(cosine)
+        by_cosine = grad * _slope(logarithm, p) if ctx.needs_input_grad[0] else None
+        by_p = None
+        if ctx.needs_input_grad[1]:
+            by_p = (grad * _by_power(cosine, logarithm, p)).sum_to_size(p.shape)
+        return by_cosine, by_p
 
     @staticmethod
     def jvp(ctx: Any, cosine_tangent: Tensor | None, p_tangent: Tensor | None) -> Tensor:
         cosine, p = ctx.saved_tensors
-        tangent = torch.zeros_like(cosine)
+        logarithm, tangent = _logarithm(cosine), torch.zeros_like(cosine)
         if cosine_tangent is not None:
-            tangent = tangent + cosine_tangent * _slope(cosine, p)
+            tangent = tangent + cosine_tangent * _slope(logarithm, p)
         if p_tangent is not None:
-            tangent = tangent + p_tangent * _by_power(cosine, p)
+            tangent = tangent + p_tangent * _by_power(cosine, logarithm, p)
         return tangent
 
 
 _signed_power = elementary(_SignedPower)
 
 
-def _by_power(cosine: Tensor, p: Tensor) -> Tensor:
+def _by_power(cosine: Tensor, logarithm: Tensor, p: Tensor) -> Tensor:
     """Return ∂v/∂p = v·log|c|, 0 at c = 0."""
-    smallest = torch.finfo(cosine.dtype).eps ** 2
-    value: Tensor = _signed_power(cosine, p) * cosine.abs().clamp_min(smallest).log()
-    return value
+    return cosine.sign() * logarithm * (logarithm * p).exp()
