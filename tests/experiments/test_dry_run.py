@@ -104,7 +104,7 @@ def test_smoke_run_says_which_data_it_used(tmp_path, capsys, monkeypatch):
     assert "preset smoke, data mnist5k" in " ".join(shown.out.split())
 
 
-SHARED_CORES = ("margin-forms",)
+SHARED_CORES = ("margin-forms", "fig-spherenorm", "magnitudes")
 """Experiments whose runs shared their cores with other processes, so that their seconds are not those of the work."""
 
 

@@ -286,9 +286,9 @@ def spherenorm_cells(preset: str) -> list[Cell]:
 
     paper preset: 40 cells of 64,000 iterations; the paper shows curves.
     cpu preset: batch sizes 2, 4, 8 and 16, at 2 and 8 only BatchNorm, GroupNorm and SphereNorm with and without
-    centering; 1,200 iterations. Expected accuracy (3 seeds) at batch sizes 4 and 16: 34.0 and 43.4 % with BatchNorm,
-    28.9 and 39.7 % with SphereNorm. One seed takes about 40 minutes on one core (Intel Xeon, 2.80 GHz), estimated from
-    the 16 minutes that the 10 cells of the paper's rows take.
+    centering; 1,200 iterations. Expected accuracy (3 seeds) at batch sizes 2 and 16: 27.2 and 43.4 % with BatchNorm,
+    18.6 and 39.7 % with SphereNorm, 31.5 and 44.5 % with centered patches. One seed takes about 30 minutes on one core
+    (AMD EPYC).
     long preset: batch sizes 2, 8 and 32 at half the paper's widths, 32 × 32 pixels, 3,000 iterations in bfloat16;
     BatchNorm, GroupNorm and SphereNorm with and without centering.
 
