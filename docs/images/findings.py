@@ -55,7 +55,12 @@ def main(path: Path) -> None:
     figure, axes = plt.subplots(2, 2, figsize=(9, 6.4), layout="constrained")
     plain = {"none": "plain", "cosine_orth": "cosine", "linear_orth": "linear", "sigmoid-0.3_orth": "sigmoid 0.3"}
     draw_curves(axes[0, 0], read_grid(RESULTS / "fig-convergence-plain"), plain, "cnn-9, softmax")
-    norms = {"batchnorm_4": "BatchNorm", "spherenorm_4": "SphereNorm", "spherenorm_batchnorm_4": "both"}
+    norms = {
+        "batchnorm_4": "BatchNorm",
+        "spherenorm_4": "SphereNorm",
+        "centered_patch_4": "SphereNorm, centered",
+        "groupnorm_4": "GroupNorm",
+    }
     draw_curves(axes[0, 1], read_grid(RESULTS / "fig-spherenorm"), norms, "cnn-9 at batches of 4")
     deep = {
         "none_softmax_45": "plain, 45 layers",
