@@ -39,7 +39,7 @@ def test_site_builds_without_warnings(site):
 
 
 def test_pages_have_titles_and_descriptions(site):
-    """Search engines show both; results.md is generated without a description of its own."""
+    """Search engines show both; results.md is generated without a description."""
     pages = {file: (site / file).with_suffix(".html").read_text() for file in navigation()}
     titles = [re.search(r"<title>(.*?)</title>", text)[1] for text in pages.values()]
     assert len(set(titles)) == len(titles)
