@@ -209,15 +209,18 @@ class ResidualUnit(nn.Module):
         super().__init__()
         self.first = layers.unit(channels_in, channels_out, 3, stride)
         self.second = layers.unit(channels_out, channels_out, 3, relu=False)
+        self.stride = stride
         if stride != 1 or channels_in != channels_out:
-            self.shortcut: nn.Module = layers.for_shortcuts.unit(channels_in, channels_out, 1, stride, relu=False)
+            self.shortcut: nn.Module = layers.for_shortcuts.unit(channels_in, channels_out, 1, relu=False)
         else:
             self.shortcut = nn.Identity()
         self.relu = layers.relu
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the output of the unit."""
-        out: Tensor = self.second(self.first(x)) + self.shortcut(x)
+        # Pixels are skipped here, not by a strided 1×1 convolution, in whose gradient oneDNN corrupts the memory.
+        used = x if self.stride == 1 else x[:, :, :: self.stride, :: self.stride]
+        out: Tensor = self.second(self.first(x)) + self.shortcut(used)
         return F.relu(out, inplace=True) if self.relu else out
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,6 +41,11 @@ class Geometry(NamedTuple):
     def is_pointwise(self) -> bool:
         """Whether every window is one pixel and every pixel has one window."""
         return all(n == 1 for n in self.kernel_size + self.stride) and not any(self.padding)
+
+    @property
+    def skips_pixels(self) -> bool:
+        """Whether every window is one pixel and some pixels have no window."""
+        return all(n == 1 for n in self.kernel_size) and max(self.stride, default=1) > 1 and not any(self.padding)
 
     @property
     def is_pooling(self) -> bool:
@@ -97,7 +102,19 @@ def convolve(x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
     if weight.dim() == 2:
         return F.linear(x, weight)
     _, stride, padding, dilation, groups, _ = geometry
+    if geometry.skips_pixels:
+        x, stride = _used_pixels(x, stride), (1,) * len(stride)
     return _CONVOLUTION[x.dim()](x, weight, None, stride, padding, dilation, groups)
+
+
+def _used_pixels(x: Tensor, stride: Sequence[int]) -> Tensor:
+    """Return the pixels that a convolution with kernels of one pixel uses.
+
+    Without the other pixels the stride is 1. oneDNN in torch 2.10 to 2.13 corrupts the memory in the gradient of the
+    weight of strided 1×1 convolutions with few channels in channels-last format, with AVX-512.
+    """
+    used: tuple[Any, ...] = (..., *(slice(None, None, step) for step in stride))
+    return x[used]
 
 
 def convolve_backward(
@@ -110,10 +127,17 @@ def convolve_backward(
         return None, None
     kernel_size, stride, padding, dilation, groups, _ = geometry
     no_output_padding = (0,) * len(kernel_size)
+    shape, steps = x.shape, stride
+    if geometry.skips_pixels:
+        x, stride = _used_pixels(x, stride), (1,) * len(stride)
     grad_x, grad_weight, _ = torch.ops.aten.convolution_backward.default(
         grad, x, weight, None, stride, padding, dilation, False, no_output_padding, groups,
         (needs_x, needs_weight, False),
     )  # fmt: skip
+    if needs_x and geometry.skips_pixels:
+        for dim, step in enumerate(steps, x.dim() - len(steps)):
+            zeros = grad_x.new_zeros((*grad_x.shape[:dim], shape[dim], *grad_x.shape[dim + 1 :]))
+            grad_x = torch.slice_scatter(zeros, grad_x, dim, step=step)
     return grad_x if needs_x else None, grad_weight if needs_weight else None
 
 
