@@ -88,11 +88,11 @@ test-wheel: $(READY) wheel  ## install each wheel of dist/ in a new environment 
 	SPHERENET_WHEELS=dist $(BIN)/python -m pytest tests/test_wheel.py
 
 VERSION ?= 2.10.0
-TORCH_INDEX ?= https://pypi.org/simple
+TORCH_INDEX ?=
 OTHER  := $(VENV)-torch-$(VERSION)
 test-torch:  ## test with another version of torch, e.g. make test-torch VERSION=2.10.0
 	test -x $(OTHER)/bin/python || $(PYTHON) -m venv $(OTHER)
-	$(OTHER)/bin/pip install --quiet --index-url $(TORCH_INDEX) 'torch==$(VERSION)'
+	$(OTHER)/bin/pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) 'torch==$(VERSION)'
 	$(OTHER)/bin/pip install --quiet --editable '.[report,plot,onnx,sklearn,hub,test]' 'torch==$(VERSION)'
 	$(OTHER)/bin/python -m pytest --numprocesses 2 @tests/portable.txt tests/kernels tests/training
 
