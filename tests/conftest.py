@@ -2,12 +2,18 @@
 
 import os
 import shutil
+import signal
 
 import pytest
 import torch
 
 
 def pytest_configure(config):
+    # Shells start background commands with SIGINT ignored, nohup with SIGHUP ignored. Processes of tests inherit it.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start
