@@ -217,6 +217,7 @@ def test_vmap_and_forward_mode(form, operator):
 @every_form
 @pytest.mark.parametrize("operator", ["linear", "sharpened-cosine"])
 def test_torch_compile_and_export(form, operator):
+    torch._dynamo.reset()  # its limit of recompilations counts those of all tests
     layer = sn.SphereConv2d(3, 4, 3, operator=operator, **form)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     x = torch.randn(2, 3, 5, 5, requires_grad=True)

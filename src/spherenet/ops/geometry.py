@@ -45,7 +45,7 @@ class Geometry(NamedTuple):
     @property
     def skips_pixels(self) -> bool:
         """Whether every window is one pixel and some pixels have no window."""
-        return all(n == 1 for n in self.kernel_size) and max(self.stride, default=1) > 1 and not any(self.padding)
+        return all(n == 1 for n in self.kernel_size) and any(n > 1 for n in self.stride) and not any(self.padding)
 
     @property
     def is_pooling(self) -> bool:
@@ -102,7 +102,7 @@ def convolve(x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
     if weight.dim() == 2:
         return F.linear(x, weight)
     _, stride, padding, dilation, groups, _ = geometry
-    if geometry.skips_pixels:
+    if max(stride) > 1 and geometry.skips_pixels:
         x, stride = _used_pixels(x, stride), (1,) * len(stride)
     return _CONVOLUTION[x.dim()](x, weight, None, stride, padding, dilation, groups)
 
@@ -128,13 +128,13 @@ def convolve_backward(
     kernel_size, stride, padding, dilation, groups, _ = geometry
     no_output_padding = (0,) * len(kernel_size)
     shape, steps = x.shape, stride
-    if geometry.skips_pixels:
+    if max(stride) > 1 and geometry.skips_pixels:
         x, stride = _used_pixels(x, stride), (1,) * len(stride)
     grad_x, grad_weight, _ = torch.ops.aten.convolution_backward.default(
         grad, x, weight, None, stride, padding, dilation, False, no_output_padding, groups,
         (needs_x, needs_weight, False),
     )  # fmt: skip
-    if needs_x and geometry.skips_pixels:
+    if needs_x and stride != steps:
         for dim, step in enumerate(steps, x.dim() - len(steps)):
             zeros = grad_x.new_zeros((*grad_x.shape[:dim], shape[dim], *grad_x.shape[dim + 1 :]))
             grad_x = torch.slice_scatter(zeros, grad_x, dim, step=step)

@@ -155,7 +155,7 @@ class TrainConfig:
     magnitude: Literal["sphere", "ball", "tanh", "linear", "segmented", "log", "mixed"] | None = _option(
         None, NETWORK, "function of the patch norm that multiplies the operator; default: sphere, a constant of 1"
     )
-    radius: float | str | None = _option(  # text last, so that "none" is None
+    radius: float | None | str = _option(  # noqa: RUF036 - text last, so that "none" is None
         None, NETWORK, "radius of the magnitude: a number, or learned or learned:10 (its start) per filter; default: 1"
     )
     feature_batch_norm: bool = _option(False, NETWORK, "BatchNorm of the features, before the class weights")
