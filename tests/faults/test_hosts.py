@@ -21,6 +21,7 @@ WORKER = Path(__file__).with_name("dying_worker.py")
 COUNT = 4
 TIMEOUT = 5
 BOUND = 60  # seconds within which a job must end after a host is cut off: the timeout, and time to notice and report it
+JOIN = 120  # seconds for which torchrun waits for the other hosts when a job starts or is restarted
 # The batch can be divided by three and by four, and BatchNorm would see the images of one process only.
 SHARED = [*OPTIONS, "--batch-size", 24, "--no-batch-norm", "--timeout", TIMEOUT]
 NETWORK = {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -107,7 +108,7 @@ class Torchrun:
 
     def __init__(self, hosts, folder, *arguments, nodes, restarts=0, **environment):
         # `is_host`: names of these hosts cannot be looked up, so that torchrun does not recognize its own address.
-        conf = "join_timeout=120,last_call_timeout=15,keep_alive_interval=3"
+        conf = f"join_timeout={JOIN},last_call_timeout=15,keep_alive_interval=3"
         options = [f"--nnodes={nodes}", "--nproc-per-node=1", f"--max-restarts={restarts}", "--monitor-interval=0.2",
                    "--rdzv-backend=c10d", f"--rdzv-endpoint={hosts.address(0)}:29500", "--rdzv-id=hosts"]  # fmt: skip
         self.logs = [folder / f"host-{host}.txt" for host in range(hosts.count)]
@@ -206,7 +207,7 @@ def test_torchrun_resumes_on_three_hosts_if_one_is_cut_off(torchrun, hosts, on_o
 @in_a_soak
 @pytest.mark.parametrize("lost", [0, COUNT - 1])
 def test_torchrun_ends_on_all_hosts_if_one_is_cut_off(torchrun, hosts, tmp_path, tried, lost):
-    """Without restarts, or if the lost host is that of the rendezvous."""
+    """Without restarts, or if the lost host is that of the rendezvous, which waits in vain for the others to join."""
     run, proceed = tmp_path / "run", tmp_path / "proceed"
     job = torchrun(*SHARED, "--output", run, "--log-every", 1, nodes=COUNT, restarts=0 if lost else 1,
                    HOLD_AT_STEP="7", HOLD_UNTIL=str(proceed))  # fmt: skip
@@ -214,7 +215,7 @@ def test_torchrun_ends_on_all_hosts_if_one_is_cut_off(torchrun, hosts, tmp_path,
     hosts.cut_off(lost)
     try:
         proceed.touch()
-        codes = job.codes(2 * BOUND)
+        codes = job.codes(BOUND if lost else BOUND + JOIN)
     finally:
         hosts.connect(lost)
     assert all(codes), job.output()
