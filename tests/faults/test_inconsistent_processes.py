@@ -104,6 +104,15 @@ def test_resume_in_one_process_only_ends_all(children, interrupted, folder, trie
     tried("one of two processes resumes, the other one starts a run")
 
 
+def test_evaluation_of_different_runs_in_one_group_is_rejected(children, uninterrupted, tried):
+    """Otherwise the counts of two networks would be added."""
+    runs = [uninterrupted(), uninterrupted("--accumulate", "2")]
+    ranks = start_ranks(children, *(["evaluate", run, "--allow-changes"] for run in runs))
+    assert [rank.wait(60) for rank in ranks] == [2, 2], [rank.output for rank in ranks]
+    assert all("the weights must be the same in all processes" in rank.output for rank in ranks)
+    tried("another run in one of two evaluating processes")
+
+
 def test_all_processes_leave_out_the_same_broken_images(children, folder, tried):
     """The main process decodes all images and tells the others, which decode none before the training."""
     paths, run = write_images(folder / "images", per_class=12), folder / "run"
