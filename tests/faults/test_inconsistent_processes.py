@@ -22,6 +22,7 @@ DIFFERENT = {
     "loss": ("--loss", "w-cosine"),
     "precision": ("--precision", "bfloat16"),
     "eval_every": ("--eval-every", 3),
+    "checkpoint_every": ("--checkpoint-every", 2),
 }
 
 
@@ -90,6 +91,26 @@ def test_different_checkpoint_in_one_process_ends_all(children, interrupted, fol
     assert all("the resumed step must be the same in all processes" in error_of(rank) for rank in ranks)
     assert newest_step(new) == 9
     tried("another checkpoint in one of two processes")
+
+
+def test_resume_in_one_process_only_ends_all(children, interrupted, folder, tried):
+    run = interrupted(10, folder / "run")
+    ranks = start_ranks(
+        children, ["train", "--resume", run, "--allow-changes"], ["train", *OPTIONS, "--output", folder / "new"]
+    )
+    assert [rank.wait(60) for rank in ranks] == [2, 2], [rank.output for rank in ranks]
+    assert all("resume must be the same in all processes" in error_of(rank) for rank in ranks)
+    assert not (folder / "new").exists()
+    tried("one of two processes resumes, the other one starts a run")
+
+
+def test_evaluation_of_different_runs_in_one_group_is_rejected(children, uninterrupted, tried):
+    """Otherwise the counts of two networks would be added."""
+    runs = [uninterrupted(), uninterrupted("--accumulate", "2")]
+    ranks = start_ranks(children, *(["evaluate", run, "--allow-changes"] for run in runs))
+    assert [rank.wait(60) for rank in ranks] == [2, 2], [rank.output for rank in ranks]
+    assert all("the weights must be the same in all processes" in rank.output for rank in ranks)
+    tried("another run in one of two evaluating processes")
 
 
 def test_all_processes_leave_out_the_same_broken_images(children, folder, tried):

@@ -136,6 +136,16 @@ def test_weights_that_are_not_finite_are_never_saved(children, folder, tried, po
     tried("weights that are not finite after a finite gradient")
 
 
+def test_optimizer_state_that_is_not_finite_is_never_saved(children, folder, tried):
+    """The squared gradient overflows. Adam then divides by infinity, and the weights never change."""
+    run = folder / "run"
+    done = children.run("train", *OPTIONS, "--weight-decay", "1e38", "--checkpoint-every", 1, "--output", run)
+    assert done.code == 1, done.output
+    assert "optimizer state are not finite after step 1 (first: exp_avg_sq/" in done.output
+    assert tensors_of(run) == {}
+    tried("an optimizer state that is not finite after a finite gradient")
+
+
 def test_fault_in_one_process_stops_both(children, folder, tried):
     """The fault is in one of them. Both end with code 1, and the checkpoint before it is valid."""
     run = folder / "run"

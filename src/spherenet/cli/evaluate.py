@@ -69,6 +69,8 @@ def run_evaluate(arguments: Namespace) -> None:
     workers = min(saved.config.workers, os.cpu_count() or 1)  # a run of somebody else does not choose it
     split = _split_of(saved, arguments, workers)
     with Processes.joined(arguments.device) as processes:
+        weights = [tensor.double().sum().item() for tensor in saved.model.state_dict().values()]
+        processes.require_same({"the step": saved.step, "the weights": weights, "the images": split.listing_hash()})
         result = evaluate(
             saved.model.to(processes.device),
             split,

@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 import dis
 import importlib
+import signal
 import sys
+import threading
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal, get_args, get_origin
 
 from spherenet import __version__
@@ -92,7 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = verb_parser(verb)
     run = getattr(importlib.import_module(f"spherenet.cli.{VERBS[verb][0]}"), f"run_{verb}")
     try:
-        code: int | None = run(parser.parse_args([word for word in rest if word != "--debug"]))
+        with _interrupts_recorded() as interrupts:
+            code: int | None = run(parser.parse_args([word for word in rest if word != "--debug"]))
     except BrokenPipeError:
         discard_closed_streams()
         return CLOSED_PIPE
@@ -106,10 +111,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
+        if interrupts:  # an interrupted import of torch fails with other errors later
+            print_message("spherenet: interrupted.")
+            return INTERRUPTED
         sentence, code = _describe_error(error)
         print_message(f"spherenet {verb}: {parser.as_typed(sentence)}")
         return code
     return CLOSED_PIPE if discard_closed_streams() and not code and verb != "train" else code or 0
+
+
+@contextmanager
+def _interrupts_recorded() -> Iterator[list[int]]:
+    """Yield a list to which every SIGINT is added that raises KeyboardInterrupt in the block."""
+    interrupts: list[int] = []
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or not _in_main_thread():
+        yield interrupts  # the program that calls `main` handles it
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        interrupts.append(number)
+        signal.default_int_handler(number, frame)
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield interrupts
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def _describe_error(error: Exception) -> tuple[str, int]:

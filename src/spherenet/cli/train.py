@@ -77,6 +77,8 @@ def run_train(arguments: Any) -> int:
     given = config_from(arguments, TrainConfig)
     if arguments.output is not None and arguments.resume is not None:
         raise ValueError("--output must be left out with --resume, which continues in the folder of the run.")
+    # Otherwise torch reports a process that does not join with pages of C++ stack traces, besides our sentence.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from spherenet.cli.output import Reporters, TensorBoard, terminal_reporter
     from spherenet.errors import RunTakenError
     from spherenet.runs import RunDirectory
@@ -87,11 +89,13 @@ def run_train(arguments: Any) -> int:
 
     resumed = None if arguments.resume is None else RunDirectory.open(arguments.resume)
     config = located(given, None if resumed is None else config_of(resumed))
+    is_main = os.environ.get("RANK", "0") == "0"
     if resumed is not None and resumed.finished and not arguments.allow_changes:
         require_same_options(resumed, config)
-        _print_summary(resumed.path, "already finished", arguments.json)
+        if is_main:
+            resumed.clean_finished()
+            _print_summary(resumed.path, "already finished", arguments.json)
         return 0
-    is_main = os.environ.get("RANK", "0") == "0"
     automatic_output = arguments.resume is None and arguments.output is None
     if os.environ.get("WORLD_SIZE", "1") != "1" and automatic_output:
         raise ValueError("--output or --resume must be given with several processes, which share one folder.")

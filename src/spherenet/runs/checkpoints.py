@@ -168,6 +168,11 @@ class Checkpoints:
             if _step_of(path) > step:
                 discard(path)
 
+    def remove_best(self) -> None:
+        """Remove the best checkpoint, because its accuracy is not comparable with later ones."""
+        for path in self.paths("best"):
+            discard(path)
+
 
 def _step_of(path: Path) -> int:
     return int(path.name.partition("-")[2])

@@ -142,6 +142,12 @@ class RunDirectory:
                 remove(entry)
         self.checkpoints.remove_unfinished()
 
+    def clean_finished(self) -> None:
+        """Remove unfinished files of killed processes from a finished run, unless it is in use or not writable."""
+        if any(map(is_temporary, (*_entries(self.path, follow_links=True), *_entries(self.checkpoints.folder)))):
+            with suppress(RunError, OSError), self.locked():
+                self.clean()
+
     @property
     def config(self) -> dict[str, Any]:
         """Content of config.json. Raises RunError if it cannot be read."""

@@ -274,18 +274,17 @@ class TrainConfig:
                     raise ValueError(f"{name} must be one of {', '.join(choices)}, got {entry[:80]!r}.")
             if not _is_of(value, hint):
                 raise TypeError(f"{name} must be {_type_name(hint)}, got {repr(value)[:80]}.")
-        for name, largest in LIMITS.items():
-            value = getattr(self, name)
+        for name, value in vars(self).items():
             for number in value if isinstance(value, list) else [value]:
-                if isinstance(number, (int, float)) and not number <= largest:
-                    raise ValueError(f"{name} must be at most {largest:,}, got {str(number)[:40]}.")
+                if name in LIMITS and isinstance(number, (int, float)) and not number <= LIMITS[name]:
+                    raise ValueError(f"{name} must be at most {LIMITS[name]:,}, got {str(number)[:40]}.")
+                if isinstance(number, int) and abs(number) >= 1 << 63:  # neither torch nor the command line takes it
+                    raise ValueError(f"{name} must be below 2^63 in magnitude, got {str(number)[:40]}.")
         for name in AT_LEAST_ONE:
-            value = getattr(self, name)
-            if value is not None and value < 1:
+            if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {str(value)[:40]}.")
         for name in AT_LEAST_ZERO:
-            value = getattr(self, name)
-            if not 0 <= value < float("inf"):
+            if not 0 <= (value := getattr(self, name)) < float("inf"):
                 raise ValueError(f"{name} must be a finite number of at least 0, got {str(value)[:40]}.")
         if not 0 <= self.validation_fraction < 1:
             raise ValueError(f"validation_fraction must be from 0 to less than 1, got {self.validation_fraction}.")

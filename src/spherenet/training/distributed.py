@@ -76,12 +76,13 @@ class Processes:
             timeout: Seconds that the processes wait for each other, to join and at every exchange.
 
         Raises:
-            ValueError: If the device is not available.
+            ValueError: If the device is not available, or a variable of torchrun has a wrong value.
             RunError: If not all processes join.
             LostProcessError: In the block, if another process ends or does not respond.
         """
-        world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
-        chosen = _device(device, int(os.environ.get("LOCAL_RANK", "0")) if world > 1 else None)
+        world = _variable("WORLD_SIZE", default=1, least=1)
+        rank = _variable("RANK", default=0, most=world - 1) if world > 1 else 0
+        chosen = _device(device, _variable("LOCAL_RANK", default=0) if world > 1 else None)
         if chosen.type == "cuda":
             torch.cuda.set_device(chosen)
         # torchrun with one process sets the variables too, but then there are no others to join.
@@ -212,7 +213,7 @@ def _join(backend: str, world: int, timeout: float) -> None:
     while thread.is_alive() and time.monotonic() < deadline:  # torch can wait longer than its timeout
         thread.join(0.05)  # Python runs signal handlers between these calls
     error = outcome[0] if outcome else TimeoutError("timed out")
-    if isinstance(error, (RuntimeError, TimeoutError, OSError)):
+    if isinstance(error, (RuntimeError, TimeoutError, OSError, ValueError)):  # ValueError: MASTER_ADDR, MASTER_PORT
         detail = (str(error).splitlines() or [type(error).__name__])[0][:200].rstrip(".")
         raise RunError(f"all {world} processes must join within {timeout:g} s, but did not ({detail}).") from None
     if error is not None:
@@ -225,6 +226,16 @@ _COMMUNICATION = re.compile(r"gloo|nccl|connection (closed|reset|refused)|timed 
 def _is_communication_error(error: RuntimeError) -> bool:
     """Return whether an exchange between processes failed. torch has no exception type for errors of gloo."""
     return isinstance(error, dist.DistError) or bool(_COMMUNICATION.search(str(error)))
+
+
+def _variable(name: str, default: int, least: int = 0, most: int | None = None) -> int:
+    """Return an integer that torchrun sets in the environment. Raises ValueError if it is none or out of range."""
+    text = os.environ.get(name, str(default))
+    number = int(text) if re.fullmatch("[0-9]{1,9}", text) else -1
+    if number < least or (most is not None and number > most):
+        allowed = f"at least {least}" if most is None else f"from {least} to {most}"
+        raise ValueError(f"the variable {name} must be an integer {allowed}, got {text[:40]!r}.")
+    return number
 
 
 def _device(name: str | None, local_rank: int | None) -> torch.device:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -35,12 +36,19 @@ def skip_error(step: int, in_a_row: int) -> TrainingError:
     )
 
 
-def require_finite_weights(model: nn.Module, processes: Processes, step: int) -> None:
-    """Raise TrainingError in all processes if a weight or buffer is not finite. Such a model is never saved."""
-    tensors = {name: local(tensor) for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+def require_finite_weights(
+    model: nn.Module, processes: Processes, step: int, state: Mapping[str, Tensor] | None = None
+) -> None:
+    """Raise TrainingError in all processes if a weight or buffer is not finite. Such a model is never saved.
+
+    `state` has further tensors that are saved, by name. An optimizer whose state is infinite makes steps of size 0.
+    """
+    named = {**model.state_dict(), **(state or {})}
+    tensors = {name: local(tensor) for name, tensor in named.items() if tensor.is_floating_point()}
     bad = [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]
     if processes.total(torch.tensor(float(bool(bad)), device=processes.device)).item():
         which = f" (first: {bad[0]})" if bad else ""
         raise TrainingError(
-            f"weights are not finite after step {step}{which}; the last checkpoint is valid; try a lower learning rate."
+            f"weights or their optimizer state are not finite after step {step}{which}; the last checkpoint is valid; "
+            "try a lower learning rate."
         )

@@ -36,6 +36,9 @@ __all__ = ["new_output", "require_same_options", "train"]
 
 DataProgress = Callable[[int, int], None]
 
+PER_PROCESS = ("data_dir", "download", "workers", "tensorboard", "timeout")
+"""Options that may differ between the processes of a run. All others determine the exchanges that they take part in."""
+
 
 def train(
     config: TrainConfig,
@@ -77,8 +80,10 @@ def train(
         torch.set_num_threads(config.threads)
     with StopSignals() as stop, Processes.joined(config.device, config.timeout) as processes:
         # torchrun counts the restarts of a host only if its own processes failed, not if it waited for another host.
-        resume = resume or bool(processes.total(torch.tensor(float(restarted), device=processes.device)))
-        processes.require_same({**_result_options(config), "resume": resume, "allow_changes": allow_changes})
+        any_restarted = bool(processes.total(torch.tensor(float(restarted), device=processes.device)))
+        resume = resume or any_restarted
+        options = {name: value for name, value in config.as_dict().items() if name not in PER_PROCESS}
+        processes.require_same({**options, "resume": resume, "allow_changes": allow_changes})
         run = RunDirectory.open(output) if resume else RunDirectory(Path(output))
         recorded = config_of(run) if resume else None
         # The images that a run has skipped stay skipped, without decoding all of them again.
@@ -115,9 +120,11 @@ def train(
                         f"iterations must be at least the {trainer.step} that {run.path} has made, "
                         f"got {config.iterations}."
                     )
-                if allow_changes:
-                    for message in _forget_best(trainer, run.config, dataset):
-                        main_reporter.warned(message)
+                changes = _evaluation_changes(run, config, dataset) if allow_changes else []
+                for message in changes:
+                    main_reporter.warned(message)
+                if changes:
+                    trainer.forget_evaluations()
                 if processes.is_main:
                     description = _resumed(run.config, description, config, trainer.step, keep=not allow_changes)
                     _record(run, description, required=allow_changes, warn=main_reporter.warned)
@@ -128,17 +135,24 @@ def train(
         return outcome
 
 
-def _forget_best(trainer: Trainer, recorded: dict[str, Any], dataset: Dataset) -> list[str]:
-    """Return a warning, and select the best checkpoint anew, if the images of a run have changed."""
+def _evaluation_changes(run: RunDirectory, config: TrainConfig, dataset: Dataset) -> list[str]:
+    """Return a warning per change of images or statistics since which accuracies of a run are not comparable."""
+    messages = []
+    before = config_of(run)
+    protocols = [(options.bn_eval or ["running"])[0] for options in (before, config)]
+    if protocols[0] != protocols[1]:
+        messages.append(
+            f"the run was evaluated with {protocols[0]} BatchNorm statistics, now with {protocols[1]} ones: the best "
+            "checkpoint is selected anew."
+        )
     try:
-        require_same_data(recorded, dataset, "the run continues on these")
+        require_same_data(run.config, dataset, "the run continues on these")
     except DataError as error:
-        trainer.progress.best_accuracy = -1.0
         message = str(error)
-        if trainer.config.data == "folder" and trainer.config.split_rule == "index":
+        if config.data == "folder" and config.split_rule == "index":
             message += " The test images are chosen by index, so that the run may have been trained on some of them."
-        return [message]
-    return []
+        messages.append(message)
+    return messages
 
 
 def _resumed(

@@ -29,7 +29,7 @@ from spherenet.export.weights import writing
 from spherenet.files import atomic_file, user_path, write_json
 from spherenet.models import Classifier
 from spherenet.runs import RunDirectory
-from spherenet.text import markdown, plain
+from spherenet.text import markdown, plain, short
 from spherenet.training.config import TrainConfig
 from spherenet.training.state import require_fitting, require_number
 
@@ -122,12 +122,13 @@ def load_run(path: str | Path, checkpoint: str = "last") -> SavedRun:
     description = run.config
     config = _parse_config(run, description)
     try:
-        classes = tuple(str(name) for name in description["classes"])
         preprocessing = Preprocessing.from_dict(description["preprocessing"])
         # On the meta device first: config.json may describe a network that does not fit the memory or the checkpoint.
         model = build_on_meta(description["model"], str(run.path / "config.json"))
+        classes = _class_names(description["classes"], model)
     except (KeyError, TypeError, ValueError, AttributeError, DataError) as error:
-        raise RunError(f"{run.path / 'config.json'} does not describe a model ({error}).") from None
+        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error).rstrip(".")
+        raise RunError(f"{run.path / 'config.json'} does not describe a model ({reason}).") from None
     saved, warnings = run.checkpoints.newest("best" if checkpoint == "best" else "step")
     if saved is None:
         reason = f": {warnings[0]}" if warnings else "; there may have been no evaluation yet."
@@ -143,6 +144,16 @@ def load_run(path: str | Path, checkpoint: str = "last") -> SavedRun:
     return SavedRun(
         model.eval(), saved.step, classes, preprocessing, run, config, accuracy, selected_on, tuple(warnings)
     )
+
+
+def _class_names(names: object, model: Classifier) -> tuple[str, ...]:
+    """Return the names of a model's classes. Raises ValueError if they are not one text per class."""
+    count = model.head.num_classes
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"classes must be a list of names, got {short(repr(names))}")
+    if len(names) != count:
+        raise ValueError(f"classes must be the names of the {count} classes of the network, got {len(names)}")
+    return tuple(names)
 
 
 @dataclass(frozen=True)
@@ -166,12 +177,13 @@ def load_predictor(path: str | Path, checkpoint: str = "last") -> Predictor:
         _require_image_size(run.model, run.preprocessing, path)
         return Predictor(run.model, run.classes, run.preprocessing, run.warnings)
     metadata = load_metadata(path)
+    model = load_model(path)
     try:
-        classes = tuple(str(name) for name in metadata["classes"])
+        classes = _class_names(metadata["classes"], model)
         preprocessing = Preprocessing.from_dict(metadata["preprocessing"])
     except (KeyError, TypeError, ValueError, DataError) as error:
-        raise ModelError(f"{path} must have classes and preprocessing in its metadata ({error}).") from None
-    model = load_model(path)
+        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error).rstrip(".")
+        raise ModelError(f"{path} must have classes and preprocessing in its metadata ({reason}).") from None
     _require_image_size(model, preprocessing, path)
     return Predictor(model, classes, preprocessing)
 

@@ -30,7 +30,7 @@ from spherenet.training.sharding import (
 )
 from spherenet.training.signals import Reporter, StopRequested, StopSignals
 from spherenet.training.snapshots import restore, snapshot, write
-from spherenet.training.state import Outcome, Progress, buffer_copies, restore_buffers
+from spherenet.training.state import Outcome, Progress, buffer_copies, optimizer_tensors, restore_buffers
 
 __all__ = ["Trainer"]
 
@@ -126,6 +126,16 @@ class Trainer:
             self.progress.best_accuracy, self.progress.best_step = -1.0, -1
         return warnings
 
+    def forget_evaluations(self) -> None:
+        """Remove the best checkpoint, because later accuracies are those of other images or statistics.
+
+        It is removed at once: if the run is killed before its next checkpoint, the resumed run must not find it.
+        """
+        progress = self.progress
+        progress.best_accuracy, progress.best_step, progress.accuracy, progress.not_better = -1.0, -1, -1.0, 0
+        if self.processes.is_main:
+            self.run_directory.checkpoints.remove_best()
+
     def train(self, stop: StopSignals) -> Outcome:
         """Train from the current step to the last one, or until a stop is requested.
 
@@ -150,6 +160,9 @@ class Trainer:
         start, stopped = time.monotonic() - progress.seconds, False
         try:
             with stop.deferred():
+                if self.step == config.iterations and progress.best_step < 0:  # the evaluations were forgotten
+                    self._evaluate()
+                    self._save()
                 while self.step < config.iterations and not stopped and progress.not_better < self.patience:
                     stopped = self._step(micro_batches, stop)
                     every = (config.log_every, config.eval_every, config.checkpoint_every)
@@ -164,7 +177,7 @@ class Trainer:
                 raise
             if self.deferred is not None:
                 self._fetch_deferred()
-            require_finite_weights(self.model, self.processes, self.step)
+            self._require_finite()
             self._save()
             stopped = True
         finally:
@@ -316,11 +329,16 @@ class Trainer:
             progress.loss_sum = progress.correct = progress.count = 0.0
         saves = self.step % config.checkpoint_every == 0 or last or stopped
         if evaluates or saves:
-            require_finite_weights(self.model, self.processes, self.step)
+            self._require_finite()
         if evaluates:
             self._evaluate()
         if saves or progress.not_better >= self.patience:
             self._save()
+
+    def _require_finite(self) -> None:
+        """Raise TrainingError in all processes if something that would be saved is not finite."""
+        state = {**optimizer_tensors(self.optimizer, self.model), **self.protocols.state_dict()}
+        require_finite_weights(self.model, self.processes, self.step, state)
 
     def _log(self, split: str, **values: Any) -> None:
         """Add a row to the metrics, in the main process."""

@@ -1,0 +1,157 @@
+"""Runs whose files were changed or left behind by a killed process, used on the command line."""
+
+import json
+import shutil
+
+import pytest
+
+from command_line import TINY, one_sentence, spherenet
+from spherenet.files import is_temporary
+from spherenet.runs import RunDirectory
+from spherenet.runs.checkpoints import load_checkpoint
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    run = tmp_path_factory.mktemp("trained") / "run"
+    assert spherenet("train", *TINY, "--train-images", 200, "--output", run) == 0
+    return run
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    return shutil.copytree(trained, tmp_path / "run")
+
+
+def change(run, **values):
+    """Change values of config.json: change(run, train={"seed": 1})."""
+    config = json.loads((run / "config.json").read_text())
+    for name, value in values.items():
+        config[name] = {**config[name], **value} if isinstance(config[name], dict) else value
+    (run / "config.json").write_text(json.dumps(config))
+
+
+def leave_unfinished(run):
+    """Leave what a process leaves that is killed after the rename of summary.json."""
+    (run / ".writing-summary.json-123").mkdir()
+    (run / "checkpoints" / ".writing-step-00000001-gone").mkdir()
+    assert all(map(is_temporary, unfinished(run)))
+
+
+def unfinished(run):
+    return sorted(path for path in run.rglob(".writing-*"))
+
+
+def test_resume_of_a_finished_run_removes_unfinished_files(run, capsys):
+    leave_unfinished(run)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+    assert spherenet("train", "--resume", run) == 0
+    assert "already finished" in capsys.readouterr().out
+    assert unfinished(run) == []
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_unfinished_files_of_a_run_in_use_are_kept(run, capsys):
+    leave_unfinished(run)
+    with RunDirectory(run).locked():
+        assert spherenet("train", "--resume", run) == 0
+    assert "already finished" in capsys.readouterr().out
+    assert len(unfinished(run)) == 2
+
+
+def test_readers_keep_unfinished_files(run, capsys):
+    leave_unfinished(run)
+    assert spherenet("doctor", run) == 0
+    assert "2 of a killed process, removed on resume" in capsys.readouterr().out
+    assert spherenet("evaluate", run) == 0
+    assert spherenet("report", run) == 0
+    assert len(unfinished(run)) == 2
+
+
+@pytest.mark.parametrize("classes", [["a", "b", "c"], [], [f"c{i}" for i in range(1000)], {"a": 1}, [None] * 10, "abc"])
+def test_names_must_be_one_per_class(run, tmp_path, capsys, classes):
+    """Otherwise predictions would have no name, or that of another class."""
+    from PIL import Image
+
+    Image.new("L", (28, 28)).save(tmp_path / "0.png")
+    change(run, classes=classes)
+    for arguments in (["predict", tmp_path / "0.png", "--run", run], ["export", run, tmp_path / "exported"]):
+        assert spherenet(*arguments) == 2
+        assert one_sentence(said := capsys.readouterr().err), said
+        assert "classes must be" in said
+    assert not (tmp_path / "exported").exists()
+
+
+def test_exported_model_must_have_one_name_per_class(run, tmp_path, capsys):
+    from PIL import Image
+
+    Image.new("L", (28, 28)).save(tmp_path / "0.png")
+    exported = tmp_path / "exported"
+    assert spherenet("export", run, exported) == 0
+    config = json.loads((exported / "config.json").read_text())
+    config["metadata"]["classes"] = ["a", "b"]
+    (exported / "config.json").write_text(json.dumps(config))
+    capsys.readouterr()
+    assert spherenet("predict", tmp_path / "0.png", "--run", exported) == 2
+    assert one_sentence(said := capsys.readouterr().err), said
+    assert "the names of the 10 classes of the network, got 2" in said
+
+
+@pytest.mark.parametrize("option", ["seed", "fold", "train_images", "log_every", "learning_rate"])
+def test_integer_that_is_too_large_is_rejected(run, capsys, option):
+    change(run, train={option: 10**30})
+    (run / "summary.json").unlink()
+    for arguments in (["train", "--resume", run], ["evaluate", run]):
+        assert spherenet(*arguments) == 2
+        assert one_sentence(said := capsys.readouterr().err), said
+        assert "must be below 2^63 in magnitude" in said
+        assert option in said.replace("-", "_")
+
+
+def test_message_about_the_preprocessing_is_one_sentence(run, capsys):
+    change(run, preprocessing={"size": [40_000, 40_000]})
+    assert spherenet("evaluate", run) == 2
+    assert one_sentence(said := capsys.readouterr().err), said
+    assert ".)" not in said
+
+
+@pytest.mark.parametrize("options", [("--train-images", 300), ("--bn-eval", "batch")], ids=lambda options: options[0])
+def test_finished_run_with_changed_evaluation_is_evaluated_again(run, capsys, options):
+    """Its accuracies are those of other images or statistics: the best checkpoint is selected anew."""
+    directory = RunDirectory(run)
+    rows = len(directory.metrics)
+    assert spherenet("train", "--resume", run, *options, "--allow-changes") == 0
+    assert "-100.00%" not in capsys.readouterr().out
+    summary = RunDirectory(run).summary
+    assert summary["best_step"] == summary["iterations"]
+    assert summary["best_accuracy"] == summary["accuracy"]
+    (best,) = directory.checkpoints.paths("best")
+    assert load_checkpoint(best).step == summary["iterations"]
+    assert len(RunDirectory(run).metrics) > rows
+    # The last checkpoint knows about it, so that the run can be resumed once more without an evaluation.
+    rows = len(RunDirectory(run).metrics)
+    assert spherenet("train", "--resume", run, "--allow-changes") == 0
+    assert len(RunDirectory(run).metrics) == rows
+    assert {**RunDirectory(run).summary, "seconds": 0, "peak_megabytes": 0} == {
+        **summary, "seconds": 0, "peak_megabytes": 0,
+    }  # fmt: skip
+
+
+def test_best_checkpoint_on_other_images_is_gone_if_the_run_is_killed_before_its_next_one(run, monkeypatch):
+    """config.json has the new images then, so that the change is not noticed again."""
+    from spherenet.training.trainer import Trainer
+
+    class Killed(BaseException):
+        pass
+
+    def kill(trainer, stop):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "train", kill)
+        with pytest.raises(Killed):
+            spherenet("train", "--resume", run, "--train-images", 300, "--allow-changes")
+    assert RunDirectory(run).checkpoints.paths("best") == []
+    assert spherenet("train", "--resume", run) == 0
+    summary = RunDirectory(run).summary
+    assert summary["best_step"] == summary["iterations"]
