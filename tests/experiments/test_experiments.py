@@ -7,20 +7,24 @@ import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 
 from command_line import command, in_other_processes, one_sentence, spherenet
 from spherenet.cli import main
 from spherenet.cli.options import config_from
 from spherenet.cli.train import train_parser
+from spherenet.data import load_dataset
 from spherenet.experiments import EXPERIMENTS, find_experiment
 from spherenet.experiments.experiment import PAPER_MARGIN, PRESETS
 from spherenet.experiments.jobs import Job, command_line, create_jobs, select_cells, write_experiment
 from spherenet.experiments.runner import GridReporter, LocalLauncher, run_jobs
 from spherenet.report.grids import read_grid
 from spherenet.runs import RunDirectory
+from spherenet.training import build
 from spherenet.training.config import TrainConfig
 
 CELL_COUNTS = {"table1": 48, "table2": 36, "table3": 6, "table4": 10, "fig-convergence-resnet": 8,
@@ -134,8 +138,19 @@ def test_command_line_of_a_cell_produces_its_configuration(id, preset):
         assert config_from(parser.parse_args(command_line(cell.config)), TrainConfig) == cell.config
 
 
+@cache
+def load_few(name, folder, **options):
+    """Load every fifth digit for training and every tenth for testing; digits are sorted by class."""
+    dataset = load_dataset(name, folder, **options)
+    if name != "mnist5k":
+        return dataset
+    train, test = (part.subset(torch.arange(0, len(part), n)) for part, n in ((dataset.train, 5), (dataset.test, 10)))
+    return replace(dataset, train=train, test=test)
+
+
 @pytest.mark.parametrize("id", EXPERIMENTS)
-def test_smoke_preset_runs_and_is_reported(id, tmp_path):
+def test_smoke_preset_runs_and_is_reported(id, tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "load_dataset", load_few)  # grids in other processes load all digits
     experiment = find_experiment(id)
     cells = experiment.cells("smoke")
     folder = tmp_path / "smoke" / id
@@ -251,7 +266,7 @@ def test_selecting_a_cell_includes_the_cell_it_starts_from():
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_killed_grid_is_resumed(tmp_path, number):
+def test_killed_grid_is_resumed(tmp_path, number, monkeypatch, capsys):
     """On SIGTERM the runs save and exit, on SIGKILL they continue alone. A second call finishes every cell."""
     arguments = ["reproduce", "weight-decay", "--preset", "smoke", "--output", tmp_path, "--jobs", 2]
     running = subprocess.Popen(command(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
@@ -263,9 +278,10 @@ def test_killed_grid_is_resumed(tmp_path, number):
     running.stderr.read()
     running.stderr.close()
     assert running.wait(120) in (130, -number)
-    done = subprocess.run(command(*arguments), capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "cosine" in done.stdout
+    monkeypatch.setattr(LocalLauncher, "__call__", lambda self, arguments, log: main(arguments))
+    code, (output, errors) = spherenet(*arguments), capsys.readouterr()
+    assert code == 0, errors
+    assert "cosine" in output
     runs = list((tmp_path / "smoke" / "weight-decay").glob("*/seed-0"))
     assert len(runs) == 4
     assert all(RunDirectory.open(run).finished for run in runs)
@@ -336,9 +352,6 @@ def test_tune_selects_the_best_mean_and_writes_a_configuration(tmp_path, capsys,
 
 
 def test_folds_are_disjoint_and_stratified():
-    import torch
-
-    from spherenet.data import load_dataset
     from spherenet.training.build import split_folds
 
     dataset = load_dataset("mnist5k")
@@ -352,7 +365,6 @@ def test_folds_are_disjoint_and_stratified():
 
 
 def test_subsample_is_stratified_and_keeps_the_test_split():
-    from spherenet.data import load_dataset
     from spherenet.training.build import subsample
 
     dataset = load_dataset("mnist5k")
@@ -371,7 +383,6 @@ def test_subsample_is_stratified_and_keeps_the_test_split():
     [({}, 5.0), ({"lambda_floor": 20.0}, 20.0), ({"lambda_floor": 150.0}, 150.0), ({"annealing": False}, 0.0)],
 )
 def test_annealing_ends_at_its_floor(options, last):
-    from spherenet.data import load_dataset
     from spherenet.training.build import build_model, lambda_setter
 
     dataset = load_dataset("mnist5k")
