@@ -41,8 +41,14 @@ def best_run(path: str) -> str:
 
 
 def ship(path: str, target: Path) -> str:
-    """Export the last checkpoint of a run, and return the statement of the card on its accuracy."""
+    """Export the last checkpoint of a finished run, and return the statement of the card on its accuracy.
+
+    Raises:
+        RunError: The run is not finished, or the folder is too large.
+    """
     run = load_run(path, "last")
+    if not run.directory.finished:
+        raise RunError(f"{path} must be a finished run, got one at step {run.step:,}.")
     test = load_dataset(run.config.data, run.config.data_dir).test
     with Processes.joined("cpu") as processes:
         result = evaluate(run.model, test, len(run.classes), processes)

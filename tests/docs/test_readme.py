@@ -30,7 +30,9 @@ def test_claims_of_long_runs_precede_those_of_appendices(script):
     )
     small = "| SphereNets end above the CNN (Table 1) | -9.00 points, n = 3 | table1 |"
     page = "\n".join(["## Claims confirmed (9)", "", *rows, "## Appendix", "### Claims refuted (1)", "", small])
-    table = script.table(page).splitlines()[2:]
+    setting, rows = script.table(page).split("\n\n")
+    assert setting == script.LONG
+    table = rows.splitlines()[2:]
     assert len(table) == len(script.LONG_CLAIMS)
     assert table[0] == "| SphereNets converge faster than the CNN | confirmed | +1.00 [+0.50, +1.50] points, n = 3 |"
     assert table[1] == "| SphereNets end above the CNN | out of reach | -1 points, n = 2 |"

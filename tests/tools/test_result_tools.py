@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -122,3 +123,8 @@ def test_card_of_the_included_model_states_its_measured_accuracy(runs, tmp_path)
     assert len(load_metadata(target)["classes"]) == 10
     assert "Measured in float32 with running BatchNorm statistics. The weights are those of the last checkpoint" in card
     assert "spherenet train" in card
+    unfinished = tmp_path / "unfinished"
+    shutil.copytree(runs[0], unfinished)
+    (unfinished / "summary.json").unlink()
+    with pytest.raises(RunError, match="must be a finished run, got one at step 6"):
+        load_tool("ship_model").ship(str(unfinished), target)

@@ -32,7 +32,7 @@ EXPERIMENT_FILE = "experiment.json"
 PRESETS = {
     "paper": "The paper's settings.",
     "long": "CIFAR-10 images of 32 × 32, batches of 128 (except in fig-spherenorm), half or a quarter of the paper's "
-    "widths, and 3,000 to 6,000 of its 64,000 iterations, in bfloat16; fig-ultradeep with images of 16 × 16. "
+    "widths, and at most an eighth of its 64,000 iterations, in bfloat16; fig-ultradeep with images of 16 × 16. "
     "`results/PLAN.md` was written before the runs.",
     "cpu": "Reduced for two CPU cores: images of 16 × 16, half the batch size, a quarter of the paper's widths (except "
     "in fig-width) and 300 to 2,000 of its 64,000 iterations. Accuracies are therefore far below the paper's; only "
