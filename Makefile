@@ -6,7 +6,7 @@ USABLE := $(VENV)/.usable
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types imports fast pytest docs soak browser hosts format wheel test-wheel test-torch \
+.PHONY: help demo test check lint types imports fast pytest docs results soak browser hosts format wheel test-wheel test-torch \
         clean
 
 help:  ## list the targets
@@ -53,6 +53,11 @@ fast: $(READY)  ## run the fast tests only
 
 pytest: $(READY) browser hosts  ## run all tests
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+
+results: $(READY)  ## write docs/results.md, its figure, results/cells.csv and the table of README.md from the runs in results/
+	$(BIN)/spherenet report results/*/* --title Results --markdown docs/results.md --csv results/cells.csv \
+	$(if $(wildcard results/long/headline/*/*/summary.json),--figure docs/images/headline.svg)
+	$(BIN)/python docs/readme.py
 
 SOAK   ?= tests/faults
 soak: $(READY) hosts  ## run the fault tests with their full counts and write the table of docs/reliability.md (about an hour)

@@ -20,10 +20,11 @@ from spherenet.errors import RunError
 from spherenet.experiments.jobs import create_settings, create_tuning_jobs
 from spherenet.export import load_model
 from spherenet.files import write_json
+from spherenet.report.csv_tables import grids_as_csv
 from spherenet.report.grids import read_grid
+from spherenet.report.markdown_page import markdown_page
 from spherenet.report.page import section_of_runs, write_page
 from spherenet.report.runs import read_run
-from spherenet.report.tables import as_csv, markdown_page
 from spherenet.runs import RunDirectory
 from spherenet.text import plain
 from spherenet.training import Reporter
@@ -254,7 +255,7 @@ def test_markdown_csv_and_page_escape_names(tmp_path):
     cells = {"=cmd()": ("@row | <img src=x>", "[link](http://x)", 90.0, {0: [0.5]})}
     folder = make_grid(tmp_path / "grid", cells)
     grid = read_grid(folder)
-    page, table = markdown_page([grid], "<script>"), as_csv([grid])
+    page, table = markdown_page([grid], "<script>"), grids_as_csv([grid])
     assert "<script>" not in page
     assert "<img" not in page
     assert "[link](http" not in page

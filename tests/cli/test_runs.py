@@ -7,6 +7,7 @@ import torch
 from PIL import Image
 
 from command_line import TINY, one_sentence, spherenet
+from made_runs import make_run
 from spherenet.data import load_dataset
 
 
@@ -113,6 +114,17 @@ def test_page_shows_hostile_names_as_text(run, tmp_path):
     shutil.copytree(run, evil)
     assert spherenet("report", evil, "-o", tmp_path / "page.html") == 0
     assert "<script>alert" not in (tmp_path / "page.html").read_text()
+
+
+def test_doctor_accepts_a_finished_run_without_checkpoints(tmp_path, capsys):
+    """Runs in results/ are like this."""
+    finished, started = (
+        make_run(tmp_path / name, [0.5], finished=name == "finished") for name in ("finished", "started")
+    )
+    assert spherenet("doctor", finished) == 0
+    assert "checkpoints    none, so the finished run cannot be evaluated or resumed" in capsys.readouterr().out
+    assert spherenet("doctor", started) == 0
+    assert "checkpoints    none yet" in capsys.readouterr().out
 
 
 def test_doctor_finds_corrupt_files(run, tmp_path, capsys):

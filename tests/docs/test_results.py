@@ -1,30 +1,58 @@
 """docs/results.md agrees with the committed runs, and these agree with the current experiments."""
 
+import csv
 import json
+import re
 
 import pytest
 
 from docs.pages import DOCS
 from spherenet.experiments import find_experiment
 from spherenet.experiments.jobs import create_jobs, write_experiment
-from spherenet.report.grids import read_grid
-from spherenet.report.tables import markdown_page
+from spherenet.report.csv_tables import grids_as_csv
+from spherenet.report.figure import draw_curves, main_grid
+from spherenet.report.grids import by_preset, read_grid
+from spherenet.report.markdown_page import markdown_page
 
-FOLDERS = sorted((DOCS.parent / "results" / "cpu").iterdir())
-
-
-def test_page_agrees_with_committed_runs():
-    page = markdown_page([read_grid(folder) for folder in FOLDERS], "Results on two cores")
-    assert page == (DOCS / "results.md").read_text(encoding="utf-8")
+RESULTS = DOCS.parent / "results"
+FOLDERS = sorted(path for preset in ("cpu", "long") for path in RESULTS.glob(f"{preset}/*"))
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+@pytest.fixture(scope="module")
+def grids():
+    """All committed experiments, in the order of `make results`."""
+    return by_preset([read_grid(path) for path in sorted(RESULTS.glob("*/*"))])
+
+
+def test_page_and_figure_agree_with_committed_runs(grids):
+    main = main_grid(grids)
+    figure = None if main is None else "images/headline.svg"
+    assert markdown_page(grids, "Results", (), figure) == (DOCS / "results.md").read_text(encoding="utf-8")
+    if main is not None:
+        assert draw_curves(main) == (DOCS / figure).read_text(encoding="utf-8")
+
+
+def test_table_of_runs_agrees_with_committed_runs(grids):
+    table = grids_as_csv(grids).replace(f"{DOCS.parent}/", "")
+    assert table == (RESULTS / "cells.csv").read_text(encoding="utf-8")
+    rows = list(csv.DictReader(table.splitlines()))
+    assert all(0 < float(row["accuracy"]) <= float(row["best_accuracy"]) <= 100 for row in rows)
+    runs = {tuple(row[name] for name in ("experiment", "preset", "cell", "seed", "protocol")) for row in rows}
+    assert len(runs) == len(rows)
+
+
+def test_committed_runs_name_no_folder_of_a_machine():
+    for path in RESULTS.glob("*/*/*/seed-*/config.json"):
+        assert not re.search(r'"/|[ =]/\w', path.read_text(encoding="utf-8")), path
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: f"{folder.parent.name}-{folder.name}")
 def test_committed_runs_agree_with_experiment(folder, tmp_path):
-    experiment = find_experiment(folder.name)
-    write_experiment(experiment, "cpu", tmp_path)
+    experiment, preset = find_experiment(folder.name), folder.parent.name
+    write_experiment(experiment, preset, tmp_path)
     committed, current = (json.loads((path / "experiment.json").read_text()) for path in (folder, tmp_path))
     assert {**committed, "versions": None} == {**current, "versions": None}
-    cells = {cell.name: cell for cell in experiment.cells("cpu")}
+    cells = {cell.name: cell for cell in experiment.cells(preset)}
     runs = {(path.parent.parent.name, path.parent.name) for path in folder.glob("*/*/summary.json")}
     assert {cell for cell, _ in runs} <= set(cells)
     for cell, seed in sorted(runs):

@@ -11,9 +11,11 @@ from command_line import one_sentence, spherenet
 from made_runs import make_grid, make_run
 from spherenet.errors import RunError
 from spherenet.report.claims import judge
+from spherenet.report.csv_tables import CELL_COLUMNS, grids_as_csv
 from spherenet.report.grids import read_grid
+from spherenet.report.markdown_page import as_markdown, markdown_page
 from spherenet.report.runs import provenance, read_run
-from spherenet.report.tables import as_csv, as_markdown, markdown_page, paper_tables
+from spherenet.report.tables import paper_tables
 
 CELLS = {
     "good": ("good", "softmax", 91.0, {0: [0.2, 0.5, 0.7], 1: [0.3, 0.5, 0.72], 2: [0.25, 0.5, 0.71]}),
@@ -190,18 +192,30 @@ def test_time_to_the_final_accuracy_of_the_baseline(tmp_path):
     [(cell, times)] = read_grid(folder).times_to_baseline()
     assert cell.name == "good"
     # The baseline ends at 60, 61 and 62 % after the third evaluation; "good" is above only at its third.
-    assert [time.iterations for time in times] == [1.0, 1.0, 1.0]
+    assert [(time.step, time.fraction, time.seconds) for time in times] == [(30, 1.0, None)] * 3
     (folder / "experiment.json").write_text(json.dumps({**content, "baseline": "good"}))
     grid = read_grid(folder)
     assert [time for _, times in grid.times_to_baseline() for time in times] == [None, None, None]
-    assert "| bad | softmax | 0 of 3 | – | – |" in as_markdown(grid)
+    assert "| bad | softmax | 0 of 3 seeds | – | – |" in as_markdown(grid)
 
 
-def test_csv_of_an_experiment(folder):
-    rows = list(csv.DictReader(io.StringIO(as_csv([read_grid(folder)]))))
-    assert rows[0]["cell"] == "good"
-    assert float(rows[0]["difference"]) == pytest.approx(71.0 - 91.0)
-    assert rows[2]["mean"] == ""
+def test_csv_of_an_experiment_has_one_row_per_run(folder):
+    rows = list(csv.DictReader(io.StringIO(grids_as_csv([read_grid(folder)]))))
+    assert tuple(rows[0]) == CELL_COLUMNS
+    assert [row["cell"] + row["seed"] for row in rows] == ["good0", "good1", "good2", "bad0", "bad1", "bad2"]
+    expected = {"experiment": "table1", "preset": "cpu", "paper": "91.0", "protocol": "running", "iterations": "30",
+                "accuracy": "70.0", "best_accuracy": "70.0", "best_step": "30", "parameters": "1234", "seconds": "5.0",
+                "torch": "2.13.0", "processor": "", "run": str(folder / "good" / "seed-0")}  # fmt: skip
+    assert {name: rows[0][name] for name in expected} == expected
+    assert float(rows[0]["loss"]) == pytest.approx(2 / 3)
+
+
+def test_csv_has_one_row_per_protocol(tmp_path):
+    folder = make_grid(tmp_path / "grid", {"a": ("a", "b", None, {})})
+    make_run(folder / "a" / "seed-0", [0.5, 0.6], protocols={"running": [0.5, 0.6], "lagging": [0.4, 0.3]})
+    rows = list(csv.DictReader(io.StringIO(grids_as_csv([read_grid(folder)]))))
+    shown = [(row["protocol"], row["accuracy"], row["best_accuracy"], row["best_step"]) for row in rows]
+    assert shown == [("running", "60.0", "60.0", "20"), ("lagging", "30.0", "40.0", "10")]
 
 
 def test_csv_of_runs_has_one_line_per_run(tmp_path):
@@ -265,11 +279,13 @@ def test_report_of_readable_folders_only(folder, tmp_path, capsys):
     other = make_grid(tmp_path / "smoke", {"a": ("a", "b", None, {0: [0.5]})}, preset="smoke")
     run = make_run(tmp_path / "run", [0.1, 0.9])
     files = {name: tmp_path / f"out.{name}" for name in ("html", "md", "csv")}
-    code = spherenet("report", folder, other, run, tmp_path / "nothing", "-o", files["html"], "--markdown", files["md"],
-                     "--csv", files["csv"])  # fmt: skip
+    code = spherenet("report", folder, other, run, folder, tmp_path / "nothing", "-o", files["html"], "--markdown",
+                     files["md"], "--csv", files["csv"])  # fmt: skip
     output = capsys.readouterr()
     assert code == 1
-    assert "must have the preset cpu like the others, got smoke" in output.err
+    assert "must be given once: table1 with the preset cpu is there already" in output.err
+    assert "## Appendix: preset smoke" in files["md"].read_text()
+    assert {row["preset"] for row in csv.DictReader(io.StringIO(files["csv"].read_text()))} == {"cpu", "smoke"}
     assert "nothing is not a folder" in output.err
     assert all(file.stat().st_size > 100 for file in files.values())
     assert "71.00" in output.out

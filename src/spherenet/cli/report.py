@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
 from dataclasses import asdict
 from pathlib import Path
@@ -31,7 +32,8 @@ def report_parser() -> Parser:
         examples="""\
   spherenet report runs/mnist5k-cnn-3-cosine runs/mnist5k-cnn-3-none
   spherenet report runs/* -o report.html --title Digits
-  spherenet report results/cpu/* -o report.html --markdown results.md --csv results.csv""",
+  spherenet report results/cpu/* -o report.html --markdown results.md --csv runs.csv
+  spherenet report results/*/* --markdown results.md --figure curves.svg""",
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folders of runs, or of experiments run by reproduce")
     add_option(parser, "-o", "--output", metavar="FILE", help="HTML page to write (.html)")
@@ -40,7 +42,13 @@ def report_parser() -> Parser:
         parser,
         "--csv",
         metavar="FILE",
-        help="CSV file to write the cells of experiments to, or the runs if there are none",
+        help="CSV file to write, one row per run: those of experiments, or the others if there are none",
+    )
+    add_option(
+        parser,
+        "--figure",
+        metavar="FILE",
+        help="SVG file to draw the curves of the first experiment with a baseline to, shown by --markdown",
     )
     add_option(parser, "--title", default="spherenet runs", metavar="TEXT", help="title of the page and the table")
     return parser
@@ -50,10 +58,15 @@ def run_report(arguments: Namespace) -> int:
     """Print tables, write the requested files and return the exit code."""
     if arguments.output is not None and not arguments.output.endswith(".html"):
         raise ValueError(f"--output must end in .html, got {arguments.output!r}.")
+    if arguments.figure is not None and not arguments.figure.endswith(".svg"):
+        raise ValueError(f"--figure must end in .svg, got {arguments.figure!r}.")
     from rich.console import Console
 
     from spherenet.files import write_text
-    from spherenet.report.tables import as_csv, markdown_page, paper_tables, protocol_rows, runs_as_csv
+    from spherenet.report.csv_tables import grids_as_csv, runs_as_csv
+    from spherenet.report.figure import draw_curves, main_grid
+    from spherenet.report.markdown_page import markdown_page
+    from spherenet.report.tables import paper_tables, protocol_rows
 
     runs, grids, problems = _read_folders(arguments.runs)
     if not runs and not grids:
@@ -67,15 +80,22 @@ def run_report(arguments: Namespace) -> int:
         for table in paper_tables(grid, console.width):
             console.print(table)
     if arguments.output is not None:
-        from spherenet.report.page import section_of_grid, section_of_runs, write_page
+        from spherenet.report.page import section_of_runs, sections_of_grids, write_page
 
-        sections = [section_of_grid(grid) for grid in grids] + ([section_of_runs(runs)] if runs else [])
+        sections = sections_of_grids(grids) + ([section_of_runs(runs)] if runs else [])
         write_page(sections, arguments.output, arguments.title)
         console.print(f"Page with curves: {plain(arguments.output)}", soft_wrap=True, highlight=False, markup=False)
+    main = None if arguments.figure is None else main_grid(grids)
+    if main is not None:
+        write_text(Path(arguments.figure), draw_curves(main))
+    elif arguments.figure is not None:
+        problems.append(f"{arguments.figure} is not drawn: no experiment has a baseline with finished runs.")
     if arguments.markdown is not None:
-        write_text(Path(arguments.markdown), markdown_page(grids, arguments.title, runs))
+        page = Path(arguments.markdown)
+        figure = None if main is None else Path(os.path.relpath(arguments.figure, page.parent)).as_posix()
+        write_text(page, markdown_page(grids, arguments.title, runs, figure))
     if arguments.csv is not None:
-        write_text(Path(arguments.csv), as_csv(grids) if grids else runs_as_csv(runs))
+        write_text(Path(arguments.csv), grids_as_csv(grids) if grids else runs_as_csv(runs))
     for problem in problems:
         print_message(f"spherenet report: {problem}")
     return 1 if problems else 0
@@ -83,7 +103,7 @@ def run_report(arguments: Namespace) -> int:
 
 def _read_folders(paths: list[str]) -> tuple[list[ReportedRun], list[Grid], list[str]]:
     """Return the runs and experiments among folders, and an error message for each folder that cannot be used."""
-    from spherenet.report.grids import is_grid, read_grid
+    from spherenet.report.grids import by_preset, is_grid, read_grid
     from spherenet.report.runs import read_run
 
     runs: list[ReportedRun] = []
@@ -95,12 +115,12 @@ def _read_folders(paths: list[str]) -> tuple[list[ReportedRun], list[Grid], list
                 runs.append(read_run(path))
                 continue
             grid = read_grid(path)
-            if grids and grid.preset != grids[0].preset:
-                raise RunError(f"{path} must have the preset {grids[0].preset} like the others, got {grid.preset}.")
+            if any((other.id, other.preset) == (grid.id, grid.preset) for other in grids):
+                raise RunError(f"{path} must be given once: {grid.id} with the preset {grid.preset} is there already.")
             grids.append(grid)
         except RunError as error:
             problems.append(str(error))
-    return runs, grids, problems
+    return runs, by_preset(grids), problems
 
 
 def _table_of_runs(runs: list[ReportedRun], title: str) -> Table:

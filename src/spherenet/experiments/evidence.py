@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from spherenet.experiments.experiment import OPERATORS, Cell, Claim, Experiment, Requirement, cifar_config
+from spherenet.experiments.experiment import OPERATORS, Cell, Claim, Experiment, Logs, Requirement, cifar_config
 
 __all__ = ["HEADLINE", "PROTOCOL", "headline_cells", "protocol_cells"]
 
@@ -55,6 +55,12 @@ def headline_cells(preset: str) -> list[Cell]:
     ]
 
 
+HEADLINE_SEEDS = {
+    **dict.fromkeys(("none_softmax", "sigmoid-0.3_softmax", "cosine_softmax", "cosine_w-cosine", "cosine_margin"), 3),
+    **{f"linear_{loss}": 0 for loss in HEADLINE_LOSSES},  # run last, if there is time
+    "*": 2,
+}
+
 SPHERE_ROWS = ("cosine", "sigmoid-0.3")
 AGAINST_CNN = tuple((f"{row}_softmax", "none_softmax") for row in SPHERE_ROWS)
 
@@ -97,6 +103,7 @@ HEADLINE = Experiment(
     ),
     baseline="none",
     presets=("paper", "long", "smoke"),
+    seeds=HEADLINE_SEEDS,
 )
 
 
@@ -108,6 +115,20 @@ PROTOCOL_NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 PROTOCOL_PAIRS = (("cosine_cnn-9", "none_cnn-9"), ("linear_resnet-32", "none_resnet-32"))
 PROTOCOLS = ("running", "lagging", "batch", "precise")
+
+AUTHORS_LOGS = Logs(
+    "logs that the authors released with their code, github.com/wy1iu/SphereNet, at the paper's widths: accuracy on "
+    "one training batch every 100 iterations, on the test images every 500 iterations",
+    1100,
+    5000,
+    {
+        "none_cnn-9": (86.5, 26.7),
+        "cosine_cnn-9": (88.4, 72.6),
+        "none_resnet-32": (81.2, 10.9),
+        "linear_resnet-32": (84.3, 63.5),
+    },
+)
+"""Averages of the authors' logs. Their test accuracy is with moving averages of momentum 0.999 (lagging)."""
 
 
 def protocol_cells(preset: str) -> list[Cell]:
@@ -186,4 +207,6 @@ PROTOCOL = Experiment(
         ),
     ),
     presets=("paper", "long", "smoke"),
+    seeds={"*": 3},
+    logs=AUTHORS_LOGS,
 )

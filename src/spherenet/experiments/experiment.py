@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from spherenet.training.config import TrainConfig
 from spherenet.validation import require_one_of
 
-__all__ = ["OPERATORS", "PAPER_MARGIN", "PRESETS", "Cell", "Claim", "Experiment", "Requirement", "cifar_config"]
+__all__ = [
+    "OPERATORS",
+    "PAPER_MARGIN",
+    "PRESETS",
+    "Cell",
+    "Claim",
+    "Experiment",
+    "Logs",
+    "Requirement",
+    "cifar_config",
+]
 
 PRESETS = ("paper", "long", "cpu", "smoke")
 """Sizes of an experiment: the paper's settings, hours or minutes on two CPU cores, and a few steps for tests."""
@@ -95,6 +105,23 @@ class Claim:
 
 
 @dataclass(frozen=True)
+class Logs:
+    """Averages of logs that others published, which reports show beside ours.
+
+    Attributes:
+        source: Where the logs come from and what their rows are.
+        first: First iteration of the averages.
+        last: Last iteration of the averages.
+        accuracies: Mean training and test accuracy in percent by the name of the cell.
+    """
+
+    source: str
+    first: int
+    last: int
+    accuracies: Mapping[str, tuple[float, float]]
+
+
+@dataclass(frozen=True)
 class Experiment:
     """A table, figure or study.
 
@@ -106,6 +133,9 @@ class Experiment:
         claims: Statements that the cells can confirm or refute.
         baseline: Row of the table whose final accuracy the other rows are timed against, or None.
         presets: Presets for which it has cells.
+        seeds: Number of seeds of each cell that results/PLAN.md plans for the long preset, by its name; "*" for the
+            cells that are not named. Reports list what is missing.
+        logs: Averages of published logs of the same networks, or None.
     """
 
     id: str
@@ -115,10 +145,18 @@ class Experiment:
     claims: tuple[Claim, ...] = field(default=())
     baseline: str | None = None
     presets: tuple[str, ...] = ("paper", "cpu", "smoke")
+    seeds: Mapping[str, int] = field(default_factory=dict)
+    logs: Logs | None = None
 
     def cells(self, preset: str) -> list[Cell]:
         """Return the cells of a preset, none if the experiment does not have it."""
         return self.create_cells(preset) if require_one_of("preset", preset, PRESETS) in self.presets else []
+
+    def planned_seeds(self, preset: str) -> dict[str, int]:
+        """Return the planned number of seeds of each cell of a preset, empty if there is no plan."""
+        if preset != "long" or not self.seeds:
+            return {}
+        return {cell.name: self.seeds.get(cell.name, self.seeds.get("*", 0)) for cell in self.cells(preset)}
 
     @property
     def description(self) -> str:

@@ -257,6 +257,7 @@ ULTRADEEP = Experiment(
         ),
     ),
     presets=PRESETS,
+    seeds={"*": 2},
 )
 
 
@@ -357,4 +358,5 @@ SPHERENORM = Experiment(
         ),
     ),
     presets=PRESETS,
+    seeds={"*": 3},
 )

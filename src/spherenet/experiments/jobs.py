@@ -148,6 +148,11 @@ def write_experiment(experiment: Experiment, preset: str, folder: Path) -> None:
     """Write experiment.json, which reports read besides the runs."""
     folder.mkdir(parents=True, exist_ok=True)
     cells = experiment.cells(preset)
+    optional = {
+        "baseline": experiment.baseline,
+        "seeds": experiment.planned_seeds(preset) or None,
+        "logs": None if experiment.logs is None else asdict(experiment.logs),
+    }
     write_json(
         folder / "experiment.json",
         {
@@ -158,7 +163,7 @@ def write_experiment(experiment: Experiment, preset: str, folder: Path) -> None:
             "preset": preset,
             "cells": [cell.as_dict() for cell in cells],
             "claims": [_as_entry(claim) for claim in experiment.claims_about(cells)],
-            **({} if experiment.baseline is None else {"baseline": experiment.baseline}),
+            **{key: value for key, value in optional.items() if value is not None},
             "versions": {"spherenet": __version__, "python": platform.python_version()},
         },
     )

@@ -228,6 +228,7 @@ TABLE3 = Experiment(
         ),
     ),
     presets=PRESETS,
+    seeds={"*": 2},
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
@@ -9,33 +10,68 @@ from typing import Any, NamedTuple
 
 from spherenet.errors import RunError
 from spherenet.files import read_json
-from spherenet.report.runs import QUANTITIES, Curve, ReportedRun, final_accuracy, read_run
+from spherenet.report.runs import QUANTITIES, Curve, ReportedRun, final_accuracy, has_steady_pace, read_run
 from spherenet.text import as_number
 
-__all__ = ["Grid", "GridCell", "GridClaim", "Requirement", "TimeToAccuracy", "is_grid", "read_grid"]
+__all__ = [
+    "PRESETS",
+    "Grid",
+    "GridCell",
+    "GridClaim",
+    "Logs",
+    "Requirement",
+    "TimeToAccuracy",
+    "by_preset",
+    "is_grid",
+    "presets_of",
+    "read_grid",
+]
 
 EXPERIMENT_FILE = "experiment.json"
 
+PRESETS = {
+    "paper": "The paper's settings.",
+    "long": "CIFAR-10 images of 32 × 32, batches of 128 (except in fig-spherenorm), half or a quarter of the paper's "
+    "widths, and at most an eighth of its 64,000 iterations, in bfloat16; fig-ultradeep with images of 16 × 16. "
+    "`results/PLAN.md` was written before the runs.",
+    "cpu": "Reduced for two CPU cores: images of 16 × 16, half the batch size, a quarter of the paper's widths (except "
+    "in fig-width) and 300 to 2,000 of its 64,000 iterations. Accuracies are therefore far below the paper's; only "
+    "differences between cells can be compared.",
+    "cpu-32": "As in the preset cpu, but with images of 32 × 32, batches of 128 and 600 iterations.",
+    "smoke": "A few steps of tiny networks: the numbers only show that everything runs.",
+}
+"""What the runs of a preset are, the largest preset first."""
+
 
 class TimeToAccuracy(NamedTuple):
-    """Iterations and seconds until a run reached the final accuracy of another, as fractions of that run."""
+    """When a run reached the final accuracy of another.
 
-    iterations: float
-    seconds: float | None
+    Attributes:
+        step: Iteration.
+        fraction: Iteration as a fraction of the other run.
+        seconds: Seconds since the start of the run, or None if the times of the two runs cannot be compared.
+        seconds_fraction: Seconds as a fraction of the other run, or None.
+    """
+
+    step: int
+    fraction: float
+    seconds: float | None = None
+    seconds_fraction: float | None = None
 
 
 def time_to_accuracy(run: ReportedRun, other: ReportedRun) -> TimeToAccuracy | None:
     """Return when a run first reached the final test accuracy of another; None if it did not.
 
-    Seconds are those of training and evaluation as recorded; None if a run did not record them.
+    Seconds are those of training and evaluation as recorded, if both runs had a steady pace.
     """
-    target, rows = final_accuracy(other), other.rows
-    last = rows[-1]["step"]
+    target, last = final_accuracy(other), other.rows[-1]["step"]
     for row in run.rows_of("test"):
         accuracy = as_number(row.get("accuracy"))
         if accuracy is not None and 100 * accuracy >= target:
             seconds, total = as_number(row.get("seconds")), as_number((other.summary or {}).get("seconds"))
-            return TimeToAccuracy(row["step"] / last, None if seconds is None or not total else seconds / total)
+            if seconds is None or not total or not has_steady_pace(run) or not has_steady_pace(other):
+                return TimeToAccuracy(row["step"], row["step"] / last)
+            return TimeToAccuracy(row["step"], row["step"] / last, seconds, seconds / total)
     return None
 
 
@@ -62,10 +98,15 @@ class GridCell:
 
     def mean_curve(self) -> Curve:
         """Return the mean test accuracy over the seeds at the evaluations that all of them have."""
+        points = self.points()
+        return Curve(list(points), [fmean(values) for values in points.values()])
+
+    def points(self) -> dict[int, list[float]]:
+        """Return the test accuracy of each seed at the evaluations that all seeds have, by iteration."""
         curves = [run.curve("test", "accuracy") for run in self.runs.values()]
         by_step = [dict(zip(curve.steps, curve.values, strict=True)) for curve in curves]
         steps = sorted(set(by_step[0]).intersection(*by_step)) if by_step else []
-        return Curve(steps, [fmean(points[step] for points in by_step) for step in steps])
+        return {step: [accuracies[step] for accuracies in by_step] for step in steps}
 
 
 @dataclass(frozen=True)
@@ -108,10 +149,31 @@ class GridClaim:
 
 
 @dataclass(frozen=True)
-class Grid:
-    """An experiment: its cells in the order of the paper, its claims, and messages about runs that were left out.
+class Logs:
+    """Mean training and test accuracy in percent, by cell, in logs that others published, from `first` to `last`."""
 
-    `baseline` is the row with which the others are compared in the time to its final accuracy, or None.
+    source: str
+    first: int
+    last: int
+    accuracies: dict[str, tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """An experiment with its runs.
+
+    Attributes:
+        id: Name of the experiment.
+        title: Heading.
+        shows: What its numbers are.
+        preset: Preset, or the name of the folder of presets if it is the preset with a suffix, e.g. "cpu-32" for runs
+            of the preset cpu with other options.
+        cells: Cells in the order of the paper.
+        claims: Claims.
+        problems: Messages about runs that were left out.
+        baseline: Row with which the others are compared in the time to its final accuracy, or None.
+        seeds: Number of seeds that were planned for each cell; empty without a plan.
+        logs: Averages of published logs, or None.
     """
 
     id: str
@@ -122,6 +184,16 @@ class Grid:
     claims: list[GridClaim]
     problems: list[str]
     baseline: str | None = None
+    seeds: dict[str, int] = field(default_factory=dict)
+    logs: Logs | None = None
+
+    def missing(self) -> dict[str, list[int]]:
+        """Return the planned seeds that are not finished, by cell, without the cells that are complete."""
+        lacking = {
+            cell.name: [seed for seed in range(self.seeds.get(cell.name, 0)) if seed not in cell.runs]
+            for cell in self.cells
+        }
+        return {name: seeds for name, seeds in lacking.items() if seeds}
 
     def cell(self, name: str) -> GridCell | None:
         """Return the cell with this name."""
@@ -139,6 +211,19 @@ class Grid:
             if seeds:
                 times.append((cell, [time_to_accuracy(cell.runs[seed], other.runs[seed]) for seed in seeds]))
         return times
+
+
+def presets_of(grids: Sequence[Grid]) -> list[str]:
+    """Return the presets of grids in the order of `PRESETS`, and then others."""
+    order = [*PRESETS]
+    names = dict.fromkeys(grid.preset for grid in grids)
+    return sorted(names, key=lambda preset: order.index(preset) if preset in order else len(order))
+
+
+def by_preset(grids: Sequence[Grid]) -> list[Grid]:
+    """Return grids in the order of their presets, otherwise in the given order."""
+    order = presets_of(grids)
+    return sorted(grids, key=lambda grid: order.index(grid.preset))
 
 
 def is_grid(path: str | Path) -> bool:
@@ -165,10 +250,20 @@ def read_grid(path: str | Path) -> Grid:
         cells = [_read_cell(folder, entry, problems) for entry in content["cells"]]
         claims = [_read_claim(entry) for entry in content["claims"]]
         id, title, shows, preset = (str(content[name]) for name in ("id", "title", "shows", "preset"))
+        if preset and folder.resolve().parent.name.startswith(f"{preset}-"):
+            preset = folder.resolve().parent.name
         baseline = content.get("baseline")
+        seeds = {str(name): int(number) for name, number in content.get("seeds", {}).items()}
+        logs = None if content.get("logs") is None else _read_logs(content["logs"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RunError(f"{file} does not describe an experiment ({error!r}).") from None
-    return Grid(id, title, shows, preset, cells, claims, problems, None if baseline is None else str(baseline))
+    baseline = None if baseline is None else str(baseline)
+    return Grid(id, title, shows, preset, cells, claims, problems, baseline, seeds, logs)
+
+
+def _read_logs(entry: dict[str, Any]) -> Logs:
+    accuracies = {str(name): (float(train), float(test)) for name, (train, test) in entry["accuracies"].items()}
+    return Logs(str(entry["source"]), int(entry["first"]), int(entry["last"]), accuracies)
 
 
 def _read_claim(entry: dict[str, Any]) -> GridClaim:

@@ -18,7 +18,7 @@ from spherenet.report.runs import Curve, ReportedRun, distinct_names, provenance
 from spherenet.report.tables import COLUMNS, PROTOCOLS, GridLayout, cell_text, protocol_rows, table_rows
 from spherenet.text import as_number, plain
 
-__all__ = ["Plot", "Section", "Table", "section_of_grid", "section_of_runs", "write_page"]
+__all__ = ["Plot", "Section", "Table", "section_of_grid", "section_of_runs", "sections_of_grids", "write_page"]
 
 CURVES = (
     ("Test accuracy", "test", "accuracy"),
@@ -77,6 +77,16 @@ def section_of_runs(runs: Sequence[ReportedRun]) -> Section:
         columns, *accuracies = protocols
         section.details = Table(PROTOCOLS, columns, [[(text, False) for text in row] for row in accuracies])
     return section
+
+
+def sections_of_grids(grids: Sequence[Grid]) -> list[Section]:
+    """Return a section per experiment. The link to one of several presets contains the preset."""
+    sections = [section_of_grid(grid) for grid in grids]
+    names = [grid.id for grid in grids]
+    for grid, section in zip(grids, sections, strict=True):
+        if names.count(grid.id) > 1:
+            section.anchor = f"{grid.id}, {grid.preset}"
+    return sections
 
 
 def section_of_grid(grid: Grid) -> Section:

@@ -22,6 +22,8 @@ __all__ = [
     "distinct_names",
     "early_accuracy",
     "final_accuracy",
+    "has_steady_pace",
+    "mean_between",
     "provenance",
     "read_run",
     "training_accuracy",
@@ -152,6 +154,13 @@ def mean_accuracy(run: ReportedRun, protocol: str | None = None) -> float:
     return 100 * fmean(_test_accuracy(run, protocol).values)
 
 
+def mean_between(run: ReportedRun, split: str, first: int, last: int, protocol: str | None = None) -> float | None:
+    """Return the mean accuracy of a split in percent from one iteration to another; None without rows."""
+    curve = run.curve(split, "accuracy", protocol)
+    values = [value for step, value in zip(curve.steps, curve.values, strict=True) if first <= step <= last]
+    return 100 * fmean(values) if values else None
+
+
 def lag(run: ReportedRun, protocol: str | None = None) -> float:
     """Return how many points of mean accuracy a run loses with lagging instead of precise BatchNorm statistics."""
     return mean_accuracy(run, "precise") - mean_accuracy(run, "lagging")
@@ -164,6 +173,29 @@ def steadiness(run: ReportedRun, protocol: str | None = None) -> float:
     """
     first = _first_half(_test_accuracy(run, protocol))
     return -100 * fmean([max(0.0, before - after) for before, after in itertools.pairwise(first)] or [0.0])
+
+
+STEADY = 1.2
+"""Largest ratio of the slow steps of a run (ninth decile) to the fast ones (first decile) at a steady pace."""
+
+
+def has_steady_pace(run: ReportedRun) -> bool | None:
+    """Return whether a run seems to have had its cores to itself: its slow steps took little longer than its fast ones.
+
+    The seconds per step are those between two rows of training without an evaluation between them, if there are such
+    rows. With fewer than ten of them the return value is None.
+    """
+    evaluated = {row["step"] for row in run.rows if row["split"] != "train"}
+    points = [(row["step"], as_number(row.get("seconds"))) for row in run.rows if row["split"] == "train"]
+    paces: dict[bool, list[float]] = {True: [], False: []}
+    for (step, start), (after, end) in itertools.pairwise(points):
+        if start is not None and end is not None and after > step:
+            paces[step in evaluated].append((end - start) / (after - step))
+    chosen = sorted(paces[False] or paces[True])
+    if len(chosen) < 10:
+        return None
+    slow, fast = chosen[len(chosen) * 9 // 10], chosen[len(chosen) // 10]
+    return 0 < slow <= STEADY * fast
 
 
 def _test_accuracy(run: ReportedRun, protocol: str | None) -> Curve:

@@ -314,7 +314,8 @@ def examine(path: str | Path) -> list[Finding]:
         findings[1] = replace(metrics, valid=False, message=message)
     if not valid_steps:
         saved = bool(run.checkpoints.paths())
-        findings.append(Finding("checkpoints", not saved, "none is valid" if saved else "none yet"))
+        none = "none, so the finished run cannot be evaluated or resumed" if run.finished else "none yet"
+        findings.append(Finding("checkpoints", not saved, "none is valid" if saved else none))
     if run.finished:
         findings.append(_examine("summary.json", lambda: f"finished at iteration {run.summary.get('iterations')}"))
     else:

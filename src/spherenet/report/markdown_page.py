@@ -1,0 +1,303 @@
+"""Pages of results as Markdown: the main figure and table, claims in three groups, all grids, small ones at the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from statistics import fmean
+
+from spherenet.report.claims import CONFIRMED, NOT_DECIDED, OUT_OF_REACH, REFUTED, Verdict, judge
+from spherenet.report.figure import figure_cells, main_grid
+from spherenet.report.grids import PRESETS, Grid, GridCell, presets_of
+from spherenet.report.runs import STEADY, ReportedRun, has_steady_pace, mean_between, provenance
+from spherenet.report.tables import COLUMNS, PROTOCOLS, GridLayout, cell_text, protocol_rows, row_name, table_rows
+from spherenet.text import as_number, markdown
+
+__all__ = ["as_markdown", "markdown_page", "runs_as_markdown"]
+
+GROUPS = {
+    "Claims confirmed": (CONFIRMED,),
+    "Claims refuted": (REFUTED,),
+    "Claims not decided or out of reach": (NOT_DECIDED, OUT_OF_REACH),
+}
+
+READING = (
+    "Test accuracy in % at the end of a run, never the best one, with running BatchNorm statistics unless others are "
+    "named: mean ± standard deviation (number of seeds), [the paper's value]; the best of a column is bold. "
+    "Differences are means over seeds with their 95 % confidence interval in brackets. A claim is confirmed or refuted "
+    "if the interval does not contain 0, and not decided otherwise. It is out of reach if the runs do not meet a "
+    "condition that was stated before them."
+)
+
+
+def markdown_page(
+    grids: Sequence[Grid], title: str, runs: Sequence[ReportedRun] = (), figure: str | None = None
+) -> str:
+    """Return a page about experiments and single runs.
+
+    The experiments of the largest preset come first: the figure and the table of the one with a baseline, all claims,
+    time to accuracy, and the other tables. Each smaller preset is an appendix.
+
+    Args:
+        grids: Experiments of one or several presets.
+        title: Heading of the page.
+        runs: Single runs.
+        figure: Address of the figure of `main_grid`, relative to the page, or None.
+    """
+    sections = [f"# {markdown(title)}"]
+    for number, preset in enumerate(presets_of(grids)):
+        own = [grid for grid in grids if grid.preset == preset]
+        text = PRESETS.get(preset, f"Preset {markdown(preset)}.")
+        if number == 0:
+            sections += [text, *_main_part(own, figure)]
+        else:
+            heading = f"## Appendix: {'small grids, ' if preset.startswith('cpu') else ''}preset {markdown(preset)}"
+            sections += [heading, text, *_claims_and_grids(own, "###")]
+    if runs:
+        sections += ["## Runs", runs_as_markdown(runs).rstrip()]
+    return _front_matter(grids) + "\n\n".join(sections) + "\n"
+
+
+def _front_matter(grids: Sequence[Grid]) -> str:
+    """Return the description of the page that search engines show, or nothing for a page without experiments."""
+    if not grids:
+        return ""
+    runs = sum(len(cell.runs) for grid in grids for cell in grid.cells)
+    text = (
+        f"SphereNets against CNNs in {runs:,} runs of {len(grids)} experiments: test accuracies, and the paper's "
+        "claims with differences and 95 % intervals."
+    )
+    return f"---\ndescription: {json.dumps(text, ensure_ascii=False)}\n---\n\n"
+
+
+def _main_part(grids: Sequence[Grid], figure: str | None) -> list[str]:
+    """Return the figure and the table of the main grid, what is missing, claims, time to accuracy and other grids."""
+    main, sections = main_grid(grids), []
+    grids = sorted(grids, key=lambda grid: grid is not main)
+    if main is not None:
+        if figure is not None:
+            cells = figure_cells(main)
+            names = ", ".join(markdown(row_name(main, cell.row)) for cell in cells)
+            sections.append(f"![Test accuracy over iterations: {names}]({figure})")
+            sections.append(
+                f"Test accuracy over iterations with {markdown(cells[0].column)}: mean (line) and range (band) over "
+                "seeds. The numbers are those of the last evaluation."
+            )
+        sections += [f"## {markdown(main.id)}: {markdown(main.title)}", "\n".join(_table(main))]
+    sections.append(READING)
+    sections += [] if main is None else _footer(main)
+    planned = sum(sum(grid.seeds.values()) for grid in grids)
+    missing = sum(len(seeds) for grid in grids for seeds in grid.missing().values())
+    if planned:
+        end = "" if not missing else "; [Planned runs](#planned-runs) lists the missing ones"
+        sections.append(f"{planned - missing} of {planned} planned runs are finished{end}.")
+    sections += _claims(grids, "##")
+    if main is not None and len(grids) == 1:
+        sections.append("\n".join(_claim_line(judge(main, claim)) for claim in main.claims))
+    if main is not None and (lines := _time_lines(main)):
+        sections += ["## Time to accuracy", "\n".join(lines).rstrip()]
+    sections += _sections_of([grid for grid in grids if grid is not main], "##", with_claims=len(grids) == 1)
+    if missing:
+        sections += ["## Planned runs", _missing_table([grid for grid in grids if grid.seeds])]
+    return [section for section in sections if section]
+
+
+def _claims_and_grids(grids: Sequence[Grid], level: str) -> list[str]:
+    return [*_claims(grids, level), *_sections_of(grids, level, with_claims=len(grids) == 1)]
+
+
+def _sections_of(grids: Sequence[Grid], level: str, *, with_claims: bool) -> list[str]:
+    """Return a heading, the tables and the provenance of each grid."""
+    sections = []
+    for grid in grids:
+        sections.append(f"{level} {markdown(grid.id)}: {markdown(grid.title)}")
+        sections += [as_markdown(grid, with_claims=with_claims).rstrip(), *_footer(grid)]
+    return sections
+
+
+def _footer(grid: Grid) -> list[str]:
+    """Return how long the runs took and the command of the first, and how many were left out."""
+    sections = []
+    finished = [run for cell in grid.cells for run in cell.runs.values()]
+    if finished:
+        seconds = [as_number((run.summary or {}).get("seconds")) or 0.0 for run in finished]
+        shared = " on cores shared with other work" if any(has_steady_pace(run) is False for run in finished) else ""
+        times = f"{min(seconds):.0f} to {max(seconds):.0f} s each{shared}"
+        sections.append(f"{len(finished)} runs, {times}; {markdown(provenance(finished[0]))}.")
+    if grid.problems:
+        sections.append(f"Left out: {len(grid.problems)} unfinished or unreadable runs.")
+    return sections
+
+
+def as_markdown(grid: Grid, *, with_claims: bool = True) -> str:
+    """Return the tables of an experiment as Markdown, and a list of its claims."""
+    lines = [*_table(grid), "", *_protocol_lines(grid), *_logs_lines(grid)]
+    if with_claims:
+        lines += [*_time_lines(grid), *(_claim_line(judge(grid, claim)) for claim in grid.claims)]
+    return "\n".join(lines) + "\n"
+
+
+def _table(grid: Grid) -> list[str]:
+    layout = GridLayout(grid)
+    lines = [f"| | {' | '.join(map(markdown, layout.columns))} |", "|---" * (len(layout.columns) + 1) + "|"]
+    optional = {cell.name for cell in grid.cells if grid.seeds.get(cell.name) == 0 and not cell.runs}
+    for row in layout.rows:
+        if all(cell.name in optional for cell in grid.cells if cell.row == row):
+            continue
+        texts = []
+        for column in layout.columns:
+            cell = layout.cell(row, column)
+            ours, paper = cell_text(cell)
+            ours = f"**{ours}**" if cell is not None and cell is layout.best[column] else ours
+            texts.append(ours if paper == "–" else f"{ours} [{paper}]")
+        lines.append(f"| {markdown(row_name(grid, row))} | {' | '.join(texts)} |")
+    return lines
+
+
+def _protocol_lines(grid: Grid) -> list[str]:
+    """Return a table of accuracies by BatchNorm statistics, or nothing if no cell was evaluated with several."""
+    cells, protocols = _protocols_of(grid)
+    if not cells:
+        return []
+    lines = [
+        "Test accuracy in % by BatchNorm statistics, mean over seeds: at the end (mean over all evaluations):",
+        "",
+        f"| | | {' | '.join(map(markdown, protocols))} |",
+        "|---" * (len(protocols) + 2) + "|",
+    ]
+    for cell in cells:
+        texts = []
+        for name in protocols:
+            with_it = all(name in run.protocols() for run in cell.runs.values())
+            numbers = [fmean(cell.values(quantity, name)) for quantity in ("accuracy", "mean")] if with_it else []
+            texts.append("{:.1f} ({:.1f})".format(*numbers) if with_it else "–")
+        lines.append(f"| {markdown(cell.row)} | {markdown(cell.column)} | {' | '.join(texts)} |")
+    return [*lines, ""]
+
+
+def _protocols_of(grid: Grid) -> tuple[list[GridCell], list[str]]:
+    """Return the cells that were evaluated with several kinds of BatchNorm statistics, and the names of these."""
+    cells = [cell for cell in grid.cells if any(len(run.protocols()) > 1 for run in cell.runs.values())]
+    return cells, list(dict.fromkeys(name for cell in cells for run in cell.runs.values() for name in run.protocols()))
+
+
+def _logs_lines(grid: Grid) -> list[str]:
+    """Return a table of the averages of published logs beside those of our runs, or nothing without logs."""
+    logs = grid.logs
+    if logs is None:
+        return []
+    _, protocols = _protocols_of(grid)
+    protocols = protocols or ["running"]
+    headings = ["theirs: training", "theirs: test", "ours: training", *(f"ours: test, {name}" for name in protocols)]
+    lines = [
+        f"Mean accuracy in % over the iterations {logs.first:,} to {logs.last:,}, ours (number of seeds) beside the "
+        f"{markdown(logs.source)}. Their test accuracy is with lagging statistics:",
+        "",
+        f"| | | {' | '.join(map(markdown, headings))} |",
+        "|---" * (len(headings) + 2) + "|",
+    ]
+    for cell in grid.cells:
+        if cell.name not in logs.accuracies:
+            continue
+        theirs = [f"{percent:.1f}" for percent in logs.accuracies[cell.name]]
+        ours = [_window_mean(cell, "train", logs.first, logs.last)]
+        ours += [_window_mean(cell, "test", logs.first, logs.last, name) for name in protocols]
+        lines.append(f"| {markdown(cell.row)} | {markdown(cell.column)} | {' | '.join([*theirs, *ours])} |")
+    return [*lines, ""]
+
+
+def _window_mean(cell: GridCell, split: str, first: int, last: int, protocol: str | None = None) -> str:
+    """Return the mean over seeds and the rows of some iterations with the number of seeds, or "–" without rows."""
+    means = [mean_between(run, split, first, last, protocol) for run in cell.runs.values()]
+    values = [mean for mean in means if mean is not None]
+    return f"{fmean(values):.1f} ({len(values)})" if values else "–"
+
+
+def _time_lines(grid: Grid) -> list[str]:
+    """Return a table of the time until the final accuracy of the baseline is reached, or nothing without a baseline."""
+    times = grid.times_to_baseline()
+    if not times:
+        return []
+    baseline = row_name(grid, grid.baseline or "")
+    known = [time for _, by_seed in times for time in by_seed if time is not None and time.seconds is not None]
+    lines = [
+        f"First evaluation at which a network reaches the final accuracy of {markdown(baseline)} with the same loss "
+        "and seed: mean (smallest to largest) over the seeds that reach it.",
+        "",
+        f"| | | reached by | iteration | fraction of the run |{' seconds | fraction of its time |' if known else ''}",
+        "|---" * (7 if known else 5) + "|",
+    ]
+    for cell, by_seed in times:
+        reached = [time for time in by_seed if time is not None]
+        texts = [_range([time.step for time in reached], 0), _range([time.fraction for time in reached], 2)]
+        if known:
+            texts.append(_range([time.seconds for time in reached if time.seconds is not None], 0))
+            texts.append(_range([t.seconds_fraction for t in reached if t.seconds_fraction is not None], 2))
+        count = f"{len(reached)} of {len(by_seed)} seeds"
+        lines.append(f"| {markdown(cell.row)} | {markdown(cell.column)} | {count} | {' | '.join(texts)} |")
+    if len(known) < sum(time is not None for _, by_seed in times for time in by_seed):
+        lines += [
+            "",
+            f"{'Some seconds' if known else 'Seconds'} are left out, because runs shared their cores with other work: "
+            f"the ninth decile of the time of their steps is more than {STEADY} times the first.",
+        ]
+    return [*lines, ""]
+
+
+def _range(values: Sequence[float], digits: int) -> str:
+    """Return mean, smallest and largest value, or "–" for none."""
+    if not values:
+        return "–"
+    return "{:,.{d}f} ({:,.{d}f} to {:,.{d}f})".format(fmean(values), min(values), max(values), d=digits)
+
+
+def _claim_line(verdict: Verdict) -> str:
+    return f"- **{verdict.verdict}**: {markdown(verdict.claim.statement)}. {verdict.statistics}."
+
+
+def _claims(grids: Sequence[Grid], level: str) -> list[str]:
+    """Return a table per group of claims, or nothing for a single grid, which lists its claims itself."""
+    if len(grids) < 2:
+        return []
+    verdicts = [(grid, judge(grid, claim)) for grid in grids for claim in grid.claims]
+    tables = []
+    for heading, group in GROUPS.items():
+        chosen = [(grid, verdict) for grid, verdict in verdicts if verdict.verdict in group]
+        lines = [f"{level} {heading} ({len(chosen)})", "", "| claim | difference | experiment |", "|---|---|---|"]
+        for grid, verdict in chosen:
+            lines.append(f"| {markdown(verdict.claim.statement)} | {_difference(verdict)} | {markdown(grid.id)} |")
+        tables += ["\n".join(lines)] if chosen else []
+    return tables
+
+
+def _difference(verdict: Verdict) -> str:
+    """Return the difference with its interval and the number of seeds; for claims out of reach also the reason."""
+    if verdict.difference is None:
+        return "no finished runs of the same seed"
+    shown = f"{verdict.effect}, n = {verdict.seeds}"
+    if verdict.unmet is None:
+        return shown
+    return f"out of reach, {shown}; requires {verdict.claim.requires}, reached {verdict.unmet:.1f} %"
+
+
+def _missing_table(grids: Sequence[Grid]) -> str:
+    """Return finished and planned runs of each grid, and the seeds that each cell lacks."""
+    lines = ["| experiment | finished | planned | missing |", "|---|---|---|---|"]
+    for grid in grids:
+        texts = [f"{name}: seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+                 for name, seeds in grid.missing().items()]  # fmt: skip
+        counts = f"{sum(len(cell.runs) for cell in grid.cells)} | {sum(grid.seeds.values())}"
+        lines.append(f"| {markdown(grid.id)} | {counts} | {markdown('; '.join(texts) or 'none')} |")
+    return "\n".join(lines)
+
+
+def runs_as_markdown(runs: Sequence[ReportedRun]) -> str:
+    """Return the tables of runs as Markdown."""
+    tables: list[list[Sequence[str]]] = [[COLUMNS, *table_rows(runs)]]
+    if rows := protocol_rows(runs):
+        tables.append([*rows])
+    texts = []
+    for header, *rest in tables:
+        lines = [f"| {' | '.join(map(markdown, header))} |", "|---" * len(header) + "|"]
+        texts.append("\n".join([*lines, *(f"| {' | '.join(map(markdown, row))} |" for row in rest)]))
+    return f"\n\n{PROTOCOLS}:\n\n".join(texts) + "\n"

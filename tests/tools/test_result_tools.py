@@ -1,0 +1,130 @@
+"""Tools for committed runs: comparison of repetitions, collection of finished runs, the included model."""
+
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from command_line import TINY, spherenet
+from made_runs import finish_job, make_grid, make_run
+from spherenet.data import load_dataset
+from spherenet.errors import RunError
+from spherenet.experiments import find_experiment
+from spherenet.experiments.jobs import create_jobs
+from spherenet.export import load_metadata, load_model
+from spherenet.report.grids import read_grid
+
+TOOLS = Path(__file__).parents[2] / "tools"
+
+
+def load_tool(name):
+    spec = importlib.util.spec_from_file_location(name, TOOLS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A run and its repetition."""
+    folders = [tmp_path_factory.mktemp("runs") / name for name in ("run", "rerun")]
+    for folder in folders:
+        assert spherenet("train", *TINY, "--output", folder) == 0
+    return folders
+
+
+def test_repetition_has_the_same_metrics(runs, capsys):
+    tool = load_tool("compare_runs")
+    assert tool.main([str(run) for run in runs]) == 0
+    assert "the same settings and the same" in capsys.readouterr().out
+
+
+def test_differences_between_runs_are_found(runs, tmp_path, capsys):
+    tool = load_tool("compare_runs")
+    other = tmp_path / "other"
+    assert spherenet("train", *TINY, "--seed", "5", "--output", other) == 0
+    seed, row, *_ = tool.differences(str(runs[0]), str(other))
+    assert seed == "seed is 0 and 5."
+    assert row.startswith("metrics.jsonl differs in row 1:")
+    lines = (other / "metrics.jsonl").read_text().splitlines()
+    (other / "metrics.jsonl").write_text("\n".join(lines[:-1]) + "\n")
+    (other / "summary.json").unlink()
+    found = tool.differences(str(runs[0]), str(other))
+    assert f"metrics.jsonl has {len(lines)} and {len(lines) - 1} rows." in found
+    assert "one of the runs is not finished." in found
+    capsys.readouterr()
+    assert tool.main([str(runs[0]), str(other)]) == 1
+    assert tool.main([str(runs[0]), str(tmp_path)]) == 2
+
+
+def test_last_digit_counts(tmp_path):
+    tool = load_tool("compare_runs")
+    for name, accuracy in (("a", 0.1), ("b", 0.1 + 1e-18), ("c", 0.10000000000000002)):
+        make_run(tmp_path / name, [accuracy])
+    assert tool.differences(str(tmp_path / "a"), str(tmp_path / "b")) == []  # the same number in float64
+    assert len(tool.differences(str(tmp_path / "a"), str(tmp_path / "c"))) == 1
+
+
+def test_finished_runs_are_collected_without_checkpoints(tmp_path):
+    tool, source, target = load_tool("collect_runs"), tmp_path / "long", tmp_path / "results" / "long"
+    cells = find_experiment("headline").cells("long")
+    first, second, third = create_jobs(cells[:3], source / "headline", [0])
+    for job in (first, second):
+        folder = finish_job(job)
+        (folder / "checkpoints" / "step-1").mkdir(parents=True)
+    (second.folder / "summary.json").unlink()
+    counts = tool.collect(source, target)
+    assert counts["headline"] == 1
+    assert counts["fig-protocol"] == 0
+    copied = sorted(str(path.relative_to(target)) for path in target.glob("*/*/*/*"))
+    assert copied == [f"headline/{cells[0].name}/seed-0/{name}" for name in tool.FILES]
+    assert read_grid(target / "headline").missing()[cells[0].name] == [1, 2]
+    assert len(read_grid(target / "fig-ultradeep").missing()) == 5
+    config = first.folder / "config.json"
+    config.write_text(config.read_text().replace('"spherenet"', '"/home/me/spherenet"'))
+    with pytest.raises(RunError, match="names a folder of this machine"):
+        tool.collect(source, target)
+    finish_job(third)
+    other = json.loads((third.folder / "config.json").read_text())
+    other["train"]["learning_rate"] = 0.5
+    (third.folder / "config.json").write_text(json.dumps(other))
+    config.write_text(config.read_text().replace("/home/me/", ""))
+    with pytest.raises(RunError, match="was run with --learning-rate"):
+        tool.collect(source, target)
+
+
+def test_best_sphere_net_of_a_grid(tmp_path):
+    cells = {
+        "cnn": ("none", "a", None, {0: [0.99]}),
+        "lucky": ("cosine", "a", None, {0: [0.95], 1: [0.5]}),
+        "steady": ("linear", "a", None, {1: [0.9], 2: [0.9]}),
+    }
+    folder = make_grid(tmp_path / "grid", cells)
+    content = json.loads((folder / "experiment.json").read_text())
+    (folder / "experiment.json").write_text(json.dumps({**content, "baseline": "none"}))
+    assert load_tool("ship_model").best_run(str(folder)) == str(folder / "steady" / "seed-1")
+    with pytest.raises(RunError, match="no finished run of a SphereNet"):
+        load_tool("ship_model").best_run(str(make_grid(tmp_path / "empty", {"a": ("a", "b", None, {})})))
+
+
+def test_card_of_the_included_model_states_its_measured_accuracy(runs, tmp_path):
+    target = tmp_path / "mnist5k-cnn-3"
+    statement = load_tool("ship_model").ship(str(runs[0]), target)
+    card = (target / "README.md").read_text()
+    model, test = load_model(target), load_dataset("mnist5k").test
+    [batch] = test.batches([(0, torch.arange(1000))], device=torch.device("cpu"), augmentation=None)
+    with torch.no_grad():
+        accuracy = (model(batch.images).argmax(1) == batch.labels).float().mean().item()
+    assert f"accuracy {accuracy:.2%} on 1,000 images" in statement
+    assert f"{accuracy:.2%} on the test images of mnist5k (n = 1,000; 95% interval" in card
+    assert len(load_metadata(target)["classes"]) == 10
+    assert "Measured in float32 with running BatchNorm statistics. The weights are those of the last checkpoint" in card
+    assert "spherenet train" in card
+    unfinished = tmp_path / "unfinished"
+    shutil.copytree(runs[0], unfinished)
+    (unfinished / "summary.json").unlink()
+    with pytest.raises(RunError, match="must be a finished run, got one at step 6"):
+        load_tool("ship_model").ship(str(unfinished), target)

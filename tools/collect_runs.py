@@ -1,0 +1,60 @@
+"""Copy the finished runs of a preset into results/, without checkpoints and logs, as they are committed.
+
+    python tools/collect_runs.py FOLDER/long [results/long]
+
+Each experiment with planned seeds gets its experiment.json, also without runs, so that reports list what is missing.
+A run with other settings than those of the experiment, or with a folder of this machine in config.json, is an error.
+Runs that are there already are replaced; others stay. `make results` then writes the page.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from pathlib import Path
+
+from spherenet.errors import RunError
+from spherenet.experiments import EXPERIMENTS
+from spherenet.experiments.jobs import create_jobs, write_experiment
+
+FILES = ("config.json", "metrics.jsonl", "summary.json")
+LOCAL = re.compile(r'"/|[ =]/\w')
+"""An absolute path at the start of a string or in a command."""
+
+
+def collect(source: Path, target: Path) -> dict[str, int]:
+    """Copy the finished runs and return their number by experiment. The preset is the name of the source.
+
+    Raises:
+        RunError: A run has other settings, or config.json names a folder of this machine.
+    """
+    counts = {}
+    for experiment in EXPERIMENTS.values():
+        cells = experiment.cells(source.name)
+        if not cells or not (experiment.planned_seeds(source.name) or (source / experiment.id).is_dir()):
+            continue
+        write_experiment(experiment, source.name, target / experiment.id)
+        seeds = sorted({int(path.name.removeprefix("seed-")) for path in source.glob(f"{experiment.id}/*/seed-*[0-9]")})
+        counts[experiment.id] = 0
+        for job in create_jobs(cells, source / experiment.id, seeds):
+            if not job.is_done():
+                continue
+            if LOCAL.search((job.folder / "config.json").read_text(encoding="utf-8")):
+                raise RunError(f"{job.folder / 'config.json'} names a folder of this machine.")
+            copy = target / job.folder.relative_to(source)
+            copy.mkdir(parents=True, exist_ok=True)
+            for name in FILES:
+                shutil.copyfile(job.folder / name, copy / name)
+            counts[experiment.id] += 1
+    return counts
+
+
+if __name__ == "__main__":
+    if len(sys.argv) not in (2, 3):
+        sys.exit(__doc__)
+    origin = Path(sys.argv[1])
+    for identifier, number in collect(
+        origin, Path(sys.argv[2] if len(sys.argv) == 3 else f"results/{origin.name}")
+    ).items():
+        print(f"{identifier}: {number} finished runs")

@@ -1,0 +1,74 @@
+"""Export the SphereNet that is included in the package, with a model card that states how it was trained and measured.
+
+    python tools/ship_model.py results/long/headline src/spherenet/export/cifar10-cnn-9-cosine
+
+The first argument is a run, or a grid with checkpoints: then the run with the smallest seed is taken of the SphereNet
+with the highest mean final accuracy over seeds. The second argument is the folder to write; it is replaced. The weights
+are those of the last checkpoint. The card states the accuracy that is measured here, on the test images in float32 with
+running BatchNorm statistics, because runs may have been evaluated in another precision.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+
+from spherenet.data import load_dataset
+from spherenet.errors import RunError
+from spherenet.export import export_model
+from spherenet.report.grids import is_grid, read_grid
+from spherenet.training import Processes, evaluate
+from spherenet.training.saved_runs import load_run, model_card
+
+LARGEST = 5_000_000
+"""Largest size of the folder in bytes."""
+
+
+def best_run(path: str) -> str:
+    """Return the run to export of a grid: of the SphereNet with the highest mean final accuracy, its smallest seed.
+
+    Raises:
+        RunError: The grid has no finished run of a SphereNet.
+    """
+    grid = read_grid(path)
+    cells = [cell for cell in grid.cells if cell.runs and cell.row != grid.baseline]
+    if not cells:
+        raise RunError(f"{path} has no finished run of a SphereNet.")
+    best = max(cells, key=lambda cell: fmean(cell.values()))
+    return best.runs[min(best.runs)].path
+
+
+def ship(path: str, target: Path) -> str:
+    """Export the last checkpoint of a finished run, and return the statement of the card on its accuracy.
+
+    Raises:
+        RunError: The run is not finished, or the folder is too large.
+    """
+    run = load_run(path, "last")
+    if not run.directory.finished:
+        raise RunError(f"{path} must be a finished run, got one at step {run.step:,}.")
+    test = load_dataset(run.config.data, run.config.data_dir).test
+    with Processes.joined("cpu") as processes:
+        result = evaluate(run.model, test, len(run.classes), processes)
+    card = replace(
+        model_card(run),
+        name=target.name,
+        accuracy=result.accuracy,
+        accuracy_n=result.count,
+        selection="Measured in float32 with running BatchNorm statistics. The weights are those of the last checkpoint "
+        f"(step {run.step:,}, seed {run.config.seed}); no images were used to select it.",
+    )
+    metadata = {"classes": list(run.classes), "preprocessing": run.preprocessing.as_dict()}
+    export_model(run.model, target, "folder", metadata=metadata, card=card, overwrite=True)
+    size = sum(file.stat().st_size for file in target.iterdir())
+    if size > LARGEST:
+        raise RunError(f"{target} must have at most {LARGEST:,} bytes, got {size:,}.")
+    return f"{path}: accuracy {result.accuracy:.2%} on {result.count:,} images, {size:,} bytes in {target}"
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    print(ship(best_run(sys.argv[1]) if is_grid(sys.argv[1]) else sys.argv[1], Path(sys.argv[2])))
