@@ -1,15 +1,17 @@
 """Simulate power failures on a loop device: `python tests/faults/power_failure.py [times]`.
 
-A run is trained on an ext4 file system in a file. At a random moment the file is copied. As after a power failure, the
-copy lacks what the run has written but not synced. It is mounted, which replays its journal, and must contain a run
-that `doctor` finds valid and that can be resumed to the end.
+A run is trained on an ext4 file system in a file. At a random moment the run is stopped and the file is copied. As
+after a power failure, the copy lacks what the run has written but not synced. It is mounted, which replays its journal,
+and must contain a run that `doctor` finds valid and that can be resumed to the end.
 
 Mounting loop devices requires privileges. The exit code is 77 without them. `test_power_failure.py` runs this script.
 """
 
+import filecmp
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -57,6 +59,15 @@ def make_disk(disk):
     subprocess.run(["mkfs.ext4", "-q", "-F", disk], check=True, capture_output=True)
 
 
+def copy_at_one_moment(disk, copy):
+    """Copy a disk as it was at one moment: blocks of different moments are a state that no power failure leaves."""
+    for _ in range(100):
+        shutil.copyfile(disk, copy)
+        if filecmp.cmp(disk, copy, shallow=False):  # nothing was written between the first and the last block
+            return
+    raise AssertionError("the disk changed during each of 100 copies")
+
+
 def lose_power(folder, moment):
     """Train, copy the disk after some seconds of training, and return a problem of the copy, None if there is none."""
     disk, copy = folder / "disk.img", folder / "copy.img"
@@ -73,7 +84,8 @@ def lose_power(folder, moment):
             while not (run / "checkpoints").exists() and training.poll() is None:
                 time.sleep(0.01)
             time.sleep(moment)
-            shutil.copyfile(disk, copy)
+            training.send_signal(signal.SIGSTOP)
+            copy_at_one_moment(disk, copy)
         finally:
             training.kill()
             training.wait()
