@@ -40,8 +40,13 @@ def best_run(path: str) -> str:
     return best.runs[min(best.runs)].path
 
 
-def ship(path: str, target: Path) -> str:
+def ship(path: str, target: Path, selection: str = "No images were used to select it.") -> str:
     """Export the last checkpoint of a finished run, and return the statement of the card on its accuracy.
+
+    Args:
+        path: Run to export.
+        target: Folder to write.
+        selection: Sentence of the card on how the run was selected.
 
     Raises:
         RunError: The run is not finished, or the folder is too large.
@@ -58,7 +63,7 @@ def ship(path: str, target: Path) -> str:
         accuracy=result.accuracy,
         accuracy_n=result.count,
         selection="Measured in float32 with running BatchNorm statistics. The weights are those of the last checkpoint "
-        f"(step {run.step:,}, seed {run.config.seed}); no images were used to select it.",
+        f"(step {run.step:,}, seed {run.config.seed}). {selection}",
     )
     metadata = {"classes": list(run.classes), "preprocessing": run.preprocessing.as_dict()}
     export_model(run.model, target, "folder", metadata=metadata, card=card, overwrite=True)
@@ -71,4 +76,8 @@ def ship(path: str, target: Path) -> str:
 if __name__ == "__main__":
     if len(sys.argv) != 3:
         sys.exit(__doc__)
-    print(ship(best_run(sys.argv[1]) if is_grid(sys.argv[1]) else sys.argv[1], Path(sys.argv[2])))
+    source, folder = sys.argv[1], Path(sys.argv[2])
+    if is_grid(source):
+        print(ship(best_run(source), folder, "Its network has the highest mean test accuracy of a grid of networks."))
+    else:
+        print(ship(source, folder))

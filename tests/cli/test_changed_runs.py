@@ -155,3 +155,19 @@ def test_best_checkpoint_on_other_images_is_gone_if_the_run_is_killed_before_its
     assert spherenet("train", "--resume", run) == 0
     summary = RunDirectory(run).summary
     assert summary["best_step"] == summary["iterations"]
+
+
+def test_evaluate_uses_the_precision_of_the_run(tmp_path, capsys):
+    run = tmp_path / "run"
+    assert spherenet("train", *TINY, "--train-images", 200, "--precision", "bfloat16", "--output", run) == 0
+    capsys.readouterr()
+    recorded = [row for row in RunDirectory(run).metrics.read() if row["split"] == "test"][-1]
+    results = {}
+    for precision in ("bfloat16", "float32"):
+        options = [] if precision == "bfloat16" else ["--precision", precision]
+        assert spherenet("evaluate", run, *options, "--json") == 0
+        results[precision] = json.loads(capsys.readouterr().out)
+        assert results[precision]["precision"] == precision
+    assert results["bfloat16"]["loss"] == pytest.approx(recorded["loss"], rel=1e-6)
+    assert results["bfloat16"]["accuracy"] == recorded["accuracy"]
+    assert results["float32"]["loss"] != pytest.approx(recorded["loss"], rel=1e-6)

@@ -50,6 +50,8 @@ def evaluate_parser() -> Parser:
     add_option(parser, "--on-broken", type=Literal["stop", "skip"], default="stop", help=text)
     add_option(parser, "--device", help="cpu, cuda, cuda:1, …; by default cuda if available")
     add_option(parser, "--batch-size", type=int, default=256, at_least=1, help="images per batch")
+    precisions = Literal["float32", "bfloat16", "float16"]
+    add_option(parser, "--precision", type=precisions, help="floating point format; by default the one of the training")
     add_option(parser, "--image", metavar="FILE", help="image file for the confusion matrix (.png, .svg or .pdf)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return parser
@@ -78,6 +80,7 @@ def run_evaluate(arguments: Namespace) -> None:
             processes,
             batch_size=arguments.batch_size,
             workers=workers,
+            precision=arguments.precision or saved.config.precision,  # as in the metrics of the run
         )
     confusion = result.confusion
     if arguments.image is not None:
@@ -92,6 +95,7 @@ def run_evaluate(arguments: Namespace) -> None:
             "step": saved.step,
             "selected_on": saved.selected_on,
             "split": arguments.split,
+            "precision": arguments.precision or saved.config.precision,
             "accuracy": result.accuracy,
             "loss": result.loss,
             "count": result.count,

@@ -121,9 +121,12 @@ def _footer(grid: Grid) -> list[str]:
     finished = [run for cell in grid.cells for run in cell.runs.values()]
     if finished:
         seconds = [as_number((run.summary or {}).get("seconds")) or 0.0 for run in finished]
-        shared = " on cores shared with other work" if any(has_steady_pace(run) is False for run in finished) else ""
-        times = f"{min(seconds):.0f} to {max(seconds):.0f} s each{shared}"
-        sections.append(f"{len(finished)} runs, {times}; {markdown(provenance(finished[0]))}.")
+        uneven = any(has_steady_pace(run) is False for run in finished)
+        shared = ", at an uneven pace, as on shared cores" if uneven else ""
+        one = len(finished) == 1
+        times = f"{seconds[0]:.0f} s" if one else f"{min(seconds):.0f} to {max(seconds):.0f} s each"
+        count = f"{len(finished)} run{'' if one else 's'}"
+        sections.append(f"{count}, {times}{shared}; {markdown(provenance(finished[0]))}.")
     if grid.problems:
         sections.append(f"Left out: {len(grid.problems)} unfinished or unreadable runs.")
     return sections
@@ -238,8 +241,8 @@ def _time_lines(grid: Grid) -> list[str]:
     if len(known) < sum(time is not None for _, by_seed in times for time in by_seed):
         lines += [
             "",
-            f"{'Some seconds' if known else 'Seconds'} are left out, because runs shared their cores with other work: "
-            f"the ninth decile of the time of their steps is more than {STEADY} times the first.",
+            f"{'Some seconds' if known else 'Seconds'} are left out: the ninth decile of the time per step of these "
+            f"runs is more than {STEADY} times the first, as on cores that are shared with other work.",
         ]
     return [*lines, ""]
 
