@@ -42,8 +42,9 @@ types: $(READY)  ## check static types of the package
 imports: $(READY)  ## check the direction of imports between packages
 	$(BIN)/lint-imports --no-logo
 
+SITE_URL ?= $(shell sed -n 's/^Documentation = "\(.*\)"$$/\1/p' pyproject.toml)
 docs: $(READY)  ## build the documentation in site/, warnings as errors; open site/index.html
-	PYTHONPATH=docs/extensions $(BIN)/zensical build --strict --clean
+	SITE_URL='$(SITE_URL)' PYTHONPATH=docs/extensions $(BIN)/zensical build --strict --clean
 
 FAST   := tests/ops tests/optim tests/regularizers tests/models tests/losses/test_registry.py \
           tests/losses/test_annealing.py tests/losses/test_invalid_arguments.py tests/runs/test_run_directory.py \
