@@ -6,11 +6,11 @@ USABLE := $(VENV)/.usable
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types imports fast pytest docs results soak browser hosts format wheel test-wheel test-torch \
-        clean
+.PHONY: help demo test check lint types imports fast pytest docs results soak browser hosts format wheel wheel-windows \
+        test-wheel test-torch clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 DEMO   := --iterations 250 --eval-every 25 --log-every 25 --checkpoint-every 250
 demo: $(USABLE)  ## train a small SphereNet and its CNN twin on embedded digits and compare them (two minutes)
@@ -42,8 +42,9 @@ types: $(READY)  ## check static types of the package
 imports: $(READY)  ## check the direction of imports between packages
 	$(BIN)/lint-imports --no-logo
 
+SITE_URL ?= $(shell sed -n 's/^Documentation = "\(.*\)"$$/\1/p' pyproject.toml)
 docs: $(READY)  ## build the documentation in site/, warnings as errors; open site/index.html
-	PYTHONPATH=docs/extensions $(BIN)/zensical build --strict --clean
+	SITE_URL='$(SITE_URL)' PYTHONPATH=docs/extensions $(BIN)/zensical build --strict --clean
 
 FAST   := tests/ops tests/optim tests/regularizers tests/models tests/losses/test_registry.py \
           tests/losses/test_annealing.py tests/losses/test_invalid_arguments.py tests/runs/test_run_directory.py \
@@ -88,6 +89,12 @@ wheel:  ## build sdist, native wheel and pure Python wheel in dist/ and check th
 	mv dist/raw/*.tar.gz dist && rm -r dist/raw build
 	$(RELEASE)/bin/twine check --strict dist/*
 	$(RELEASE)/bin/check-wheel-contents dist/*.whl
+
+wheel-windows:  ## build the native wheel for Windows on any system in dist/ (it is not run)
+	test -x $(RELEASE)/bin/python || $(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/pip install --quiet build 'setuptools>=78.1.1' ziglang==0.17.0
+	SPHERENET_CROSS=windows $(RELEASE)/bin/python -m build --no-isolation --wheel --outdir dist
+	rm -rf build
 
 test-wheel: $(READY) wheel  ## install each wheel of dist/ in a new environment without a compiler and run it
 	SPHERENET_WHEELS=dist $(BIN)/python -m pytest tests/test_wheel.py

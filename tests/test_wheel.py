@@ -17,6 +17,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
+from setuptools import Distribution
 
 import spherenet
 
@@ -36,7 +37,9 @@ def built(tmp_path_factory):
     for name in FILES:
         shutil.copy(ROOT / name, copy)
     for name in ("src", "tests", "docs"):
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.so", "*.egg-info"))
+        shutil.copytree(
+            ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.so", "*.dll", "*.egg-info")
+        )
     environment = {**os.environ, "SPHERENET_PURE": "1"}
     for step in ("build_sdist", "build_wheel"):
         command = [sys.executable, "-c", BUILD, step, str(folder)]
@@ -83,10 +86,41 @@ def test_links_of_the_description_are_absolute(metadata):
     assert [name for name in files if not (ROOT / name).exists()] == []
 
 
-def test_code_of_the_description_is_unchanged(tmp_path, monkeypatch):
+def setup_script():
+    """Return setup.py as a module."""
     spec = importlib.util.spec_from_file_location("setup_of_the_package", ROOT / "setup.py")
     setup = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(setup)
+    return setup
+
+
+def test_windows_library_is_built_with_clang_and_the_runtime_of_torch(tmp_path, monkeypatch):
+    """Record the commands of a build for Windows; `make wheel-windows` runs them."""
+    monkeypatch.setenv("SPHERENET_CROSS", "windows")
+    setup = setup_script()
+    calls = []
+
+    def record(*arguments):
+        calls.append(arguments)
+        Path(arguments[-1]).write_bytes(b"")
+
+    monkeypatch.setattr(setup, "run_zig", record)
+    distribution = Distribution({"ext_modules": [setup.KERNELS]})
+    command = setup.BuildKernels(distribution)
+    command.build_lib, command.build_temp = str(tmp_path / "lib"), str(tmp_path / "temp")
+    command.ensure_finalized()
+    command.build_extension(setup.KERNELS)
+    assert (tmp_path / "lib/spherenet/kernels/_native.dll").is_file()
+    assert setup.PlatformWheel(distribution).get_tag() == ("py3", "none", "win_amd64")
+    compiled = [call for call in calls if "-c" in call]
+    assert len(compiled) == 4  # the library, and the kernels once per instruction set
+    assert all("x86_64-windows-gnu" in call and "-fopenmp" in call and "-fPIC" not in call for call in compiled)
+    assert calls[-1][-3].endswith("libiomp5md.lib")
+    assert "__kmpc_fork_call" in (tmp_path / "temp/libiomp5md.def").read_text()
+
+
+def test_code_of_the_description_is_unchanged(tmp_path, monkeypatch):
+    setup = setup_script()
     monkeypatch.chdir(tmp_path)
     Path("pyproject.toml").write_text('[project.urls]\nRepository = "https://host/a"\n')
     Path("README.md").write_text("![x](p.svg) [y](d/e.md#f) [z](#g) [w](https://o)\n```python\na[0](b)\n```\n[v](q)\n")
@@ -104,21 +138,22 @@ def test_sdist_contains_sources_tests_and_documents(built):
     assert expected <= names
     tests = {str(file.relative_to(ROOT)) for file in (ROOT / "tests").rglob("*.py")}
     assert tests <= names
-    assert [name for name in names if name.endswith((".pyc", ".so"))] == []
+    assert [name for name in names if name.endswith((".pyc", ".so", ".dll"))] == []
 
 
 def test_wheel_contains_all_package_data(wheels):
     tracked = {
         str(file.relative_to(ROOT / "src"))
         for file in (ROOT / "src" / "spherenet").rglob("*")
-        if file.is_file() and "__pycache__" not in file.parts and file.suffix != ".so"
+        if file.is_file() and "__pycache__" not in file.parts and file.suffix not in (".so", ".dll")
     }
     for wheel in wheels:
         with zipfile.ZipFile(wheel) as archive:
             names = set(archive.namelist())
         assert tracked <= names
         libraries = [name for name in names if ".so" in name or name.endswith(".dll")]
-        assert libraries == ([] if wheel.name.endswith("-any.whl") else ["spherenet/kernels/_native.so"])
+        suffix = "dll" if "-win_" in wheel.name else "so"
+        assert libraries == ([] if wheel.name.endswith("-any.whl") else [f"spherenet/kernels/_native.{suffix}"])
 
 
 def test_installed_wheel_trains_predicts_and_measures_without_a_compiler(wheels, tmp_path):

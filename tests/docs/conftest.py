@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+SITE_URL = "https://example.org/spherenet/"
 
 
 @pytest.fixture(scope="session")
@@ -22,7 +23,7 @@ def site(tmp_path_factory):
     result = subprocess.run(
         [sys.executable, "-m", "zensical", "build", "--strict", "--clean"],
         cwd=copy,
-        env={**os.environ, "PYTHONPATH": "docs/extensions"},
+        env={**os.environ, "PYTHONPATH": "docs/extensions", "SITE_URL": SITE_URL},
         capture_output=True,
         text=True,
         timeout=300,

@@ -3,11 +3,15 @@
 import importlib
 import importlib.util
 import re
+import shutil
+import subprocess
+from pathlib import Path
 
 import markdown
 import pytest
 import yaml
 
+from docs.conftest import SITE_URL
 from docs.pages import DOCS, PAGES, ROOT
 
 PACKAGES = ["functional", "layers", "angles", "magnitudes", "losses", "regularizers", "optim", "models", "convert",
@@ -15,7 +19,10 @@ PACKAGES = ["functional", "layers", "angles", "magnitudes", "losses", "regulariz
 
 
 class _Loader(yaml.SafeLoader):
-    """Loader of mkdocs.yml, which can contain custom tags."""
+    """Loader of mkdocs.yml, which contains a tag for environment variables."""
+
+
+_Loader.add_constructor("!ENV", lambda loader, node: loader.construct_sequence(node)[1])
 
 
 def navigation():
@@ -48,6 +55,21 @@ def test_pages_have_titles_and_descriptions(site):
     assert len(set(own)) == len(own)
     assert general not in own
     assert [text for text in own if not 30 <= len(text) <= 160] == []
+
+
+def test_sitemap_lists_every_page(site):
+    listed = re.findall(r"<loc>(.*?)</loc>", (site / "sitemap.xml").read_text())
+    pages = [str(Path(file).with_suffix(".html")) for file in navigation()]
+    assert sorted(listed) == sorted(SITE_URL + page for page in pages)
+
+
+def test_address_of_the_site_is_that_of_the_metadata():
+    """Placeholders and addresses are in pyproject.toml only; make passes the address on."""
+    if shutil.which("make") is None:
+        pytest.skip("make is not installed")
+    urls = re.search(r'^Documentation = "(.*)"$', (ROOT / "pyproject.toml").read_text("utf-8"), re.MULTILINE)
+    planned = subprocess.run(["make", "--dry-run", "docs"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert f"SITE_URL='{urls[1]}'" in planned.stdout
 
 
 def test_scripts_are_not_published(site):

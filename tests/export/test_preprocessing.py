@@ -155,7 +155,7 @@ def test_other_formats_take_pixels_too(run, photographs, tmp_path, suffix):
 
 def load_script(file):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch has deprecated TorchScript
+        warnings.filterwarnings("ignore", r"`torch\.jit\.load` is deprecated")
         return torch.jit.load(file)
 
 

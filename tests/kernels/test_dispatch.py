@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -168,12 +169,27 @@ def test_library_of_another_version_is_rejected(monkeypatch):
         library.open_library(library.PATH)
 
 
+def processor_flags():
+    """Return what Linux says about the processor."""
+    if sys.platform != "linux":
+        pytest.skip("reads /proc")
+    return set(Path("/proc/cpuinfo").read_text().split())
+
+
+def test_best_instruction_set_of_the_processor_is_used():
+    flags = processor_flags()
+    best = "baseline"
+    if {"avx2", "fma", "f16c"} <= flags:
+        best = "avx512" if {"avx512f", "avx512dq", "avx512bw", "avx512vl"} <= flags else "avx2"
+    code = "from spherenet.kernels import library; print(library.instruction_set())"
+    assert run_fresh(code, SPHERENET_ISA="")[0].strip() == best
+
+
 @pytest.mark.parametrize("name", ["baseline", "avx2", "avx512"])
 def test_instruction_sets_give_same_results(name):
     """Each runs in a new process, because the library chooses the instruction set when it is loaded."""
-    with open("/proc/cpuinfo") as file:
-        flags = file.read()
-    if {"avx2": "avx2", "avx512": "avx512f"}.get(name, "") not in flags:
+    flags = processor_flags()
+    if name != "baseline" and {"avx2": "avx2", "avx512": "avx512f"}[name] not in flags:
         pytest.skip(f"this processor has no {name}")
     code = """
 import copy, torch, spherenet as sn

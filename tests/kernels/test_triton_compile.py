@@ -17,6 +17,7 @@ from triton.compiler import ASTSource  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
 
 from spherenet.kernels import triton as kernels  # noqa: E402
+from spherenet.kernels.triton.launch import OPTIONS  # noqa: E402
 
 MOST_REGISTERS = 128  # four warps per block: at least 16 of 64 warps stay resident per multiprocessor
 MOST_SPILLED = 16  # bytes per thread: ptxas spills a value or two outside of loops to fit one more block
@@ -74,7 +75,9 @@ def captured_launches(monkeypatch, dtype, name, k, affine, memory_format, needs,
 
 
 def compile_offline(launch, architecture, target=None):
-    kernel, arguments, constants = launch
+    kernel, arguments, keywords = launch
+    options = {"num_warps": 4} | {name: keywords[name] for name in OPTIONS}
+    constants = {name: value for name, value in keywords.items() if name not in OPTIONS}
     names = kernel.arg_names[: len(arguments)]
     signature = {n: type_of(v) for n, v in zip(names, arguments, strict=True)} | dict.fromkeys(constants, "constexpr")
     constexprs = {(kernel.arg_names.index(n),): v for n, v in constants.items()}
@@ -84,7 +87,7 @@ def compile_offline(launch, architecture, target=None):
         attributes |= divisible(value, (index,))
     source = ASTSource(kernel, signature, constexprs, attributes)
     target = target or GPUTarget("cuda", architecture, 32)
-    return triton.compile(source, target=target, options={"num_warps": 4})
+    return triton.compile(source, target=target, options=options)
 
 
 def resources(compiled, folder):
@@ -179,4 +182,5 @@ def test_runtime_specializes_and_compiles_calls(case, architecture, monkeypatch)
         compiled = kernel.warmup(*arguments, grid=(1,), **constants)
         kernel.device_caches.clear()
         assert compiled.metadata.target.arch == architecture
+        assert compiled.metadata.enable_fp_fusion
         assert compiled.asm["cubin"]

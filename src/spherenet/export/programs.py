@@ -272,7 +272,8 @@ def _trace_script(model: nn.Module, example: Tensor) -> torch.jit.ScriptModule:
 def _without_deprecation_warnings() -> Iterator[None]:
     """Suppress the deprecation warnings of TorchScript, which the docstring of `export_torchscript` mentions."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is deprecated", DeprecationWarning)
+        for category in (DeprecationWarning, FutureWarning):  # the second since torch 2.15
+            warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is deprecated", category)
         yield
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import struct
+import sys
 from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_uint64, c_void_p
 from functools import lru_cache
 from pathlib import Path
@@ -19,7 +20,7 @@ __all__ = ["AngleStruct", "BackwardStruct", "CellStruct", "GeometryStruct", "ava
 INTERFACE_VERSION = 2
 """Version of csrc/api.h that this module was written for."""
 
-PATH = Path(__file__).with_name("_native.so")
+PATH = Path(__file__).with_name("_native.dll" if sys.platform == "win32" else "_native.so")
 
 _log = logging.getLogger(__name__)
 
