@@ -56,7 +56,7 @@ pytest: $(READY) browser hosts  ## run all tests
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 results: $(READY)  ## write docs/results.md, its figure, results/cells.csv and the table of README.md from the runs in results/
-	$(BIN)/spherenet report results/*/* --title Results --markdown docs/results.md --csv results/cells.csv \
+	$(BIN)/spherenet report $(patsubst %/experiment.json,%,$(sort $(wildcard results/*/*/experiment.json))) --title Results --markdown docs/results.md --csv results/cells.csv \
 	$(if $(wildcard results/long/headline/*/*/summary.json),--figure docs/images/headline.svg)
 	$(BIN)/python docs/readme.py
 

@@ -21,7 +21,7 @@ FOLDERS = sorted(path for preset in ("cpu", "long") for path in RESULTS.glob(f"{
 @pytest.fixture(scope="module")
 def grids():
     """All committed experiments, in the order of `make results`."""
-    return by_preset([read_grid(path) for path in sorted(RESULTS.glob("*/*"))])
+    return by_preset([read_grid(path.parent) for path in sorted(RESULTS.glob("*/*/experiment.json"))])
 
 
 def test_page_and_figure_agree_with_committed_runs(grids):
