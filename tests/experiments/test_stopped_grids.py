@@ -156,3 +156,18 @@ def test_no_job_starts_after_stop(tmp_path):
     assert len(started) == 1
     assert all(result.failure is not None for result in results)
     assert "stopped" in results[-1].failure
+
+
+def test_step_of_a_stopped_run_is_that_of_its_checkpoint(tmp_path):
+    """The last row of metrics can be older: rows are written at intervals, and a stopped run saves at once."""
+    job = Job("run", tmp_path / "run", TrainConfig())
+    (job.folder / "checkpoints" / "step-00000214").mkdir(parents=True)
+    RunDirectory(job.folder).metrics.append({"step": 200, "split": "train"})
+    stopped = []
+
+    def launch(arguments, log):
+        stopped.append(True)
+        return 143
+
+    [result] = run_jobs([job], launch, 1, stopped=lambda: bool(stopped))
+    assert result.failure == "stopped at step 214."

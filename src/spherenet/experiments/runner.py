@@ -24,7 +24,7 @@ from typing import Any
 from spherenet.errors import RunError, SphereNetError, require_extra
 from spherenet.experiments.jobs import Job
 from spherenet.files import APPEND, open_handle, open_regular
-from spherenet.runs import MetricsFile
+from spherenet.runs import Checkpoints, MetricsFile
 
 __all__ = [
     "GridReporter",
@@ -224,7 +224,7 @@ def _run_job(job: Job, launch: Launcher, stopped: Callable[[], bool]) -> Result:
                 return Result(job, None)
             if not job.in_use():
                 if stopped() and code not in ERRORS:
-                    return Result(job, f"stopped at step {steps_done(job)}.", stopped=True)
+                    return Result(job, f"stopped at step {_saved_step(job)}.", stopped=True)
                 return Result(job, f"exit code {code}: {_last_line(job.log)}")
             # The run belongs to another grid, or to one that was killed and left it running.
             while job.in_use():
@@ -260,6 +260,11 @@ def steps_done(job: Job) -> int:
     except (RunError, OSError):
         return 0
     return int(rows[-1]["step"]) if rows else 0
+
+
+def _saved_step(job: Job) -> int:
+    """Return the step of the last checkpoint of a job, from which it is resumed."""
+    return max(Checkpoints(job.folder / "checkpoints").steps(up_to=job.config.iterations), default=0)
 
 
 class RayLauncher:
