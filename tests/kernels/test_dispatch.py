@@ -1,4 +1,4 @@
-"""Choice of the implementation, the native library, and the private torch API that `dispatch` calls."""
+"""Choice of the implementation, and the private torch API that `dispatch` calls."""
 
 import copy
 import logging
@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
 import spherenet as sn
-from spherenet.kernels import blockwise, dispatch, library, native
+from spherenet.kernels import blockwise, dispatch, native
 from spherenet.kernels import sphere_conv as unit_weights
 from spherenet.kernels.dispatch import compiled_or_plain
 from spherenet.layers.head import AngularHead
@@ -140,87 +139,6 @@ def test_thread_pool_is_shared_with_torch():
         "print(len({line.split()[-1] for line in open('/proc/self/maps') if 'libgomp' in line or 'libiomp' in line}))"
     )
     assert run_fresh(code)[0].strip() == "1"
-
-
-LAYER = "import torch, spherenet as sn; layer = sn.SphereConv2d(3, 20, 3); print(layer(torch.ones(1, 3, 9, 9)).shape)"
-
-
-@pytest.mark.parametrize("content", [None, b"", b"\x7fELF", b"no library at all" * 9, "truncated"], ids=str)
-def test_missing_or_corrupt_library_logs_one_line(tmp_path, content):
-    path = tmp_path / "_native.so"
-    if content == "truncated":
-        path.write_bytes(library.PATH.read_bytes()[:-4000])
-    elif content is not None:
-        path.write_bytes(content)
-    code = (
-        f"import pathlib\nfrom spherenet.kernels import library\nlibrary.PATH = pathlib.Path({str(path)!r})\n{LAYER}\n"
-    )
-    code += "from spherenet.kernels import dispatch; print(dispatch.implementation_name('cpu'))"
-    stdout, stderr = run_fresh(code)
-    assert stdout.split("\n")[:2] == ["torch.Size([1, 20, 7, 7])", "plain"]
-    assert stderr.count("\n") == 1
-    assert "runs without native kernels" in stderr
-
-
-def test_library_of_another_version_is_rejected(monkeypatch):
-    version = library.INTERFACE_VERSION
-    monkeypatch.setattr(library, "INTERFACE_VERSION", 99)
-    with pytest.raises(ValueError, match=f"interface version {version}, this package needs 99"):
-        library.open_library(library.PATH)
-
-
-def processor_flags():
-    """Return what Linux says about the processor."""
-    if sys.platform != "linux":
-        pytest.skip("reads /proc")
-    return set(Path("/proc/cpuinfo").read_text().split())
-
-
-def test_best_instruction_set_of_the_processor_is_used():
-    flags = processor_flags()
-    best = "baseline"
-    if {"avx2", "fma", "f16c"} <= flags:
-        best = "avx512" if {"avx512f", "avx512dq", "avx512bw", "avx512vl"} <= flags else "avx2"
-    code = "from spherenet.kernels import library; print(library.instruction_set())"
-    assert run_fresh(code, SPHERENET_ISA="")[0].strip() == best
-
-
-@pytest.mark.parametrize("name", ["baseline", "avx2", "avx512"])
-def test_instruction_sets_give_same_results(name):
-    """Each runs in a new process, because the library chooses the instruction set when it is loaded."""
-    flags = processor_flags()
-    if name != "baseline" and {"avx2": "avx2", "avx512": "avx512f"}[name] not in flags:
-        pytest.skip(f"this processor has no {name}")
-    code = """
-import copy, torch, spherenet as sn
-from spherenet.kernels import native
-worst = 0
-names = ("cosine", "linear", "sigmoid", "learnable", "square-cosine")
-extended = {"center": "patch", "magnitude": "tanh", "radius": 4.0}
-for operator, form in [(name, {}) for name in names] + [("linear", extended), ("sigmoid", {"center": "weight"})]:
-    for rescale in (None, "learned"):
-        for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
-            for memory_format in (torch.contiguous_format, torch.channels_last):
-                torch.manual_seed(0)
-                options = {"operator": operator, "rescale": rescale, "dtype": dtype, **form}
-                layer = sn.SphereConv2d(6, 27, 3, groups=3, padding=1, **options)
-                x = torch.randn(3, 6, 9, 7).to(dtype).contiguous(memory_format=memory_format)
-                # In float64: torch's first asin of a process in float32 is now and then off by 2e-5 on a busy machine.
-                wide = torch.float64 if dtype == torch.float32 else dtype
-                found = []
-                for backend, module in (("reference", copy.deepcopy(layer).to(wide)), ("native", layer)):
-                    images = x.to(module.weight.dtype, copy=True).requires_grad_()
-                    with sn.backend(backend):
-                        out = module(images)
-                    out.square().sum().backward()
-                    found.append([out, images.grad, *(p.grad.clone() for p in module.parameters())])
-                for a, b in zip(*found):
-                    error = ((a.double() - b.double()).abs().max() / a.double().abs().max()).item()
-                    worst = max(worst, error / torch.finfo(dtype).eps)
-print(native.instruction_set(), worst < 80, worst)
-"""
-    chosen, close, worst = run_fresh(code, SPHERENET_ISA=name)[0].split()
-    assert (chosen, close) == (name, "True"), worst
 
 
 def test_two_python_threads():

@@ -5,6 +5,8 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
 from driver import triton_sphere_conv
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from triton.runtime import interpreter
@@ -128,3 +130,15 @@ def test_kernels_move_minimum_number_of_bytes(memory_format, monkeypatch):
         again = repeated[kernel] + small.get(kernel, 0) * (blocks - 1)
         assert traffic.requested[kernel] <= minimum + again, kernel
         print(f"{kernel}: {minimum} bytes at least, {traffic.requested[kernel] / minimum:.2f} of them requested")
+
+
+@triton.jit
+def double_kernel(x):
+    tl.store(x, tl.load(x) * 2)
+
+
+def test_overflow_of_integers_raises():
+    """The interpreter of these tests checks sums and products of offsets."""
+    double_kernel[(1,)](torch.tensor([2**30 - 1], dtype=torch.int32))
+    with pytest.raises(interpreter.InterpreterError, match="int32 overflows in mul"):
+        double_kernel[(1,)](torch.tensor([2**30], dtype=torch.int32))
