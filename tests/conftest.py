@@ -1,5 +1,6 @@
 """What tests share: a fixed seed, one torch thread per process if several workers run, and a browser."""
 
+import gc
 import os
 import shutil
 import signal
@@ -17,6 +18,12 @@ def pytest_configure(config):
     if "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start
+
+
+def pytest_collection_finish():
+    """Exclude modules and collected tests, which stay until the end, from later passes of the garbage collector."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

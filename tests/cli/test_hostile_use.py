@@ -208,20 +208,30 @@ def test_closed_pipe_of_another_verb_prints_no_error(run):
     assert done.stderr == ""
 
 
+PARALLEL = """
+import os, sys
+import spherenet.training.run
+from spherenet.cli import main
+children = []
+for _ in range(3):
+    children.append(os.fork())
+    if children[-1] == 0:
+        os._exit(main(sys.argv[1:]))
+sys.exit(any([os.waitpid(child, 0)[1] for child in children]))
+"""
+
+
 def test_parallel_runs_without_output_get_different_folders(tmp_path):
-    runs = [
-        subprocess.Popen(
-            command("train", *TINY, "--iterations", 2, "--eval-every", 2),
-            cwd=tmp_path,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        for _ in range(3)
-    ]
-    said = [process.communicate(timeout=240)[1] for process in runs]
-    assert [process.returncode for process in runs] == [0, 0, 0], said
+    """Forks start at the same moment."""
+    done = subprocess.run(
+        [sys.executable, "-c", PARALLEL, "train", *map(str, TINY), "--iterations", "2", "--eval-every", "2"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
     assert len([run for run in (tmp_path / "runs").iterdir() if RunDirectory.open(run).finished]) == 3
 
 
