@@ -1,7 +1,10 @@
 // Load a native library built for another system and print results of its kernels, to compare them between systems.
 //
-// Compile for the system of the library and run it there, or under an emulator (docs/releasing.md has the commands):
-//     check_library <library> <threads>
+// Compile for the system of the library, and run it there or under an emulator, with library and number of threads:
+//     x86_64-w64-mingw32-g++ -std=c++17 -static tools/check_library.cpp -o check_library.exe
+//     KMP_AFFINITY=disabled wine64 check_library.exe _native.dll 2
+//     aarch64-linux-gnu-g++ -std=c++17 tools/check_library.cpp -o check_library
+//     qemu-aarch64 -L /usr/aarch64-linux-gnu check_library _native.so 2
 // The first line names the instruction set. Each further line is a sum of outputs or gradients and their checksum.
 
 #include <cmath>

@@ -44,7 +44,7 @@ def test_lower_bounds_exclude_known_vulnerabilities(script):
 
 def test_build_excludes_vulnerable_setuptools(script):
     text = (script.ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    bound = re.search(r'^requires = \["setuptools>=([0-9.]+)"\]', text, re.MULTILINE)[1]
+    bound = re.search(r'^requires = \[\s+"setuptools>=([0-9.]+)",', text, re.MULTILINE)[1]
     assert parse_version(bound) >= (78, 1, 1)
 
 
