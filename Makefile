@@ -21,7 +21,9 @@ demo: $(USABLE)  ## train a small SphereNet and its CNN twin on embedded digits 
 
 check: lint types imports fast  ## lint, types, import rules and fast tests (under 90 seconds on two cores)
 
-test: lint types imports docs pytest  ## all checks and tests, as in CI (creates the environment first)
+test: $(READY)  ## all checks and tests, as in CI (creates the environment first)
+	$(MAKE) --no-print-directory --jobs 2 lint types imports docs
+	$(MAKE) --no-print-directory pytest
 
 $(USABLE): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
