@@ -1,11 +1,11 @@
-"""README.md: the table of results agrees with docs/results.md, and the page stays short."""
+"""README.md: the tables of results agree with docs/results.md, and the page stays short."""
 
 import importlib.util
 
 import pytest
 
 from docs.pages import DOCS, ROOT
-from spherenet.experiments import find_experiment
+from spherenet.experiments import EXPERIMENTS
 
 
 @pytest.fixture
@@ -20,37 +20,77 @@ def test_table_agrees_with_results(script):
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert text == script.expected(), "run python docs/readme.py"
     rows = script.verdicts((DOCS / "results.md").read_text(encoding="utf-8"))
-    assert {verdict for verdict, _ in rows.values()} == {"confirmed", "refuted", "not decided", "out of reach"}
+    assert {verdict for verdict, _, _ in rows.values()} == {"confirmed", "refuted", "not decided", "out of reach"}
 
 
-def test_claims_of_long_runs_precede_those_of_appendices(script):
-    rows = [f"| {start}Table 1) | +1.00 [+0.50, +1.50] points, n = 3 | headline |" for start in script.LONG_CLAIMS]
-    rows[1] = (
-        f"| {script.LONG_CLAIMS[1]}Table 1) | out of reach, -1 points, n = 2; requires more, reached 1 % | headline |"
-    )
-    small = "| SphereNets end above the CNN (Table 1) | -9.00 points, n = 3 | table1 |"
-    page = "\n".join(["## Claims confirmed (9)", "", *rows, "## Appendix", "### Claims refuted (1)", "", small])
-    setting, rows = script.table(page).split("\n\n")
-    assert setting == script.LONG
-    table = rows.splitlines()[2:]
-    assert len(table) == len(script.LONG_CLAIMS)
-    assert table[0] == "| SphereNets converge faster than the CNN | confirmed | +1.00 [+0.50, +1.50] points, n = 3 |"
-    assert table[1] == "| SphereNets end above the CNN | out of reach | -1 points, n = 2 |"
+PAGE = """\
+# Results
+
+## headline: Operators
+
+| | softmax |
+|---|---|
+| CNN | 85.00 ± 0.10 (3) |
+
+## Claims confirmed (2)
+
+| claim | difference | experiment |
+|---|---|---|
+| SphereNets converge faster than the CNN (Figure) | +1.00 [+0.50, +1.50] points, n = 3 | headline |
+| SphereNets end above the CNN (Table 1, softmax) | out of reach, -1 points, n = 2; requires more | headline |
+
+## fig-protocol: Learning or evaluation
+
+| | cnn-9 |
+|---|---|
+| none | 1 |
+
+## Appendix: small grids, preset cpu
+
+### Claims refuted (3)
+
+| claim | difference | experiment |
+|---|---|---|
+| SphereNets end above the CNN (Table 1, softmax) | -9.00 points, n = 3 | table1 |
+| SphereNets converge faster than the plain network (cnn-9) (Figure: convergence) | -1 points, n = 4 | fig |
+| Margin losses (A-Softmax, GA-Softmax) beat softmax (Table 1, columns) | -2 points, n = 3 | table1 |
+"""
 
 
-def test_long_claims_are_claims_of_the_experiments(script):
-    ids = ("headline", "fig-protocol", "table3", "fig-spherenorm", "fig-ultradeep")
+def test_claims_of_large_grids_replace_those_of_small_ones(script):
+    assert script.tables(PAGE).splitlines() == [
+        *script.LARGE.splitlines(),
+        "",
+        "| | softmax |",
+        "|---|---|",
+        "| CNN | 85.00 ± 0.10 (3) |",
+        "",
+        *script.SMALL.splitlines(),
+        "",
+        "| claim | our verdict | difference [95 % interval] | grid |",
+        "|---|---|---|---|",
+        "| SphereNets converge faster than the CNN | confirmed | +1.00 [+0.50, +1.50] points, n = 3 | large |",
+        "| SphereNets end above the CNN | out of reach | -1 points, n = 2 | large |",
+        "| Margin losses (A-Softmax, GA-Softmax) beat softmax | refuted | -2 points, n = 3 | small |",
+    ]
+
+
+def test_page_without_large_grids_has_small_ones_only(script):
+    small = PAGE.replace("## headline", "## other").partition("## Appendix")[0]
+    assert script.accuracies(small) == []
+    assert {grid for _, _, grid in script.verdicts(small).values()} == {"small"}
+    assert script.LARGE not in script.tables(small)
+
+
+def test_claims_are_claims_of_the_experiments(script):
     statements = []
-    for experiment in map(find_experiment, ids):
-        for claim in experiment.claims_about(experiment.cells("long")):
-            statistics = f", {claim.protocol} BatchNorm statistics" if claim.protocol else ""
-            statements.append(f"{claim.text}{statistics} ({claim.source})")
-    assert [start for start in script.LONG_CLAIMS if not any(text.startswith(start) for text in statements)] == []
-
-
-def test_missing_claim_is_an_error(script):
-    with pytest.raises(KeyError, match="has no claim that starts with"):
-        script.table("## Claims confirmed (1)\n\n| claim | difference | experiment |\n|---|---|---|\n| x | +1 | y |\n")
+    for experiment in EXPERIMENTS.values():
+        for preset in ("cpu", "long"):
+            for claim in experiment.claims_about(experiment.cells(preset)):
+                statistics = f", {claim.protocol} BatchNorm statistics" if claim.protocol else ""
+                statements.append(f"{claim.text}{statistics} ({claim.source})")
+    starts = [start for row in script.CLAIMS for start in row]
+    assert [start for start in starts if not any(text.startswith(start) for text in statements)] == []
 
 
 def test_length():

@@ -1,4 +1,4 @@
-"""ONNX export: scores in onnxruntime against the model's, for each operator on a plain network and for residual ones."""
+"""ONNX export: scores in onnxruntime against those of plain networks with each operator and of residual ones."""
 
 import json
 import sys

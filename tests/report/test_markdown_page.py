@@ -92,6 +92,21 @@ def test_missing_runs_are_named(headline, protocol):
     assert "| fig-protocol | 1 | 1 | none |\n" in page
 
 
+def test_grids_without_runs_are_listed_as_planned_only(headline, tmp_path):
+    cells = {name: (name, "x", None, {}) for name in ("a", "b")}
+    claims = [("a leads", [["a", "b"]], "accuracy")]
+    folder = make_grid(tmp_path / "results" / "long" / "table3", cells, claims, id="table3", preset="long")
+    add_to_experiment(folder, seeds={"a": 2, "b": 2})
+    page = markdown_page([read_grid(headline), read_grid(folder)], "Results")
+    assert "cosine leads" in page
+    assert "a leads" not in page
+    assert "## table3" not in page
+    assert "| table3 | 0 | 4 | a: seeds 0, 1; b: seeds 0, 1 |\n" in page
+    add_to_experiment(folder, logs={"source": "logs", "first": 1, "last": 9, "accuracies": {"a": [86.5, 26.7]}})
+    page = markdown_page([read_grid(headline), read_grid(folder)], "Results")
+    assert re.search(r"## table3: .*\n\nNo run is finished\.\n\nMean accuracy.*\n\n.*\n.*\n\| a \| x \| 86\.5 \|", page)
+
+
 def test_published_logs_are_beside_our_means_of_the_same_iterations(protocol):
     page = markdown_page([read_grid(protocol)], "Results")
     assert "over the iterations 20 to 30, ours (number of seeds) beside the logs of others." in page

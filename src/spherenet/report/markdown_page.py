@@ -107,9 +107,11 @@ def _claims_and_grids(grids: Sequence[Grid], level: str) -> list[str]:
 
 
 def _sections_of(grids: Sequence[Grid], level: str, *, with_claims: bool) -> list[str]:
-    """Return a heading, the tables and the provenance of each grid."""
+    """Return a heading, the tables and the provenance of each grid that has runs or published logs."""
     sections = []
     for grid in grids:
+        if not (_has_runs(grid) or grid.logs):
+            continue
         sections.append(f"{level} {markdown(grid.id)}: {markdown(grid.title)}")
         sections += [as_markdown(grid, with_claims=with_claims).rstrip(), *_footer(grid)]
     return sections
@@ -134,10 +136,15 @@ def _footer(grid: Grid) -> list[str]:
 
 def as_markdown(grid: Grid, *, with_claims: bool = True) -> str:
     """Return the tables of an experiment as Markdown, and a list of its claims."""
-    lines = [*_table(grid), "", *_protocol_lines(grid), *_logs_lines(grid)]
+    table = _table(grid) if _has_runs(grid) else ["No run is finished."]
+    lines = [*table, "", *_protocol_lines(grid), *_logs_lines(grid)]
     if with_claims:
         lines += [*_time_lines(grid), *(_claim_line(judge(grid, claim)) for claim in grid.claims)]
     return "\n".join(lines) + "\n"
+
+
+def _has_runs(grid: Grid) -> bool:
+    return any(cell.runs for cell in grid.cells)
 
 
 def _table(grid: Grid) -> list[str]:
@@ -259,10 +266,10 @@ def _claim_line(verdict: Verdict) -> str:
 
 
 def _claims(grids: Sequence[Grid], level: str) -> list[str]:
-    """Return a table per group of claims, or nothing for a single grid, which lists its claims itself."""
+    """Return a table per group of claims on grids with runs, or nothing for a single grid, which lists its claims."""
     if len(grids) < 2:
         return []
-    verdicts = [(grid, judge(grid, claim)) for grid in grids for claim in grid.claims]
+    verdicts = [(grid, judge(grid, claim)) for grid in grids if _has_runs(grid) for claim in grid.claims]
     tables = []
     for heading, group in GROUPS.items():
         chosen = [(grid, verdict) for grid, verdict in verdicts if verdict.verdict in group]
