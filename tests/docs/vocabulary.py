@@ -110,18 +110,22 @@ class Finding(NamedTuple):
     instead: str
 
 
-def search(text: str) -> list[tuple[str, str]]:
+def search(text: str, terms: Iterable[Term] = TERMS) -> list[tuple[str, str]]:
     """Return (match, what to write instead) for each occurrence of a term in a text."""
     for allowed in ALLOWED:
         text = text.replace(allowed, "")
-    return [(match.group(), term.instead) for term in TERMS for match in re.finditer(term.pattern, text)]
+    return [(match.group(), term.instead) for term in terms for match in re.finditer(term.pattern, text, re.MULTILINE)]
 
 
 def findings(path: Path) -> Iterator[Finding]:
     """Yield the occurrences in a file."""
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
-        text = INLINE_CODE.sub("", line) if path.suffix == ".md" else line
-        for match, instead in search(text):
+    lines = path.read_text("utf-8").splitlines()
+    if path.suffix == ".md":
+        lines = [INLINE_CODE.sub("", line) for line in lines]
+    occurring = {instead for _, instead in search("\n".join(lines))}
+    terms = [term for term in TERMS if term.instead in occurring]
+    for number, line in enumerate(lines, 1):
+        for match, instead in search(line, terms) if terms else []:
             yield Finding(number, match, instead)
 
 

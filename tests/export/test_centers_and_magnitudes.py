@@ -127,24 +127,24 @@ EXPORTED = {
     "mixed": {"magnitude": "mixed"},
     "custom": {"magnitude": RootMagnitude()},
 }
-LAYERS = list(enumerate(EXPORTED.values()))
 
 
-@pytest.mark.parametrize("options", EXPORTED.values(), ids=EXPORTED)
-@pytest.mark.parametrize("export", [export_program, export_torchscript], ids=lambda function: function.__name__)
-def test_exported_models_return_the_scores_of_the_model(export, options, network, tmp_path):
-    """The export functions compare the scores themselves, at two batch sizes."""
-    model = network("cnn-3", operator="cosine", batch_norm=False, input_size=16, **options)
-    assert export(model, tmp_path / "model", check=True).is_file()
-
-
-def test_onnx_returns_the_outputs_of_all_layers(tmp_path):
-    """One file with a layer per option, because each export takes seconds."""
-    layers = [sn.SphereConv2d(4, 4, 3, padding=1, groups=1 + index % 2, **options) for index, options in LAYERS]
+@pytest.mark.parametrize("export", [export_program, export_torchscript, export_onnx], ids=lambda f: f.__name__)
+def test_exported_files_return_the_outputs_of_all_layers(export, tmp_path):
+    """One file with a layer per option, because each export takes seconds. Scores are compared at two batch sizes."""
+    layers = [sn.SphereConv2d(4, 4, 3, padding=1, groups=1 + index % 2, **options)
+              for index, options in enumerate(EXPORTED.values())]  # fmt: skip
     strided = sn.SphereConv2d(4, 6, 3, stride=2, padding=2, dilation=2, center="patch", operator="sigmoid")
     linear = sn.SphereLinear(6 * 16, 5, center="patch", magnitude="ball", radius="learned")
     model = perturbed(nn.Sequential(*layers, strided, nn.Flatten(), linear, nn.Linear(5, 3)))
-    assert export_onnx(model, tmp_path / "model.onnx", example=torch.randn(2, 4, 8, 8), check=True).is_file()
+    assert export(model, tmp_path / "model", example=torch.randn(2, 4, 8, 8), check=True).is_file()
+
+
+@pytest.mark.parametrize("options", [EXPORTED["weight"], EXPORTED["linear"]], ids=str)
+@pytest.mark.parametrize("export", [export_program, export_torchscript], ids=lambda f: f.__name__)
+def test_exported_networks_return_the_scores_of_the_model(export, options, network, tmp_path):
+    model = network("cnn-3", operator="cosine", batch_norm=False, input_size=16, **options)
+    assert export(model, tmp_path / "model", check=True).is_file()
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ LOSSES = {
     "learnable": "w-sigmoid",
 }
 CASES = {
-    **{f"cnn-9 {operator}": ("cnn-9", operator, {}) for operator in LOSSES},
+    **{f"cnn-3 {operator}": ("cnn-3", operator, {}) for operator in LOSSES},
     "widths of the paper": ("cnn-9", "sigmoid", {"widths": (64, 96, 128)}),
     "residual": ("resnet-32", "cosine", {}),
     "residual with operators in shortcuts": ("resnet-32", "sigmoid", {"shortcut": "operator"}),

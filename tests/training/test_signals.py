@@ -70,6 +70,7 @@ def test_signal_interrupts_download(tmp_path):
 
     server = socket.create_server(("127.0.0.1", 0))
     port = server.getsockname()[1]
+    interrupted = threading.Event()
 
     def send_half():
         connection, _ = server.accept()
@@ -77,7 +78,7 @@ def test_signal_interrupts_download(tmp_path):
             connection.recv(4096)
             connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 600000\r\n\r\n" + b"x" * 300_000)
             os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(5)
+            interrupted.wait(20)
 
     thread = threading.Thread(target=send_half, daemon=True)
     thread.start()
@@ -85,6 +86,7 @@ def test_signal_interrupts_download(tmp_path):
     start = time.monotonic()
     with server, StopSignals(), pytest.raises(StopRequested):
         download(f"http://127.0.0.1:{port}/file", target, size=600_000, sha256="0" * 64)
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 15
+    interrupted.set()
     assert not target.exists()
     thread.join()
