@@ -351,6 +351,13 @@ def test_tune_selects_the_best_mean_and_writes_a_configuration(tmp_path, capsys,
     assert RunDirectory.open(tmp_path / "run").config["images"] == {"train": 4000, "test": 1000}
 
 
+def test_tune_without_a_finished_run_prints_no_table(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("spherenet.experiments.runner.LocalLauncher.__call__", lambda self, arguments, log: 1)
+    options = ["--widths", 4, 4, 4, "--try-operators", "cosine", "--number-of-folds", 2, "--output", tmp_path]
+    assert spherenet("tune", *options) == 1
+    assert "held-out" not in "".join(capsys.readouterr())
+
+
 def test_folds_are_disjoint_and_stratified():
     from spherenet.training.build import split_folds
 

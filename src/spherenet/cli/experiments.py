@@ -255,6 +255,8 @@ def _print_scores(scores: list[Score], best: Score | None, as_json: bool) -> Non
         rows = [{"setting": score.name, "accuracies": score.accuracies, "mean": score.mean} for score in finished]
         print_json({"scores": rows, "best": None if best is None else best.name})
         return
+    if not finished:  # the command was stopped, or all runs failed, which its last line states
+        return
     from rich.console import Console
     from rich.table import Table
 
