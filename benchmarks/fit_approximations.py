@@ -70,6 +70,8 @@ def main() -> None:
     z = chebyshev_nodes(0.0, 0.201**2)
     t = np.sqrt(z)
     polynomial("atanh(t) = t + t·z·A(z), z = t² ≤ 0.201²", z, (np.arctanh(t) - t) / (t * z), 2, t * z / np.arctanh(t))
+    r = chebyshev_nodes(-np.log(2) / 2, np.log(2) / 2)
+    polynomial("exp(r) = 1 + r + r²·E(r), |r| ≤ ln2/2", r, (np.exp(r) - 1 - r) / (r * r), 4, r * r / np.exp(r))
     v = np.sort(np.concatenate([chebyshev_nodes(1e-3, 9.0), np.linspace(1e-3, 3, 2000)]))
     ratio = np.tanh(v) / v
     rational("tanh(v) = v·P(z)/Q(z), z = v² ≤ 81", v * v, ratio, (4, 4), 1 / ratio)

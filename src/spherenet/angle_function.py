@@ -68,6 +68,11 @@ class AngleFunction(nn.Module):
         """Whether g is the same for every filter or class, so that it may be applied to one of them alone."""
         return False
 
+    @property
+    def parameter(self) -> K:
+        """The parameter that `value` and the kernels take: k, unless g has another one."""
+        return self.k
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "forward" in vars(cls) or "value" in vars(cls):
@@ -83,10 +88,10 @@ class AngleFunction(nn.Module):
 
     def forward(self, cosine: Tensor) -> Tensor:
         """Return g for each cosine, filters last."""
-        return self.value(cosine, self.k)
+        return self.value(cosine, self.parameter)
 
     def value(self, cosine: Tensor, k: K) -> Tensor:
-        """Return g for an explicit parameter k that broadcasts against the cosines."""
+        """Return g for an explicit parameter that broadcasts against the cosines."""
         raise NotImplementedError(f"{type(self).__name__} must define forward(cosine).")
 
     def derivative(self, cosine: Tensor) -> Tensor:

@@ -75,9 +75,11 @@ class SharpenedCosineAngle(AngleFunction):
         dtype: Dtype of the parameter.
     """
 
-    name = "sharpened-cosine"
+    name = kernel_id = "sharpened-cosine"
     constant_drop = 2.0
     is_learned = True
+    has_triton_kernel = False
+    is_recoverable = False
 
     def __init__(
         self,
@@ -119,9 +121,15 @@ class SharpenedCosineAngle(AngleFunction):
         """Whether there is a single p."""
         return self.raw_p.dim() == 0
 
-    def forward(self, cosine: Tensor) -> Tensor:
-        """Return sign(c)·|c|^p for each cosine, filters last."""
-        value: Tensor = _signed_power(cosine, self.p.to(cosine.dtype))
+    @property
+    def parameter(self) -> Tensor:
+        """p."""
+        return self.p
+
+    @staticmethod
+    def value(cosine: Tensor, k: Any) -> Tensor:
+        """Return sign(c)·|c|^p for p in the place of k."""
+        value: Tensor = _signed_power(cosine, k.to(cosine.dtype))
         return value
 
     def derivative(self, cosine: Tensor) -> Tensor:
@@ -143,14 +151,14 @@ class SharpenedCosineAngle(AngleFunction):
 
 
 def _logarithm(cosine: Tensor) -> Tensor:
-    """Return log|c|, with |c| at most 1 and above a floor that is 0 in effect."""
-    return cosine.abs().clamp(torch.finfo(cosine.dtype).eps ** 2, 1).log()
+    """Return log|c|, with |c| at most 1 and at least the smallest normal number, whose powers are 0 in effect."""
+    return cosine.abs().clamp(torch.finfo(cosine.dtype).tiny, 1).log()
 
 
 def _slope(logarithm: Tensor, p: Tensor) -> Tensor:
     """Return p·|c|^(p − 1) from log|c|. For p < 1 it is infinite at 0, and |c| is kept above 4·sqrt(ε)."""
     eps = torch.finfo(logarithm.dtype).eps
-    floor = torch.where(p < 1, math.log(4 * eps**0.5), 2 * math.log(eps))
+    floor = torch.where(p < 1, math.log(4 * eps**0.5), p.new_full((), 2 * math.log(eps)))  # in the dtype of p
     return p * (torch.maximum(logarithm, floor) * (p - 1)).exp()
 
 

@@ -240,7 +240,7 @@ def test_copies_are_independent(form):
 
 
 @every_form
-@pytest.mark.parametrize("operator", ["cosine", "square-cosine"])
+@pytest.mark.parametrize("operator", ["cosine", "square-cosine", "sharpened-cosine"])
 def test_flop_counter_uses_the_plain_formula(form, operator):
     """Under a dispatch mode these layers consist of torch's operators, and gradients stay the same."""
     layer, x = sn.SphereConv2d(3, 4, 3, operator=operator, **form), torch.randn(2, 3, 5, 5, requires_grad=True)
@@ -282,6 +282,38 @@ def test_square_cosine_has_accurate_gradients_for_small_cosines(dtype):
         results.append(inputs.grad[:, 0])
     torch.testing.assert_close(*results, rtol=1e-5, atol=0)
     assert (results[0] > 0).all()
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-11)])
+@pytest.mark.parametrize("p", [0.15, 0.5, 1.0, 1.7, 2.0, 30.0])
+def test_sharpened_cosine_at_all_cosines_and_powers(p, dtype, tolerance, monkeypatch):
+    """From c = ±1 to numbers whose power underflows, and c = 0, where the slope of small powers is bounded."""
+    sizes = torch.cat(
+        [torch.linspace(0, 1, 60, dtype=torch.float64), 10.0 ** -torch.arange(1.0, 37, dtype=torch.float64)]
+    )
+    cosine = torch.cat([sizes, -sizes]).to(dtype)
+    x = torch.stack([cosine, (1 - cosine.square()).clamp_min(0).sqrt()], 1)
+    layer = sn.SphereLinear(2, 1, operator=sn.SharpenedCosineAngle(1, p), eps=1e-30, dtype=dtype).to(dtype)
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([[1.0, 0.0]]))
+    expected = gradients(layer, x, "reference")
+    monkeypatch.setattr("spherenet.functional.sphere_conv", lambda *_: pytest.fail("the plain formula was called"))
+    got = gradients(layer, x, "native", expected[2])
+    torch.testing.assert_close(got[0], expected[0], rtol=tolerance, atol=1e-36)
+    for name, gradient in expected[1].items():
+        bound = gradient.abs().max().item()
+        torch.testing.assert_close(got[1][name], gradient, rtol=10 * tolerance, atol=tolerance * bound)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_sharpened_cosine_keeps_nan(dtype):
+    x = torch.ones(2, 3, dtype=dtype, requires_grad=True)
+    layer = sn.SphereLinear(3, 2, operator="sharpened-cosine", dtype=dtype)
+    rows = x * torch.tensor([[1.0], [torch.nan]], dtype=dtype)
+    out = layer(rows)
+    assert out.isnan().tolist() == [[False] * 2, [True] * 2]
+    out.sum().backward()
+    assert x.grad.isnan().tolist() == [[False] * 3, [True] * 3]
 
 
 @pytest.mark.parametrize("recurrent", [sn.SphereLSTM, sn.SphereGRU])

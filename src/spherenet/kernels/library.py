@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 __all__ = ["AngleStruct", "BackwardStruct", "CellStruct", "GeometryStruct", "available", "instruction_set", "load"]
 
-INTERFACE_VERSION = 2
+INTERFACE_VERSION = 3
 """Version of csrc/api.h that this module was written for."""
 
 PATH = Path(__file__).with_name("_native.dll" if sys.platform == "win32" else "_native.so")

@@ -32,7 +32,7 @@ from spherenet.ops.sphere_conv import Affine, Operation
 __all__ = ["available", "backward", "cell_backward", "cell_forward", "checksum", "correct", "forward",
            "instruction_set", "is_rows", "release_scratch", "unit_weight", "unit_weight_backward"]  # fmt: skip
 
-_ANGLES = {"cosine": 0, "linear": 1, "sigmoid": 2, "square-cosine": 3}
+_ANGLES = {"cosine": 0, "linear": 1, "sigmoid": 2, "square-cosine": 3, "sharpened-cosine": 4}
 """Numbers of the angle functions in csrc/api.h, by `AngleFunction.kernel_id`."""
 
 _TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}

@@ -12,7 +12,7 @@ namespace SN_ISA {
 // What a g needs of one filter, or of a vector of neighboring filters.
 template <class V>
 struct Filter {
-    V k, half_inverse, tau, inverse_tau, from_tau;  // k, 1/(2k), tanh(π/(4k)), its inverse, and π(1−τ²)/(4k²τ)
+    V k, half_inverse, tau, inverse_tau, from_tau;  // k (or p), 1/(2k), tanh(π/(4k)), its inverse, π(1−τ²)/(4k²τ)
     V scale, offset;                                // out = scale·h·g + offset
     V radius, inverse_radius;                       // ρ and 1/ρ of h
 };
@@ -117,6 +117,37 @@ struct SquareCosineAngle {
     }
 };
 
+// sign(c)·|c|^p with p in the place of k. The slope is bounded at c = 0, as in cosine_powers.py.
+struct SharpenedCosineAngle {
+    // log|c|. c − c is NaN if c is, and 0 otherwise: the logarithm does not know NaN.
+    template <class T, class V>
+    SN_INLINE V log_size(V c) {
+        constexpr T smallest = sizeof(T) == 4 ? T(1.2e-38) : T(2.3e-308);
+        return logarithm(at_least(absolute(c), smallest)) + (c - c);
+    }
+    template <class T, class V>
+    SN_INLINE V power(V c, V log_size, const Filter<V> &f) {
+        return with_sign(c == 0 ? V{} : exponential(f.k * log_size), c);
+    }
+    template <class T, class V>
+    SN_INLINE V value(V c, const Filter<V> &f) {
+        return power<T>(c, log_size<T>(c), f);
+    }
+    template <class T, class V>
+    SN_INLINE Local<V> from_value(V g, const Filter<V> &f) {
+        return from_cosine<T>(with_sign(g == 0 ? V{} : exponential(log_size<T>(g) / f.k), g), f);
+    }
+    template <class T, class V>
+    SN_INLINE Local<V> from_cosine(V c, const Filter<V> &f) {
+        constexpr T log_eps = sizeof(T) == 4 ? T(-15.942385152878742) : T(-36.04365338911715);
+        constexpr T log_four = T(1.3862943611198906);
+        V size = log_size<T>(c), floor = f.k < 1 ? log_four + log_eps / 2 - V{} : 2 * log_eps - V{};
+        V slope = f.k * exponential((size < floor ? floor : size) * (f.k - 1));
+        V value = power<T>(c, size, f);
+        return {c, slope, value, c == 0 ? V{} : value * size};
+    }
+};
+
 template <class Run>
 SN_INLINE void for_angle(int32_t type, Run run) {
     if (type == COSINE)
@@ -125,6 +156,8 @@ SN_INLINE void for_angle(int32_t type, Run run) {
         run(SquareCosineAngle{});
     else if (type == LINEAR)
         run(LinearAngle{});
+    else if (type == SHARPENED_COSINE)
+        run(SharpenedCosineAngle{});
     else
         run(SigmoidAngle{});
 }

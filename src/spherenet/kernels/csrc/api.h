@@ -9,7 +9,7 @@
 
 enum ElementType : int32_t { FLOAT32 = 0, FLOAT64 = 1, BFLOAT16 = 2, FLOAT16 = 3 };
 
-enum AngleType : int32_t { COSINE = 0, LINEAR = 1, SIGMOID = 2, SQUARE_COSINE = 3 };
+enum AngleType : int32_t { COSINE = 0, LINEAR = 1, SIGMOID = 2, SQUARE_COSINE = 3, SHARPENED_COSINE = 4 };
 
 // h(‖x‖), which multiplies g: 1, min(1, ‖x‖/ρ), tanh(‖x‖/ρ), α‖x‖, α‖x‖ below ρ and β‖x‖ + (α − β)ρ above it,
 // α·log(1 + ‖x‖), and α‖x‖ + β·log(1 + ‖x‖).
@@ -23,7 +23,7 @@ struct Geometry {
 };
 
 // g and h, and the affine map after them: out = scale·(h·g + bias) + shift. Null pointers mean 1, 0 and 0.
-// `parameters` holds k of the sigmoid and `radius` ρ of h, one number for all filters or one for each, in the working
+// `parameters` holds k of the sigmoid or p of the sharpened cosine, and `radius` ρ of h, one number for all filters or one for each, in the working
 // type.
 struct Angle {
     int32_t type, parameter_count;

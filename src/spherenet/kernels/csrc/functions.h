@@ -108,6 +108,8 @@ SN_BY_ELEMENT(arc_sine, asin)
 SN_BY_ELEMENT(sine, sin)
 SN_BY_ELEMENT(hyperbolic_tangent, tanh)
 SN_BY_ELEMENT(inverse_hyperbolic_tangent, atanh)
+SN_BY_ELEMENT(logarithm, log)
+SN_BY_ELEMENT(exponential, exp)
 SN_BY_ELEMENT(logarithm_of_one_plus, log1p)
 #undef SN_BY_ELEMENT
 
@@ -160,18 +162,35 @@ SN_INLINE Vec<float> inverse_hyperbolic_tangent(Vec<float> t) {
     return __builtin_convertvector(e, Vec<float>) * 0.34657359028f + (u + u * z * a);
 }
 
-// log(1 + x) of x ≥ 0. Below 1 it is 2·atanh(x/(2 + x)), which has no cancellation; above, the exponent and
-// 2·atanh((m − 1)/(m + 1)) of the mantissa m ∈ [√½, √2).
-SN_INLINE Vec<float> logarithm_of_one_plus(Vec<float> x) {
-    Int below_one = x < 1.0f;
-    Vec<float> small = below_one ? x : 1 - Vec<float>{}, y = 1 + x;
-    Int e = ((Int)y - 0x3f3504f3) >> 23;
-    Vec<float> m = (Vec<float>)((Int)y - (e << 23));
+// log x of normal numbers x > 0: the exponent, and 2·atanh((m − 1)/(m + 1)) of the mantissa m ∈ [√½, √2).
+SN_INLINE Vec<float> logarithm(Vec<float> x) {
+    Int e = ((Int)x - 0x3f3504f3) >> 23;
+    Vec<float> m = (Vec<float>)((Int)x - (e << 23));
     Vec<float> u = (m - 1) * reciprocal(m + 1), z = u * u;
     Vec<float> a = 0.1518891583f * z + 0.1997851719f;
     a = a * z + 0.333334775f;
-    Vec<float> large = __builtin_convertvector(e, Vec<float>) * 0.69314718056f + 2 * (u + u * z * a);
-    return below_one ? 2 * inverse_hyperbolic_tangent(small * reciprocal(2 + small)) : large;
+    return __builtin_convertvector(e, Vec<float>) * 0.69314718056f + 2 * (u + u * z * a);
+}
+
+// log(1 + x) of x ≥ 0. Below 1 it is 2·atanh(x/(2 + x)), which has no cancellation.
+SN_INLINE Vec<float> logarithm_of_one_plus(Vec<float> x) {
+    Int below_one = x < 1.0f;
+    Vec<float> small = below_one ? x : 1 - Vec<float>{};
+    return below_one ? 2 * inverse_hyperbolic_tangent(small * reciprocal(2 + small)) : logarithm(1 + x);
+}
+
+// exp x of x ≤ 88, as 2^n·exp r with |r| ≤ ln2/2; from −87 down it is that of −87, 1.6e-38.
+SN_INLINE Vec<float> exponential(Vec<float> x) {
+    constexpr float to_integer = 12582912.0f;  // 1.5·2²³: the sum has no digit behind the point
+    x = at_least(x, -87.0f);
+    Vec<float> shifted = x * 1.44269504089f + to_integer, n = shifted - to_integer;
+    Vec<float> r = (x - n * 0.693359375f) + n * 2.12194440e-4f;  // ln2 in two parts: the first product is exact
+    Vec<float> q = 0.001381461309f * r + 0.008368709832f;
+    q = q * r + 0.04166838736f;
+    q = q * r + 0.1666652069f;
+    q = q * r + 0.4999999345f;
+    Int power = ((Int)shifted - (Int)(to_integer - Vec<float>{}) + 127) << 23;
+    return (1 + r + r * r * q) * (Vec<float>)power;
 }
 
 }  // namespace SN_ISA
