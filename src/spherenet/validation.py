@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -23,6 +24,7 @@ __all__ = [
     "require_number",
     "require_one_of",
     "require_positive",
+    "show_constructor",
     "suggest_options",
 ]
 
@@ -77,12 +79,23 @@ def require_floating(name: str, tensor: Tensor) -> None:
 class OptionCheck:
     """Mixin whose subclasses reject unknown constructor options by the name of the class that the caller used."""
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        show_constructor(cls)
+
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
         """Check the names of the options before the constructor runs."""
         allowed = _constructor_options(cls) if options else None
         if allowed is not None:
             reject_unknown_options(cls.__name__, options, allowed)
         return super().__new__(cls)
+
+
+def show_constructor(cls: type) -> None:
+    """Let `help` show the arguments of `__init__`: Python 3.10 shows those of `__new__` if a class has one."""
+    if sys.version_info < (3, 11):
+        signature = inspect.signature(cls.__init__)  # type: ignore[misc]
+        cls.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])  # type: ignore[attr-defined]
 
 
 def _constructor_options(cls: type) -> list[str] | None:

@@ -86,6 +86,12 @@ def test_order_of_arguments_equals_torch(plain, counterpart):
     assert list(inspect.signature(counterpart).parameters)[: len(positional)] == positional
 
 
+def test_classes_show_the_arguments_of_their_constructors():
+    classes = [sn.SphereConv2d, sn.LazySphereConv2d, sn.SphereLSTM, sn.GASoftmaxLoss, sn.ArcFaceLoss]
+    for shown in classes:
+        assert list(inspect.signature(shown).parameters) == list(inspect.signature(shown.__init__).parameters)[1:]
+
+
 @pytest.mark.parametrize(("plain", "counterpart"), COUNTERPARTS.items(), ids=lambda c: c.__name__)
 def test_same_seed_gives_weights_of_torch(plain, counterpart):
     sizes = (6, 8) if plain is nn.Linear else (6, 8, 3)

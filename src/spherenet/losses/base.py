@@ -34,7 +34,7 @@ from spherenet.losses.arguments import (
 from spherenet.losses.sharded import distributed_logits, loss_on_shards
 from spherenet.ops.angular import AngularOutput, Columns, angular_logits
 from spherenet.ops.norms import working_dtype
-from spherenet.validation import require_floating, require_number, require_one_of
+from spherenet.validation import require_floating, require_number, require_one_of, show_constructor
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -145,6 +145,7 @@ class AngularLoss(nn.Module):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        show_constructor(cls)
         cls._may_have_margin = cls.target_similarity is not AngularLoss.target_similarity
 
     @property
