@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -127,6 +128,8 @@ BAD_PAIRS = {
     "unbalanced quotes": ('ant/0.png,"ant/1.png,1\n', "is not valid CSV"),
     "nul bytes": ("ant/0.png,x\0.png,1\nant/0.png,cat/0.png,0\n" * 2, "names 1 images that do not exist"),
 }
+if sys.version_info < (3, 11):  # csv cannot read the character
+    BAD_PAIRS["nul bytes"] = (BAD_PAIRS["nul bytes"][0], "is not valid CSV: line contains NUL")
 
 
 @pytest.mark.parametrize("case", BAD_PAIRS)

@@ -156,7 +156,8 @@ def test_predictions_of_a_folder_name_the_failures(trained, photos, capsys):
     assert sum("cannot be read" in line for line in failures) == 2
     assert all(any(name in line for line in failures) for name in UNREADABLE)
     upright, rotated = (rows[f"my photos/night/{name}"] for name in ("upright.png", "rotated.webp"))
-    assert upright == rotated
+    assert upright["class"] == rotated["class"]
+    assert upright["score"] == pytest.approx(rotated["score"], abs=1e-4)  # versions of Pillow decode WebP differently
 
 
 def test_predictions_are_written_as_csv(trained, photos, place, capsys):
