@@ -212,5 +212,7 @@ def test_header_of_a_card():
     assert data["model-index"][0]["name"] == 'a: "b" ---'
     assert data["model-index"][0]["results"][0]["dataset"] == {"name": "→: x", "type": "x"}
     assert text.strip() == card.to_markdown().strip()
+    named = sn.ModelCard("a", accuracy=1, accuracy_on="the test images of cifar10", dataset="cifar10").to_hub_page()
+    assert "dataset:\n      name: cifar10\n      type: cifar10\n" in named
     assert "model-index" not in sn.ModelCard("no accuracy").to_hub_page()
     assert json.loads(json.dumps(data)) == data

@@ -60,6 +60,7 @@ class ModelCard:
         classes: Class names.
         input_shape: Shape of a batch of inputs, for the usage text.
         usage: Python code that replaces the default usage text.
+        dataset: Name of the data set of these samples on a hub, e.g. "cifar10"; None derives one from accuracy_on.
 
     Raises:
         ValueError: If the name is empty, the accuracy outside of [0, 1] or the number of samples below 1.
@@ -83,6 +84,7 @@ class ModelCard:
     classes: Sequence[str] | None = None
     input_shape: Sequence[int] | None = None
     usage: str | None = None
+    dataset: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():
@@ -125,7 +127,7 @@ class ModelCard:
         if self.license is not None:
             header["license"] = self.license.lower() if self.license.lower() in LICENSES else "other"
         if self.accuracy is not None:
-            name = _one_line(self.accuracy_on or "unknown")
+            name = _one_line(self.dataset or self.accuracy_on or "unknown")
             dataset = {"name": name, "type": re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "unknown"}
             metric = {"type": "accuracy", "value": round(float(self.accuracy), 6)}
             result = {"task": {"type": "image-classification"}, "dataset": dataset, "metrics": [metric]}

@@ -275,6 +275,7 @@ def model_card(run: SavedRun) -> ModelCard:
         accuracy=accuracy if accuracy is not None else rows[-1].get("accuracy") if rows else None,
         accuracy_n=rows[-1].get("count") if rows else None,
         accuracy_on=f"the test images of {run.config.data}" if rows or accuracy is not None else None,
+        dataset=None if run.config.data == "folder" else run.config.data,
         selection=SELECTIONS[run.selected_on],
         command="\n".join(map(plain, commands)) or None,
         versions={str(name): str(value) for name, value in versions.items()} if isinstance(versions, dict) else None,
