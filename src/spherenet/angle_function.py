@@ -48,9 +48,6 @@ class AngleFunction(nn.Module):
     kernel_id: ClassVar[str | None] = None
     """Name under which the fused kernels know g; None if they do not."""
 
-    has_triton_kernel: ClassVar[bool] = True
-    """Whether the Triton kernels know g if `kernel_id` is set; the native kernels always do."""
-
     is_recoverable: ClassVar[bool] = True
     """Whether float32 values of g determine the cosine well enough for the kernels' backward pass."""
 

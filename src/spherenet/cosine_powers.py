@@ -28,7 +28,6 @@ class SquareCosineAngle(AngleFunction):
     name = kernel_id = "square-cosine"
     constant_drop = 2.0
     is_same_for_all_filters = True
-    has_triton_kernel = False
     is_recoverable = False
 
     @staticmethod
@@ -78,7 +77,6 @@ class SharpenedCosineAngle(AngleFunction):
     name = kernel_id = "sharpened-cosine"
     constant_drop = 2.0
     is_learned = True
-    has_triton_kernel = False
     is_recoverable = False
 
     def __init__(

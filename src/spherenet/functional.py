@@ -246,7 +246,7 @@ def _evaluate(
             return _evaluate(batch, weight, affine, angle, geometry, eps, k, center, magnitude)
     has_kernel = angle.kernel_id is not None and (magnitude is None or magnitude.kernel_id is not None)
     extended = center is not None or magnitude is not None
-    name = implementation(batch, has_kernel=has_kernel, native_only=extended or not angle.has_triton_kernel)
+    name = implementation(batch, has_kernel=has_kernel, native_only=extended)
     radius = None if magnitude is None else magnitude.radius
     operation = Operation(angle, geometry, eps, name, False, center, magnitude)
     if name == "plain":

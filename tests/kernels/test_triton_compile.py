@@ -61,8 +61,9 @@ def captured_launches(monkeypatch, dtype, name, k, affine, memory_format, needs,
     weight = torch.empty(64, 64 // groups, *size).to(memory_format=memory_format)
     unit, scale = kernels.unit_weight(weight, 1e-4, dtype)
     product = torch.empty(16, 64, 32, 32, dtype=dtype).to(memory_format=memory_format)
-    save_cosine = dtype != torch.float32 or any(v is not None for v in affine)
-    operation = Operation(make_angle(name), geometry, 1e-4, "triton", save_cosine)
+    angle = make_angle(name)
+    save_cosine = dtype != torch.float32 or any(v is not None for v in affine) or not angle.is_recoverable
+    operation = Operation(angle, geometry, 1e-4, "triton", save_cosine)
     out, inverse_norm, cosine = kernels.forward(product, x, operation, k, affine)
     saved = cosine if save_cosine else out
     grad_product, spread, _ = kernels.backward(
@@ -109,6 +110,8 @@ CASES = {
     "learnable": (torch.float32, "sigmoid", torch.empty(64), NONE, torch.channels_last, (True, False)),
     "learnable planes": (torch.float32, "sigmoid", torch.empty(64), NONE, torch.contiguous_format, (True, False)),
     "rescaled bfloat16": (torch.bfloat16, "sigmoid", torch.empty(64), ALL, torch.channels_last, (True, True)),
+    "square cosine": (torch.float32, "square-cosine", None, NONE, torch.channels_last, (False, False)),
+    "sharpened cosine": (torch.float32, "sharpened-cosine", torch.empty(64), ALL, torch.channels_last, (True, True)),
     "linear float16": (torch.float16, "linear", None, NONE, torch.contiguous_format, (False, False)),
 }
 

@@ -59,4 +59,5 @@ def triton_sphere_conv(x, weight, geometry, angle, k=None, affine=(None, None, N
     """Evaluate the function above; cosines are saved if the output does not determine them."""
     if save_cosine is None:
         save_cosine = x.dtype in (torch.float16, torch.bfloat16) or any(value is not None for value in affine)
+        save_cosine = save_cosine or not angle.is_recoverable
     return TritonSphereConv.apply(x, weight, k, *affine, Operation(angle, geometry, eps, "triton", save_cosine))

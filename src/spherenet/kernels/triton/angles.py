@@ -32,6 +32,11 @@ U0, U1, U2, U3, U4 = (tl.constexpr(c) for c in (1 / 3, 1 / 5, 1 / 7, 1 / 9, 1 / 
 FLOOR_32, FLOOR_64 = tl.constexpr(4 * 2.0**-11.5), tl.constexpr(4 * 2.0**-26)
 BELOW_ONE_32, BELOW_ONE_64 = tl.constexpr(1 - 2.0**-23), tl.constexpr(1 - 2.0**-52)
 
+# The smallest normal number, and the floors of log|c| in the slope of the sharpened cosine: log ε² and log(4·sqrt(ε)).
+TINY_32, TINY_64 = tl.constexpr(2.0**-126), tl.constexpr(2.0**-1022)
+LOG_32, LOG_64 = tl.constexpr(-46 * math.log(2)), tl.constexpr(-104 * math.log(2))
+LOG_ROOT_32, LOG_ROOT_64 = tl.constexpr(-9.5 * math.log(2)), tl.constexpr(-24 * math.log(2))
+
 
 @triton.jit
 def clamp_to_one(cosine):
@@ -108,6 +113,35 @@ def atanh(size):
 
 
 @triton.jit
+def log_size(cosine):
+    """Compute log|c|, with |c| at least the smallest normal number."""
+    size = tl.abs(cosine)
+    tiny: tl.constexpr = TINY_64 if cosine.dtype == tl.float64 else TINY_32
+    return tl.log(tl.where(size < tiny, tiny, size))
+
+
+@triton.jit
+def power(cosine, log_size, p):
+    """Compute sign(c)·|c|^p from log|c|."""
+    return with_sign(tl.where(cosine == 0, 0.0, tl.exp(log_size * p)), cosine)
+
+
+@triton.jit
+def power_slope(log_size, p):
+    """Compute p·|c|^(p − 1) from log|c|, bounded at c = 0."""
+    floor: tl.constexpr = LOG_64 if log_size.dtype == tl.float64 else LOG_32
+    root_floor: tl.constexpr = LOG_ROOT_64 if log_size.dtype == tl.float64 else LOG_ROOT_32
+    least = tl.where(p < 1, root_floor, floor)
+    return p * tl.exp(tl.where(log_size < least, least, log_size) * (p - 1))
+
+
+@triton.jit
+def parameters(k, ANGLE: tl.constexpr):
+    """Return what `value` and `derivatives` need of k, per filter: p three times for a power."""
+    return (k, k, k) if ANGLE == "sharpened-cosine" else steepness(k)
+
+
+@triton.jit
 def steepness(k):
     """Return 1/(2k), τ = tanh(π/(4k)) and π(1 − τ²)/(4k²τ), which τ contributes to ∂g/∂k, per filter."""
     quarter = 1 / k * QUARTER_PI
@@ -119,9 +153,13 @@ def steepness(k):
 
 @triton.jit
 def value(cosine, half_inverse, tau, ANGLE: tl.constexpr):
-    """Compute g from a clamped cosine; half_inverse and τ are used by the sigmoid only."""
+    """Compute g from a clamped cosine; half_inverse and τ are used by the sigmoid only, and are p for a power."""
     if ANGLE == "cosine":
         result = cosine
+    elif ANGLE == "square-cosine":
+        result = cosine * tl.abs(cosine)
+    elif ANGLE == "sharpened-cosine":
+        result = power(cosine, log_size(cosine), half_inverse)
     elif ANGLE == "linear":
         result = with_sign(asin(tl.abs(cosine)) * LINEAR, cosine)
     else:
@@ -146,7 +184,7 @@ def inverse(output, half_inverse, tau, ANGLE: tl.constexpr):
 
 @triton.jit
 def derivatives(saved, half_inverse, tau, from_tau, ANGLE: tl.constexpr, SAVED_IS_COSINE: tl.constexpr):
-    """Return c, dg/dc and, for the sigmoid, ∂g/∂k, from the cosine or from g itself.
+    """Return c, dg/dc and ∂g/∂k, if g has a parameter, from the cosine or from g itself; of powers, from the cosine.
 
     With v = asin|c|/(2k) and T = tanh v:  ∂g/∂k = sign(c)·(T·from_τ − v(1 − T²)/k)/τ.
     """
@@ -154,6 +192,14 @@ def derivatives(saved, half_inverse, tau, from_tau, ANGLE: tl.constexpr, SAVED_I
     if ANGLE == "cosine":
         cosine = saved
         slope = 1.0
+    elif ANGLE == "square-cosine":
+        cosine = saved
+        slope = 2 * tl.abs(saved)
+    elif ANGLE == "sharpened-cosine":
+        cosine = saved
+        logarithm = log_size(saved)
+        slope = power_slope(logarithm, half_inverse)
+        by_k = power(saved, logarithm, half_inverse) * logarithm
     else:
         if SAVED_IS_COSINE:
             cosine = saved

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from spherenet.kernels.triton.angles import derivatives, steepness, value
+from spherenet.kernels.triton.angles import derivatives, parameters, value
 from spherenet.kernels.triton.launch import (
     block_of_channels,
     block_of_pixels,
@@ -75,11 +75,11 @@ def backward_kernel(
         half_inverse = 0.0
         tau = 0.0
         from_tau = 0.0
-        if ANGLE == "sigmoid":
+        if ANGLE == "sigmoid" or ANGLE == "sharpened-cosine":
             if k is not None:
-                half_inverse, tau, from_tau = steepness(tl.load(k + o * K_STRIDE, mask=is_filter, other=1.0))
+                half_inverse, tau, from_tau = parameters(tl.load(k + o * K_STRIDE, mask=is_filter, other=1.0), ANGLE)
             else:
-                half_inverse, tau, from_tau = steepness(tl.full([BLOCK_O], K, dtype=WORK))
+                half_inverse, tau, from_tau = parameters(tl.full([BLOCK_O], K, dtype=WORK), ANGLE)
             half_inverse = tl.expand_dims(half_inverse, AXIS)
             tau = tl.expand_dims(tau, AXIS)
             from_tau = tl.expand_dims(from_tau, AXIS)

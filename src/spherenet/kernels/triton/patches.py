@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from spherenet.kernels.triton.angles import clamp_to_one, steepness, value
+from spherenet.kernels.triton.angles import clamp_to_one, parameters, value
 from spherenet.kernels.triton.launch import (
     block_of_channels,
     block_of_pixels,
@@ -138,11 +138,11 @@ def forward_kernel(
             tl.store(cosines + at, c, mask=mask)
         half_inverse = 0.0
         tau = 0.0
-        if ANGLE == "sigmoid":
+        if ANGLE == "sigmoid" or ANGLE == "sharpened-cosine":
             if k is not None:
-                half_inverse, tau, _ = steepness(tl.load(k + o * K_STRIDE, mask=is_filter, other=1.0))
+                half_inverse, tau, _ = parameters(tl.load(k + o * K_STRIDE, mask=is_filter, other=1.0), ANGLE)
             else:
-                half_inverse, tau, _ = steepness(tl.full([BLOCK_O], K, dtype=WORK))
+                half_inverse, tau, _ = parameters(tl.full([BLOCK_O], K, dtype=WORK), ANGLE)
             half_inverse = tl.expand_dims(half_inverse, OUT_AXIS)
             tau = tl.expand_dims(tau, OUT_AXIS)
         out = value(c, half_inverse, tau, ANGLE)
