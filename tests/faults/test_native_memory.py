@@ -18,10 +18,10 @@ sys.path.insert(0, "tests")
 from spherenet.kernels import library, native
 library.PATH = pathlib.Path(sys.argv[1])
 import spherenet as sn
-from cases import GEOMETRIES, OPERATORS
+from cases import GEOMETRIES, OPERATORS, POWERS
 calls = 0
 for geometry in GEOMETRIES:
-    for operator in OPERATORS:
+    for operator in [*OPERATORS, *POWERS]:
         for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
             for sphere in ({}, {"rescale": "learned", "bias": True}):
                 layer = geometry.layer(**operator.arguments, **sphere, dtype=dtype)
