@@ -25,7 +25,7 @@ test: $(READY)  ## all checks and tests, as in CI (creates the environment first
 	$(MAKE) --no-print-directory --jobs 2 lint types imports docs
 	$(MAKE) --no-print-directory pytest
 
-$(USABLE): pyproject.toml constraints.txt
+$(USABLE): pyproject.toml constraints.txt setup.py $(wildcard src/spherenet/kernels/csrc/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[report]'
 	touch $@
