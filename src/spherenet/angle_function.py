@@ -39,6 +39,9 @@ class AngleFunction(nn.Module):
     k: K = None
     """Parameter of g, one number or a tensor [filters] or []; None if g has none."""
 
+    parameter_name: ClassVar[str] = "k"
+    """Name of the attribute that `value` and the kernels take as k."""
+
     takes_k: ClassVar[bool] = False
     """Whether the constructor accepts k."""
 
@@ -65,11 +68,6 @@ class AngleFunction(nn.Module):
         """Whether g is the same for every filter or class, so that it may be applied to one of them alone."""
         return False
 
-    @property
-    def parameter(self) -> K:
-        """The parameter that `value` and the kernels take: k, unless g has another one."""
-        return self.k
-
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "forward" in vars(cls) or "value" in vars(cls):
@@ -85,7 +83,7 @@ class AngleFunction(nn.Module):
 
     def forward(self, cosine: Tensor) -> Tensor:
         """Return g for each cosine, filters last."""
-        return self.value(cosine, self.parameter)
+        return self.value(cosine, getattr(self, self.parameter_name))
 
     def value(self, cosine: Tensor, k: K) -> Tensor:
         """Return g for an explicit parameter that broadcasts against the cosines."""

@@ -42,14 +42,14 @@ def resolve_angle(
     """Return the angle function and its parameter for the arguments `operator` and `k` of a function."""
     if not isinstance(operator, str) or operator not in ANGLES:
         angle = make_angle(operator, k)  # type: ignore[arg-type]
-        return angle, angle.parameter
+        return angle, getattr(angle, angle.parameter_name)
     if operator not in _NAMED:
         instead = '"sigmoid" and k' if ANGLES[operator].takes_k else f"a {ANGLES[operator].__name__} object"
         owned = "k" if ANGLES[operator].takes_k else "parameters"
         raise ValueError(f'operator must not be "{operator}" in a function, which owns no {owned}: pass {instead}.')
     angle = _NAMED[operator]
     if k is None:
-        return angle, angle.parameter
+        return angle, getattr(angle, angle.parameter_name)
     if not angle.takes_k:
         raise ValueError(f'k must be None unless operator is "sigmoid", got k={k!r} with operator {operator!r}.')
     if not isinstance(k, Tensor):

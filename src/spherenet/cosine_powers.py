@@ -75,6 +75,7 @@ class SharpenedCosineAngle(AngleFunction):
     """
 
     name = kernel_id = "sharpened-cosine"
+    parameter_name = "p"
     constant_drop = 2.0
     is_learned = True
     is_recoverable = False
@@ -118,11 +119,6 @@ class SharpenedCosineAngle(AngleFunction):
     def is_same_for_all_filters(self) -> bool:
         """Whether there is a single p."""
         return self.raw_p.dim() == 0
-
-    @property
-    def parameter(self) -> Tensor:
-        """p."""
-        return self.p
 
     @staticmethod
     def value(cosine: Tensor, k: Any) -> Tensor:

@@ -54,7 +54,7 @@ def fused_recurrence(
     operation = Operation(angle, Geometry(), layer.eps, "native", save_cosine)
     c = state[1] if len(state) == 2 else None
     outputs, *last = _Recurrence.apply(  # type: ignore[no-untyped-call]
-        from_input, state[0], c, layer.weight, angle.parameter, bias, beta, gamma, operation
+        from_input, state[0], c, layer.weight, getattr(angle, angle.parameter_name), bias, beta, gamma, operation
     )
     return outputs, tuple(last[: len(state)])
 

@@ -37,7 +37,8 @@ def by_triton(layer, x, **options):
     affine, geometry = (layer.bias, layer.beta, layer.gamma), LINEAR_GEOMETRY
     if layer.weight.dim() > 2:
         x, geometry = conv.resolve_padding(x, geometry_of(layer))
-    return triton_sphere_conv(x, layer.weight, geometry, layer.angle, layer.angle.parameter, affine, **options)
+    k = getattr(layer.angle, layer.angle.parameter_name)
+    return triton_sphere_conv(x, layer.weight, geometry, layer.angle, k, affine, **options)
 
 
 def assert_like_reference(layer, x, rtol, **options):
@@ -122,7 +123,11 @@ def test_gradients_against_finite_differences(operator):
     weight = torch.randn(2, 2, 2, 2, dtype=torch.float64, requires_grad=True)
     learned = operator.name == "learnable"
     angle = sn.SigmoidAngle() if learned else make_angle(**operator.arguments)
-    k = torch.full((2,), 0.5, dtype=torch.float64, requires_grad=True) if learned else angle.parameter
+    k = (
+        torch.full((2,), 0.5, dtype=torch.float64, requires_grad=True)
+        if learned
+        else getattr(angle, angle.parameter_name)
+    )
     inputs = (x, weight, k) if learned else (x, weight)
 
     def function(*values):
