@@ -2,9 +2,10 @@
 
     python tools/collect_runs.py FOLDER/long [results/long]
 
-Each experiment with planned seeds gets its experiment.json, also without runs, so that reports list what is missing.
-A run with other settings than those of the experiment, or with a folder of this machine in config.json, is an error.
-Runs that are there already are replaced; others stay. `make results` then writes the page.
+A cell that has all seeds that results/PLAN.md plans is copied to results/long, where reports read it, the runs of other
+cells to results/unfinished. Each experiment with planned seeds gets its experiment.json, also without runs, so that
+reports list what is missing. A run with other settings than those of the experiment, or with a folder of this machine in
+config.json, is an error. Runs that are there already are replaced; others stay. `make results` then writes the page.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from __future__ import annotations
 import re
 import shutil
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 from spherenet.errors import RunError
 from spherenet.experiments import EXPERIMENTS
-from spherenet.experiments.jobs import create_jobs, write_experiment
+from spherenet.experiments.jobs import Job, create_jobs, write_experiment
 
 FILES = ("config.json", "metrics.jsonl", "summary.json")
 LOCAL = re.compile(r'"/|[ =]/\w')
@@ -24,7 +26,7 @@ LOCAL = re.compile(r'"/|[ =]/\w')
 
 
 def collect(source: Path, target: Path) -> dict[str, int]:
-    """Copy the finished runs and return their number by experiment. The preset is the name of the source.
+    """Copy the finished runs and return the number in complete cells by experiment. The preset is the source's name.
 
     Raises:
         RunError: A run has other settings, or config.json names a folder of this machine.
@@ -36,18 +38,33 @@ def collect(source: Path, target: Path) -> dict[str, int]:
             continue
         write_experiment(experiment, source.name, target / experiment.id)
         seeds = sorted({int(path.name.removeprefix("seed-")) for path in source.glob(f"{experiment.id}/*/seed-*[0-9]")})
-        counts[experiment.id] = 0
+        planned, done = experiment.planned_seeds(source.name), defaultdict[str, list[Job]](list)
         for job in create_jobs(cells, source / experiment.id, seeds):
-            if not job.is_done():
-                continue
-            if LOCAL.search((job.folder / "config.json").read_text(encoding="utf-8")):
-                raise RunError(f"{job.folder / 'config.json'} names a folder of this machine.")
-            copy = target / job.folder.relative_to(source)
-            copy.mkdir(parents=True, exist_ok=True)
-            for name in FILES:
-                shutil.copyfile(job.folder / name, copy / name)
-            counts[experiment.id] += 1
+            if job.is_done():
+                done[job.folder.parent.name].append(job)
+        counts[experiment.id] = 0
+        for cell, jobs in done.items():
+            unfinished = target.with_name("unfinished") / experiment.id / cell
+            complete = len(jobs) >= planned.get(cell, 0)
+            for job in jobs:
+                copy_run(job.folder, (target / experiment.id / cell if complete else unfinished) / job.folder.name)
+            if complete:
+                shutil.rmtree(unfinished, ignore_errors=True)
+                counts[experiment.id] += len(jobs)
     return counts
+
+
+def copy_run(source: Path, target: Path) -> None:
+    """Copy the files of a run that are committed.
+
+    Raises:
+        RunError: config.json names a folder of this machine.
+    """
+    if LOCAL.search((source / "config.json").read_text(encoding="utf-8")):
+        raise RunError(f"{source / 'config.json'} names a folder of this machine.")
+    target.mkdir(parents=True, exist_ok=True)
+    for name in FILES:
+        shutil.copyfile(source / name, target / name)
 
 
 if __name__ == "__main__":
@@ -57,4 +74,4 @@ if __name__ == "__main__":
     for identifier, number in collect(
         origin, Path(sys.argv[2] if len(sys.argv) == 3 else f"results/{origin.name}")
     ).items():
-        print(f"{identifier}: {number} finished runs")
+        print(f"{identifier}: {number} runs of complete cells")

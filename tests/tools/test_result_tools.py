@@ -68,7 +68,7 @@ def test_last_digit_counts(tmp_path):
     assert len(tool.differences(str(tmp_path / "a"), str(tmp_path / "c"))) == 1
 
 
-def test_finished_runs_are_collected_without_checkpoints(tmp_path):
+def test_complete_cells_are_collected_without_checkpoints(tmp_path):
     tool, source, target = load_tool("collect_runs"), tmp_path / "long", tmp_path / "results" / "long"
     cells = find_experiment("headline").cells("long")
     first, second, third = create_jobs(cells[:3], source / "headline", [0])
@@ -77,12 +77,18 @@ def test_finished_runs_are_collected_without_checkpoints(tmp_path):
         (folder / "checkpoints" / "step-1").mkdir(parents=True)
     (second.folder / "summary.json").unlink()
     counts = tool.collect(source, target)
-    assert counts["headline"] == 1
-    assert counts["fig-protocol"] == 0
-    copied = sorted(str(path.relative_to(target)) for path in target.glob("*/*/*/*"))
-    assert copied == [f"headline/{cells[0].name}/seed-0/{name}" for name in tool.FILES]
-    assert read_grid(target / "headline").missing()[cells[0].name] == [1, 2]
+    assert counts["headline"] == counts["fig-protocol"] == 0
+    assert not list(target.glob("*/*/*/*"))
+    assert read_grid(target / "headline").missing()[cells[0].name] == [0, 1, 2]
     assert len(read_grid(target / "fig-ultradeep").missing()) == 5
+    unfinished = target.with_name("unfinished")
+    copied = sorted(str(path.relative_to(unfinished)) for path in unfinished.glob("*/*/*/*"))
+    assert copied == [f"headline/{cells[0].name}/seed-0/{name}" for name in tool.FILES]
+    for job in create_jobs(cells[:1], source / "headline", [1, 2]):
+        finish_job(job)
+    assert tool.collect(source, target)["headline"] == 3
+    assert cells[0].name not in read_grid(target / "headline").missing()
+    assert not list(unfinished.glob("*/*/*/*"))
     config = first.folder / "config.json"
     config.write_text(config.read_text().replace('"spherenet"', '"/home/me/spherenet"'))
     with pytest.raises(RunError, match="names a folder of this machine"):
