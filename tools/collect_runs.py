@@ -4,8 +4,8 @@
 
 A cell that has all seeds that results/PLAN.md plans is copied to results/long, where reports read it, the runs of other
 cells to results/unfinished. Each experiment with planned seeds gets its experiment.json, also without runs, so that
-reports list what is missing. A run with other settings than those of the experiment, or with a folder of this machine in
-config.json, is an error. Runs that are there already are replaced; others stay. `make results` then writes the page.
+reports list what is missing. A run with other settings than those of the experiment, or with a folder of this machine
+in config.json, is an error. Runs that are there already are replaced, others stay. `make results` then writes the page.
 """
 
 from __future__ import annotations

@@ -160,10 +160,9 @@ def test_markdown_page_of_several_experiments_starts_with_the_claims(folder, tmp
         "| claim | difference | experiment |",
         "| bad beats good",
         "| bad beats good",
-        "## Claims not decided or out of reach (1)",
-        "| claim | difference | experiment |",
-        "| empty beats good",
+        "## Claims without runs (1)",
     ]
+    assert "\n- empty beats good (Table 1)\n" in overview
     assert "| good beats bad (Table 1) | +10.00 [+7.52, +12.48] points, n = 3 | table1 |" in overview
     assert "## Claims" not in markdown_page([read_grid(other)], "One")
 

@@ -269,7 +269,9 @@ def _claims(grids: Sequence[Grid], level: str) -> list[str]:
     """Return a table per group of claims on grids with runs, or nothing for a single grid, which lists its claims."""
     if len(grids) < 2:
         return []
-    verdicts = [(grid, judge(grid, claim)) for grid in grids if _has_runs(grid) for claim in grid.claims]
+    judged = [(grid, judge(grid, claim)) for grid in grids if _has_runs(grid) for claim in grid.claims]
+    verdicts = [(grid, verdict) for grid, verdict in judged if verdict.difference is not None]
+    waiting = [verdict for _, verdict in judged if verdict.difference is None]
     tables = []
     for heading, group in GROUPS.items():
         chosen = [(grid, verdict) for grid, verdict in verdicts if verdict.verdict in group]
@@ -277,13 +279,14 @@ def _claims(grids: Sequence[Grid], level: str) -> list[str]:
         for grid, verdict in chosen:
             lines.append(f"| {markdown(verdict.claim.statement)} | {_difference(verdict)} | {markdown(grid.id)} |")
         tables += ["\n".join(lines)] if chosen else []
+    if waiting:
+        lines = [f"{level} Claims without runs ({len(waiting)})", ""]
+        tables.append("\n".join([*lines, *(f"- {markdown(verdict.claim.statement)}" for verdict in waiting)]))
     return tables
 
 
 def _difference(verdict: Verdict) -> str:
     """Return the difference with its interval and the number of seeds; for claims out of reach also the reason."""
-    if verdict.difference is None:
-        return "no finished runs of the same seed"
     shown = f"{verdict.effect}, n = {verdict.seeds}"
     if verdict.unmet is None:
         return shown
