@@ -77,7 +77,7 @@ def test_table_of_the_main_grid(headline):
     page = markdown_page([read_grid(headline)], "Results")
     assert "| CNN | 80.50 ± 0.71 (2) | – |\n" in page
     assert "| cosine | **90.50 ± 0.71 (2)** | 70.00 (1) |\n" in page
-    assert "| linear |" not in page  # not planned, and without runs
+    assert "| linear |" not in page  # without runs
     assert "images/" not in page
     assert "- **not decided**: cosine leads" not in page
     assert "cosine leads (Table 1). +10.00" in page
@@ -101,7 +101,7 @@ def test_grids_without_runs_are_listed_as_planned_only(headline, tmp_path):
     assert "cosine leads" in page
     assert "a leads" not in page
     assert "## table3" not in page
-    assert "| table3 | 0 | 4 | a: seeds 0, 1; b: seeds 0, 1 |\n" in page
+    assert "| table3 | 0 | 4 | all |\n" in page
     add_to_experiment(folder, logs={"source": "logs", "first": 1, "last": 9, "accuracies": {"a": [86.5, 26.7]}})
     page = markdown_page([read_grid(headline), read_grid(folder)], "Results")
     assert re.search(r"## table3: .*\n\nNo run is finished\.\n\nMean accuracy.*\n\n.*\n.*\n\| a \| x \| 86\.5 \|", page)

@@ -148,14 +148,16 @@ def _has_runs(grid: Grid) -> bool:
 
 
 def _table(grid: Grid) -> list[str]:
+    """Return a table of accuracies. Rows and columns of a planned grid that have no runs yet are left out."""
     layout = GridLayout(grid)
-    lines = [f"| | {' | '.join(map(markdown, layout.columns))} |", "|---" * (len(layout.columns) + 1) + "|"]
-    optional = {cell.name for cell in grid.cells if grid.seeds.get(cell.name) == 0 and not cell.runs}
+    shown = [cell for cell in grid.cells if cell.runs or not grid.seeds]
+    columns = [column for column in layout.columns if any(cell.column == column for cell in shown)]
+    lines = [f"| | {' | '.join(map(markdown, columns))} |", "|---" * (len(columns) + 1) + "|"]
     for row in layout.rows:
-        if all(cell.name in optional for cell in grid.cells if cell.row == row):
+        if all(cell.row != row for cell in shown):
             continue
         texts = []
-        for column in layout.columns:
+        for column in columns:
             cell = layout.cell(row, column)
             ours, paper = cell_text(cell)
             ours = f"**{ours}**" if cell is not None and cell is layout.best[column] else ours
@@ -299,8 +301,9 @@ def _missing_table(grids: Sequence[Grid]) -> str:
     for grid in grids:
         texts = [f"{name}: seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
                  for name, seeds in grid.missing().items()]  # fmt: skip
+        missing = "; ".join(texts) or "none" if _has_runs(grid) else "all"
         counts = f"{sum(len(cell.runs) for cell in grid.cells)} | {sum(grid.seeds.values())}"
-        lines.append(f"| {markdown(grid.id)} | {counts} | {markdown('; '.join(texts) or 'none')} |")
+        lines.append(f"| {markdown(grid.id)} | {counts} | {markdown(missing)} |")
     return "\n".join(lines)
 
 
