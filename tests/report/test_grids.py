@@ -188,13 +188,14 @@ def test_time_to_the_final_accuracy_of_the_baseline(tmp_path):
     folder = make_grid(tmp_path / "grid", CELLS, [])
     content = json.loads((folder / "experiment.json").read_text())
     (folder / "experiment.json").write_text(json.dumps({**content, "baseline": "bad"}))
-    [(cell, times)] = read_grid(folder).times_to_baseline()
-    assert cell.name == "good"
+    [(cell, times), (itself, own)] = read_grid(folder).times_to_baseline()
+    assert (cell.name, itself.name) == ("good", "bad")
+    assert [time.step for time in own] == [30, 30, 30]
     # The baseline ends at 60, 61 and 62 % after the third evaluation; "good" is above only at its third.
     assert [(time.step, time.fraction, time.seconds) for time in times] == [(30, 1.0, None)] * 3
     (folder / "experiment.json").write_text(json.dumps({**content, "baseline": "good"}))
     grid = read_grid(folder)
-    assert [time for _, times in grid.times_to_baseline() for time in times] == [None, None, None]
+    assert grid.times_to_baseline()[1][1] == [None, None, None]
     assert "| bad | softmax | 0 of 3 seeds | – | – |" in as_markdown(grid)
 
 

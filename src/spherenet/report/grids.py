@@ -200,12 +200,15 @@ class Grid:
         return next((cell for cell in self.cells if cell.name == name), None)
 
     def times_to_baseline(self) -> list[tuple[GridCell, list[TimeToAccuracy | None]]]:
-        """Return for each cell, per seed, when it first reached the final accuracy of the baseline in its column."""
+        """Return for each cell, per seed, when it first reached the final accuracy of the baseline in its column.
+
+        The baseline itself is included: it often reaches its final accuracy long before its end, too.
+        """
         baselines = {cell.column: cell for cell in self.cells if cell.row == self.baseline}
         times = []
         for cell in self.cells:
             other = baselines.get(cell.column)
-            if other is None or other is cell:
+            if other is None:
                 continue
             seeds = sorted(cell.runs.keys() & other.runs.keys())
             if seeds:

@@ -233,8 +233,8 @@ def _time_lines(grid: Grid) -> list[str]:
     baseline = row_name(grid, grid.baseline or "")
     known = [time for _, by_seed in times for time in by_seed if time is not None and time.seconds is not None]
     lines = [
-        f"First evaluation at which a network reaches the final accuracy of {markdown(baseline)} with the same loss "
-        "and seed: mean (smallest to largest) over the seeds that reach it.",
+        f"First evaluation at which a network, {markdown(baseline)} included, reaches the final accuracy of "
+        f"{markdown(baseline)} with the same loss and seed: mean (smallest to largest) over the seeds that reach it.",
         "",
         f"| | | reached by | iteration | fraction of the run |{' seconds | fraction of its time |' if known else ''}",
         "|---" * (7 if known else 5) + "|",
@@ -246,7 +246,8 @@ def _time_lines(grid: Grid) -> list[str]:
             texts.append(_range([time.seconds for time in reached if time.seconds is not None], 0))
             texts.append(_range([t.seconds_fraction for t in reached if t.seconds_fraction is not None], 2))
         count = f"{len(reached)} of {len(by_seed)} seeds"
-        lines.append(f"| {markdown(cell.row)} | {markdown(cell.column)} | {count} | {' | '.join(texts)} |")
+        names = f"{markdown(row_name(grid, cell.row))} | {markdown(cell.column)}"
+        lines.append(f"| {names} | {count} | {' | '.join(texts)} |")
     if len(known) < sum(time is not None for _, by_seed in times for time in by_seed):
         lines += [
             "",
