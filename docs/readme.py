@@ -31,8 +31,8 @@ CLAIMS = (
 """The main claims by the start of their text. The first of a row that the page has is shown."""
 
 LARGE = """\
-CIFAR-10, cnn-9 at half the paper's widths, an eighth of its iterations; test accuracy in %, mean ± standard deviation
-(seeds):"""
+Grid "large": CIFAR-10, cnn-9 at half the paper's widths, an eighth of its iterations; test accuracy in %, mean ±
+standard deviation (seeds):"""
 SMALL = """\
 Claims of the paper and ours. Grid "small": 16 × 16 CIFAR-10 images, a quarter of the paper's widths, 300 to 2,000
 iterations; accuracies are far below the paper's. Differences are in points of test accuracy, n seeds each."""

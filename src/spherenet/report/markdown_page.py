@@ -231,7 +231,8 @@ def _time_lines(grid: Grid) -> list[str]:
     if not times:
         return []
     baseline = row_name(grid, grid.baseline or "")
-    known = [time for _, by_seed in times for time in by_seed if time is not None and time.seconds is not None]
+    others = [time for cell, by_seed in times if cell.row != grid.baseline for time in by_seed if time is not None]
+    known = [time for time in others if time.seconds is not None]
     lines = [
         f"First evaluation at which a network, {markdown(baseline)} included, reaches the final accuracy of "
         f"{markdown(baseline)} with the same loss and seed: mean (smallest to largest) over the seeds that reach it.",
@@ -248,7 +249,7 @@ def _time_lines(grid: Grid) -> list[str]:
         count = f"{len(reached)} of {len(by_seed)} seeds"
         names = f"{markdown(row_name(grid, cell.row))} | {markdown(cell.column)}"
         lines.append(f"| {names} | {count} | {' | '.join(texts)} |")
-    if len(known) < sum(time is not None for _, by_seed in times for time in by_seed):
+    if len(known) < len(others):
         lines += [
             "",
             f"{'Some seconds' if known else 'Seconds'} are left out: the ninth decile of the time per step of these "
