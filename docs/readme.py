@@ -30,6 +30,7 @@ CLAIMS = (
 )
 """The main claims by the start of their text. The first of a row that the page has is shown."""
 
+FIGURE = "![Test accuracy of a CNN and two SphereNets over iterations](docs/images/headline.svg)"
 LARGE = """\
 Grid "large": CIFAR-10, cnn-9 at half the paper's widths, an eighth of its iterations; test accuracy in %, mean ±
 standard deviation (seeds):"""
@@ -67,7 +68,7 @@ def accuracies(page):
 def tables(page):
     """Return the accuracies of the main grid and the rows of the selected claims that the page has."""
     known = verdicts(page)
-    lines = [LARGE, "", *accuracies(page), ""] if accuracies(page) else []
+    lines = [FIGURE, "", LARGE, "", *accuracies(page), ""] if accuracies(page) else []
     lines += [SMALL, "", "| claim | our verdict | difference [95 % interval] | grid |", "|---|---|---|---|"]
     for starts in CLAIMS:
         name = next((claim for start in starts for claim in known if claim.startswith(start)), None)

@@ -59,6 +59,8 @@ PAGE = """\
 
 def test_claims_of_large_grids_replace_those_of_small_ones(script):
     assert script.tables(PAGE).splitlines() == [
+        script.FIGURE,
+        "",
         *script.LARGE.splitlines(),
         "",
         "| | softmax |",
