@@ -71,6 +71,8 @@ if __name__ == "__main__":
     if len(sys.argv) not in (2, 3):
         sys.exit(__doc__)
     origin = Path(sys.argv[1])
+    if not origin.is_dir():
+        sys.exit(f"{origin} is not a folder; pass the folder of a preset that `spherenet reproduce --output` wrote.")
     for identifier, number in collect(
         origin, Path(sys.argv[2] if len(sys.argv) == 3 else f"results/{origin.name}")
     ).items():
