@@ -166,14 +166,14 @@ from spherenet.cli.output import TensorBoard
 from spherenet.errors import MissingExtraError
 from spherenet.experiments.runner import RayLauncher
 from spherenet.export import export_onnx
-from spherenet.report.claims import _interval
+from spherenet.report.claims import confidence_interval
 from spherenet.report.page import write_page
 from spherenet.report.confusion import draw_confusion
 from spherenet.theory.drawing import new_figure, require_output
 messages = []
 for use in (
     lambda: write_page([], folder + "/page.html", "title"),
-    lambda: _interval([1.0, 2.0]),
+    lambda: confidence_interval([1.0, 2.0]),
     lambda: draw_confusion([[1]], ["a"], folder + "/confusion.png"),
     lambda: require_output(folder + "/figure.png"),
     lambda: new_figure(1, 1, width=1.0, height=1.0),

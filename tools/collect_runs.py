@@ -3,9 +3,10 @@
     python tools/collect_runs.py FOLDER/long [results/long]
 
 A cell that has all seeds that results/PLAN.md plans is copied to results/long, where reports read it, the runs of other
-cells to results/unfinished. Each experiment with planned seeds gets its experiment.json, also without runs, so that
-reports list what is missing. A run with other settings than those of the experiment, or with a folder of this machine
-in config.json, is an error. Runs that are there already are replaced, others stay. `make results` then writes the page.
+cells, also of those without planned seeds, to results/unfinished. All runs of a preset without a plan are copied. Each
+experiment with planned seeds gets its experiment.json, also without runs, so that reports list what is missing. A run
+with other settings than those of the experiment, or with a folder of this machine in config.json, is an error. Runs
+that are there already are replaced, others stay. `make results` then writes the page.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def collect(source: Path, target: Path) -> dict[str, int]:
         counts[experiment.id] = 0
         for cell, jobs in done.items():
             unfinished = target.with_name("unfinished") / experiment.id / cell
-            complete = len(jobs) >= planned.get(cell, 0)
+            complete = not planned or len(jobs) >= planned[cell] > 0
             for job in jobs:
                 copy_run(job.folder, (target / experiment.id / cell if complete else unfinished) / job.folder.name)
             if complete:

@@ -3,6 +3,8 @@
 import importlib.util
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -100,6 +102,44 @@ def test_complete_cells_are_collected_without_checkpoints(tmp_path):
     config.write_text(config.read_text().replace("/home/me/", ""))
     with pytest.raises(RunError, match="was run with --learning-rate"):
         tool.collect(source, target)
+
+
+def test_cells_without_planned_seeds_stay_apart(tmp_path):
+    tool, source, target = load_tool("collect_runs"), tmp_path / "long", tmp_path / "results" / "long"
+    [cell] = [cell for cell in find_experiment("headline").cells("long") if cell.name == "linear_softmax"]
+    for job in create_jobs([cell], source / "headline", [0]):
+        finish_job(job)
+    assert tool.collect(source, target)["headline"] == 0
+    assert (target.with_name("unfinished") / "headline" / "linear_softmax" / "seed-0" / "summary.json").is_file()
+    assert not (target / "headline" / "linear_softmax").exists()
+
+
+def test_missing_folder_of_runs_is_refused(tmp_path):
+    missing = tmp_path / "long"
+    ended = subprocess.run([sys.executable, TOOLS / "collect_runs.py", missing], capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert f"{missing} is not a folder; pass the folder of a preset" in ended.stderr
+
+
+def test_differences_between_cells_are_paired_by_seed(tmp_path, capsys):
+    cells = {
+        "cnn": ("none", "a", None, {0: [0.5, 0.4, 0.6, 0.7], 1: [0.4, 0.3, 0.5, 0.6]}),
+        "cosine": ("cosine", "a", None, {0: [0.6, 0.6, 0.6, 0.72], 1: [0.5, 0.5, 0.6, 0.64], 2: [0, 0, 0, 0]}),
+        "empty": ("linear", "a", None, {}),
+    }
+    folder = str(make_grid(tmp_path / "grid", cells))
+    tool = load_tool("compare_cells")
+    assert tool.main([folder, "cnn", "cosine", "--reach", "60"]) == 0
+    output = capsys.readouterr().out
+    # Differences of 2 and 4 points: 3 ± 12.71 · 1.
+    assert "| test accuracy, end | +3.00 [-9.71, +15.71] |" in output
+    assert "| mean drop between evaluations, first half: smaller by | +10.00 [+10.00, +10.00] |" in output
+    first, second = output.splitlines()[-2:]
+    assert first.startswith("cnn: seed 0: ")
+    assert second.endswith("seed 2: –")
+    assert tool.main([folder, "cnn", "empty"]) == 2
+    assert "(cnn, cosine), got 'empty'." in capsys.readouterr().err
+    assert tool.main([str(tmp_path), "cnn", "cosine"]) == 2
 
 
 def test_best_sphere_net_of_a_grid(tmp_path):

@@ -10,7 +10,16 @@ from spherenet.errors import RunError, require_extra
 from spherenet.report.grids import Grid, GridClaim, Requirement
 from spherenet.report.runs import QUANTITIES
 
-__all__ = ["CONFIDENCE", "CONFIRMED", "NOT_DECIDED", "OUT_OF_REACH", "REFUTED", "Verdict", "judge"]
+__all__ = [
+    "CONFIDENCE",
+    "CONFIRMED",
+    "NOT_DECIDED",
+    "OUT_OF_REACH",
+    "REFUTED",
+    "Verdict",
+    "confidence_interval",
+    "judge",
+]
 
 CONFIDENCE = 0.95
 """Confidence of the intervals. A claim is decided if the interval of the difference does not contain 0."""
@@ -82,7 +91,7 @@ def judge(grid: Grid, claim: GridClaim) -> Verdict:
     means = [fmean(differences) for differences in by_seed.values() if len(differences) == len(pairs)]
     mean, interval, decision = fmean(means) if means else None, None, NOT_DECIDED
     if mean is not None and len(means) > 1:
-        interval = _interval(means)
+        interval = confidence_interval(means)
         if interval[0] > 0 or interval[1] < 0:
             decision = CONFIRMED if mean > 0 else REFUTED
     unmet = None
@@ -100,8 +109,8 @@ def _smallest_mean(grid: Grid, requirement: Requirement, pairs: set[tuple[str, s
     return min(fmean(cell.values(requirement.quantity)) for cell in cells)
 
 
-def _interval(values: list[float]) -> tuple[float, float]:
-    """Return the confidence interval of the mean by Student's t-distribution."""
+def confidence_interval(values: list[float]) -> tuple[float, float]:
+    """Return the interval of the mean of two or more values by Student's t-distribution."""
     require_extra("report", "scipy")
     from scipy.stats import t  # type: ignore[import-untyped]
 
