@@ -305,6 +305,14 @@ def test_results_of_another_version_are_rejected(folder, capsys):
     assert "holds results of another version" in capsys.readouterr().err
 
 
+def test_experiment_without_runs_is_a_line_in_a_terminal(folder, tmp_path, capsys):
+    planned = make_grid(tmp_path / "planned", {"cell": ("still-empty", "softmax", None, {})}, id="planned-study")
+    assert spherenet("report", folder, planned) == 0
+    output = capsys.readouterr().out
+    assert output.endswith("Without finished runs: planned-study\n")
+    assert "still-empty" not in output
+
+
 def test_terminal_table_wraps_headings_before_it_cuts_names(tmp_path):
     """Row names and numbers of four columns take 79 of 80 characters if the short headings are wrapped."""
     row = "spherenorm_batchnorm"

@@ -77,8 +77,12 @@ def run_report(arguments: Namespace) -> int:
         if rows := protocol_rows(runs):
             console.print(_table_of_protocols(rows))
     for grid in grids:
-        for table in paper_tables(grid, console.width):
+        for table in paper_tables(grid, console.width) if grid.has_runs else []:
             console.print(table)
+    if empty := [grid.id for grid in grids if not grid.has_runs]:
+        console.print(
+            f"Without finished runs: {plain(', '.join(empty))}", soft_wrap=True, highlight=False, markup=False
+        )
     if arguments.output is not None:
         from spherenet.report.page import section_of_runs, sections_of_grids, write_page
 

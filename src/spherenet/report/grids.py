@@ -187,6 +187,11 @@ class Grid:
     seeds: dict[str, int] = field(default_factory=dict)
     logs: Logs | None = None
 
+    @property
+    def has_runs(self) -> bool:
+        """Whether any run is finished."""
+        return any(cell.runs for cell in self.cells)
+
     def missing(self) -> dict[str, list[int]]:
         """Return the planned seeds that are not finished, by cell, without the cells that are complete."""
         lacking = {

@@ -110,7 +110,7 @@ def _sections_of(grids: Sequence[Grid], level: str, *, with_claims: bool) -> lis
     """Return a heading, the tables and the provenance of each grid that has runs or published logs."""
     sections = []
     for grid in grids:
-        if not (_has_runs(grid) or grid.logs):
+        if not (grid.has_runs or grid.logs):
             continue
         sections.append(f"{level} {markdown(grid.id)}: {markdown(grid.title)}")
         sections += [as_markdown(grid, with_claims=with_claims).rstrip(), *_footer(grid)]
@@ -136,15 +136,11 @@ def _footer(grid: Grid) -> list[str]:
 
 def as_markdown(grid: Grid, *, with_claims: bool = True) -> str:
     """Return the tables of an experiment as Markdown, and a list of its claims."""
-    table = _table(grid) if _has_runs(grid) else ["No run is finished."]
+    table = _table(grid) if grid.has_runs else ["No run is finished."]
     lines = [*table, "", *_protocol_lines(grid), *_logs_lines(grid)]
     if with_claims:
         lines += [*_time_lines(grid), *(_claim_line(judge(grid, claim)) for claim in grid.claims)]
     return "\n".join(lines) + "\n"
-
-
-def _has_runs(grid: Grid) -> bool:
-    return any(cell.runs for cell in grid.cells)
 
 
 def _table(grid: Grid) -> list[str]:
@@ -273,7 +269,7 @@ def _claims(grids: Sequence[Grid], level: str) -> list[str]:
     """Return a table per group of claims on grids with runs, or nothing for a single grid, which lists its claims."""
     if len(grids) < 2:
         return []
-    judged = [(grid, judge(grid, claim)) for grid in grids if _has_runs(grid) for claim in grid.claims]
+    judged = [(grid, judge(grid, claim)) for grid in grids if grid.has_runs for claim in grid.claims]
     verdicts = [(grid, verdict) for grid, verdict in judged if verdict.difference is not None]
     waiting = [verdict for _, verdict in judged if verdict.difference is None]
     tables = []
@@ -303,7 +299,7 @@ def _missing_table(grids: Sequence[Grid]) -> str:
     for grid in grids:
         texts = [f"{name}: seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
                  for name, seeds in grid.missing().items()]  # fmt: skip
-        missing = "; ".join(texts) or "none" if _has_runs(grid) else "all"
+        missing = "; ".join(texts) or "none" if grid.has_runs else "all"
         counts = f"{sum(len(cell.runs) for cell in grid.cells)} | {sum(grid.seeds.values())}"
         lines.append(f"| {markdown(grid.id)} | {counts} | {markdown(missing)} |")
     return "\n".join(lines)
