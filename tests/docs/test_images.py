@@ -2,11 +2,13 @@
 
 import importlib.util
 import re
+from statistics import fmean
 
 import pytest
 
 from command_line import spherenet
 from docs.pages import DOCS
+from spherenet.experiments.evidence import PROTOCOL
 
 IMAGES = DOCS / "images"
 
@@ -16,12 +18,16 @@ def curves(path):
     return [float(n) for d in re.findall(r' d="([^"]*)"', path.read_text()) for n in re.findall(r"-?\d+\.?\d*", d)]
 
 
-@pytest.mark.parametrize("name", ["operators", "findings"])
-def test_figure_of_script_is_up_to_date(name, tmp_path):
+def load_script(name):
     spec = importlib.util.spec_from_file_location(name, IMAGES / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.main(tmp_path / "drawn.svg")
+    return module
+
+
+@pytest.mark.parametrize("name", ["operators", "findings"])
+def test_figure_of_script_is_up_to_date(name, tmp_path):
+    load_script(name).main(tmp_path / "drawn.svg")
     drawn, committed = curves(tmp_path / "drawn.svg"), curves(IMAGES / f"{name}.svg")
     assert len(drawn) > 100
     assert drawn == pytest.approx(committed, abs=0.01)
@@ -39,10 +45,20 @@ def test_figure_of_theory_command_is_up_to_date(figure, command, tmp_path):
     assert drawn == pytest.approx(committed, abs=0.05)
 
 
+def test_curves_of_the_authors_have_the_averages_of_the_experiment():
+    curves, logs = load_script("protocol").read_authors_logs(), PROTOCOL.logs
+    assert curves.keys() == logs.accuracies.keys()
+    for cell, averages in logs.accuracies.items():
+        for name, average in zip(("training", "lagging"), averages, strict=True):
+            curve = curves[cell][name]
+            # A mean of training accuracies is over the 500 iterations up to its own.
+            values = [v for s, v in zip(curve.steps, curve.values, strict=True) if logs.first <= s <= logs.last]
+            assert len(values) == 8
+            assert round(100 * fmean(values), 1) == average
+
+
 def test_architecture_is_up_to_date(tmp_path):
-    spec = importlib.util.spec_from_file_location("architecture", IMAGES / "architecture.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_script("architecture")
     assert {name for layer in module.import_layers() for name in layer} == set(module.SUMMARIES)
     module.main(tmp_path / "drawn.svg")
     assert (tmp_path / "drawn.svg").read_text() == (IMAGES / "architecture.svg").read_text()
