@@ -1,6 +1,8 @@
 """Benchmark functions: alternating rounds, paired ratios, peak memory and the authors' formula."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 
@@ -8,6 +10,7 @@ import pytest
 import torch
 
 import spherenet as sn
+from command_line import spherenet
 from spherenet.bench.networks import (
     Spread,
     compare,
@@ -18,6 +21,7 @@ from spherenet.bench.networks import (
     with_authors_formula,
 )
 from spherenet.bench.suite import WORKLOADS, _first_step, run_suite
+from spherenet.layers import SphereConv2d
 
 
 def test_take_turns_rotates_the_order():
@@ -58,6 +62,30 @@ def test_compare_measures_every_network(mode):
     assert rows[0].time_ratio.median == 1
     assert rows[0].memory_ratio == 1
     assert all(row.milliseconds.median > 0 and row.peak_megabytes > 0 for row in rows)
+
+
+def test_command_measures_in_half_precision(capsys, monkeypatch):
+    seen, forward = set(), SphereConv2d.forward
+
+    def watch(layer, x):
+        seen.add(torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32)
+        return forward(layer, x)
+
+    monkeypatch.setattr(SphereConv2d, "forward", watch)
+    small = ["--network", "cnn-3", "--widths", "4", "6", "8", "--batch-size", "2", "--operators", "cosine"]
+    assert spherenet("bench", *small, "--rounds", "2", "--warmup", "1", "--precision", "bfloat16", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["precision"] == "bfloat16"
+    assert seen == {torch.bfloat16}
+    assert spherenet("bench", "--precision", "half") == 2
+    assert "--precision must be float32 or bfloat16 or float16, got 'half'" in capsys.readouterr().err
+
+
+def test_command_prints_no_messages_of_the_profiler():
+    small = ["--network", "cnn-3", "--widths", "4", "6", "8", "--batch-size", "2", "--operators", "cosine"]
+    command = [sys.executable, "-m", "spherenet", "bench", *small, "--rounds", "2", "--mode", "inference", "--json"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(ended.stdout)["rounds"] == 2
+    assert ended.stderr.strip() == ""
 
 
 def test_suite_contains_the_documented_workloads(monkeypatch):

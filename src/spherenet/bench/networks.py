@@ -273,7 +273,9 @@ def training_or_inference(
 
 def autocast(device: str, precision: str) -> AbstractContextManager[object]:
     """Return the autocast context of a precision; a null context for float32."""
-    return nullcontext() if precision == "float32" else torch.autocast(device, getattr(torch, precision))
+    if precision == "float32":
+        return nullcontext()
+    return torch.autocast(torch.device(device).type, getattr(torch, precision))
 
 
 def hardware(device: str = "cpu") -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -41,6 +42,9 @@ def bench_parser() -> Parser:
     modes = Literal["train", "inference", "both"]
     add_option(parser, "--mode", type=modes, default="both", help="training steps, inference or both")
     add_option(parser, "--batch-size", type=int, default=128, at_least=1, help="images per batch")
+    precisions = Literal["float32", "bfloat16", "float16"]
+    text = "precision of the forward pass; half precision uses autocast"
+    add_option(parser, "--precision", type=precisions, default="float32", help=text)
     add_option(parser, "--rounds", type=int, default=15, at_least=2, help="measured rounds")
     add_option(parser, "--warmup", type=int, default=2, at_least=1, help="rounds before the measured ones")
     add_option(
@@ -66,6 +70,9 @@ def run_bench(arguments: Namespace) -> None:
     """Measure networks and print the results."""
     if arguments.output is not None and not arguments.suite:
         raise ValueError("--output must be used with --suite.")
+    # torch reads these when it is imported: messages of the profiler, which measures memory, are not for users.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     import torch
 
     if arguments.threads is not None:
@@ -95,12 +102,14 @@ def run_bench(arguments: Namespace) -> None:
             rounds=arguments.rounds,
             warmup=arguments.warmup,
             device=arguments.device,
+            precision=arguments.precision,
             progress=partial(_progress, total=arguments.rounds, description=f"{mode}: rounds"),
             widths=arguments.widths,
         )
     settings = {
         "network": arguments.network,
         "batch_size": arguments.batch_size,
+        "precision": arguments.precision,
         "rounds": arguments.rounds,
         "implementation": implementation_name(arguments.device.split(":")[0]),
         **hardware(arguments.device),
@@ -188,7 +197,8 @@ def _print_table(rows: list[Row], settings: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"{settings['network']}, batch size {settings['batch_size']}, relative to the CNN twin")
+    title = "{network}, batch size {batch_size}, {precision}, relative to the CNN twin".format(**settings)
+    table = Table(title=title)
     for column in ("mode", "operator"):
         table.add_column(column)
     for column in ("ms", "time ratio", "quartiles", "peak MB", "memory ratio"):
