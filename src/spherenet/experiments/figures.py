@@ -291,7 +291,9 @@ def spherenorm_cells(preset: str) -> list[Cell]:
     18.6 and 39.7 % with SphereNorm, 31.5 and 44.5 % with centered patches. One seed takes about 30 minutes on one core
     (AMD EPYC).
     long preset: batch sizes 2, 8 and 32 at half the paper's widths, 32 × 32 pixels, 3,000 iterations in bfloat16;
-    BatchNorm, GroupNorm and SphereNorm with and without centering.
+    BatchNorm, GroupNorm and SphereNorm with and without centering. Expected accuracy (3 seeds) at batch sizes 2, 8 and
+    32: 36.0, 57.3 and 72.6 % with BatchNorm, 15.9, 41.2 and 61.3 % with SphereNorm, 37.1, 60.2 and 74.2 % with centered
+    patches. A run takes 2 to 8 minutes on one core with bfloat16 instructions (AMD EPYC), two at a time.
 
         spherenet reproduce fig-spherenorm --preset cpu --seeds 3
     """
