@@ -1,11 +1,9 @@
-"""Draw the figures of docs/findings.md from the committed runs.
+"""Draw `findings.svg` from the committed runs in results/cpu: curves of three experiments, and learned k by layer.
 
-python docs/images/findings.py
-
-`small_batches.svg`: normalizations at three batch sizes (results/long). `findings.svg`: curves of three experiments,
-and learned k by layer (results/cpu).
+python docs/images/findings.py [FILE]
 """
 
+import sys
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -15,8 +13,7 @@ from matplotlib.axes import Axes
 
 from spherenet.report.grids import Grid, GridCell, read_grid
 
-HERE = Path(__file__).parent
-LONG, SMALL = (HERE.parents[1] / "results" / preset for preset in ("long", "cpu"))
+RESULTS = Path(__file__).parents[2] / "results" / "cpu"
 COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44")
 
 
@@ -52,43 +49,27 @@ def draw_k(axes: Axes, cell: GridCell) -> None:
     axes.set_ylabel("mean k, from 0.5")
 
 
-def draw_small_batches(path: Path) -> None:
-    """Draw a panel per batch size, with the same accuracies on the axes."""
-    mpl.rcParams["svg.hashsalt"] = "small_batches"  # reproducible output
-    figure, axes = plt.subplots(1, 3, figsize=(10, 3.6), layout="constrained", sharey=True)
-    rows = {"batchnorm": "CNN, BatchNorm", "spherenorm": "SphereNorm", "centered_patch": "SphereNorm, centered",
-            "groupnorm": "CNN, GroupNorm"}  # fmt: skip
-    for ax, size in zip(axes, (2, 8, 32), strict=True):
-        cells = {f"{row}_{size}": name for row, name in rows.items()}
-        draw_curves(ax, read_grid(LONG / "fig-spherenorm"), cells, f"cnn-9 at batches of {size}")
-        ax.grid(alpha=0.3)
-        ax.label_outer()
-        if size > 2:
-            ax.get_legend().remove()
-    figure.savefig(path, metadata={"Date": None})
-
-
-def draw_small_runs(path: Path) -> None:
-    """Draw the four panels of small runs."""
+def main(path: Path) -> None:
+    """Draw the four panels."""
     mpl.rcParams["svg.hashsalt"] = "findings"  # reproducible output
     figure, axes = plt.subplots(2, 2, figsize=(9, 6.4), layout="constrained")
     plain = {"none": "plain", "cosine_orth": "cosine", "linear_orth": "linear", "sigmoid-0.3_orth": "sigmoid 0.3"}
-    draw_curves(axes[0, 0], read_grid(SMALL / "fig-convergence-plain"), plain, "cnn-9, softmax")
+    draw_curves(axes[0, 0], read_grid(RESULTS / "fig-convergence-plain"), plain, "cnn-9, softmax")
     norms = {
         "batchnorm_4": "BatchNorm",
         "spherenorm_4": "SphereNorm",
         "centered_patch_4": "SphereNorm, centered",
         "groupnorm_4": "GroupNorm",
     }
-    draw_curves(axes[0, 1], read_grid(SMALL / "fig-spherenorm"), norms, "cnn-9 at batches of 4")
+    draw_curves(axes[0, 1], read_grid(RESULTS / "fig-spherenorm"), norms, "cnn-9 at batches of 4")
     deep = {
         "none_softmax_45": "plain, 45 layers",
         "cosine_w-cosine_45": "cosine, 45 layers",
         "none_softmax_69-without-relu": "plain, 69 without ReLU",
         "cosine_w-cosine_69-without-relu": "cosine, 69 without ReLU",
     }
-    draw_curves(axes[1, 0], read_grid(SMALL / "fig-ultradeep"), deep, "Deep networks without shortcuts")
-    learned = read_grid(SMALL / "learnable").cell("learnable")
+    draw_curves(axes[1, 0], read_grid(RESULTS / "fig-ultradeep"), deep, "Deep networks without shortcuts")
+    learned = read_grid(RESULTS / "learnable").cell("learnable")
     assert learned is not None
     draw_k(axes[1, 1], learned)
     for ax in axes.flat:
@@ -96,9 +77,5 @@ def draw_small_runs(path: Path) -> None:
     figure.savefig(path, metadata={"Date": None})
 
 
-FIGURES = {"small_batches": draw_small_batches, "findings": draw_small_runs}
-
-
 if __name__ == "__main__":
-    for name, draw in FIGURES.items():
-        draw(HERE / f"{name}.svg")
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).with_suffix(".svg"))
