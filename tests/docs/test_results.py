@@ -1,6 +1,7 @@
 """docs/results.md agrees with the committed runs, and these agree with the current experiments."""
 
 import csv
+import importlib.util
 import json
 import re
 
@@ -58,3 +59,28 @@ def test_committed_runs_agree_with_experiment(folder, tmp_path):
     for cell, seed in sorted(runs):
         [job] = create_jobs([cells[cell]], folder, [int(seed.removeprefix("seed-"))])
         assert job.is_done()  # RunError where it was run with other settings
+
+
+EFFECT = re.compile(r"[+-]\d+\.\d+ \[[+-]\d+\.\d+, [+-]\d+\.\d+\]")
+COMPARED = {
+    "## At 86 %": [("headline", "none_softmax")],
+    "## At batches of 2 to 32": [("fig-spherenorm", f"batchnorm_{size}") for size in (2, 8, 32)],
+}
+"""Sections of docs/findings.md with the experiments and baselines of their numbers."""
+
+
+@pytest.mark.parametrize("heading", COMPARED)
+def test_differences_in_findings_are_those_of_the_committed_runs(heading):
+    spec = importlib.util.spec_from_file_location("compare_cells", DOCS.parent / "tools" / "compare_cells.py")
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    text = (DOCS / "results.md").read_text(encoding="utf-8")
+    for experiment, baseline in COMPARED[heading]:
+        folder = RESULTS / "long" / experiment
+        names = [cell.name for cell in read_grid(folder).cells if cell.runs]
+        text += tool.compare(str(folder), [baseline, *names], protocol=None, last=1250, reach=80.0)
+    findings = " ".join((DOCS / "findings.md").read_text(encoding="utf-8").replace("−", "-").split())
+    section = findings.partition(f" {heading}")[2].partition(" ## ")[0]
+    stated = EFFECT.findall(section)
+    assert len(stated) > 5
+    assert set(stated) <= set(EFFECT.findall(text))
