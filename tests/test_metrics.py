@@ -144,6 +144,21 @@ def test_arrays_lists_and_strings_are_accepted():
     assert sn.equal_error_rate(scores.tolist(), same.tolist()) == sn.equal_error_rate(scores, same.int().numpy())
 
 
+def test_lists_keep_the_digits_of_float64():
+    scores, same = [1 - 1e-9, 1 - 2e-9, 1 - 3e-9, 1 - 4e-9], [1, 1, 0, 0]
+    assert sn.metrics.roc_auc(scores, same) == 1
+    assert sn.metrics.equal_error_rate(scores, same) == 0
+    assert metrics.roc_curve([20240101.0, 20240103.0], [0, 1]).thresholds.tolist()[1:] == [20240103.0, 20240101.0]
+
+
+def test_reversed_and_foreign_arrays_are_accepted():
+    scores, same = np.array([0.9, 0.8, 0.3]), np.array([True, False, False])
+    expected = metrics.roc_auc(scores, same)
+    assert metrics.roc_auc(scores[::-1], same[::-1]) == expected
+    assert metrics.roc_auc(scores.astype(">f8"), same) == expected
+    assert metrics.roc_auc([torch.tensor(score) for score in scores], same) == expected
+
+
 def test_similarities_are_cosines_and_zero_for_zero():
     first, second = torch.randn(5, 3), torch.randn(5, 3)
     expected = [oracle.cosine(a, b) for a, b in zip(first.tolist(), second.tolist(), strict=True)]

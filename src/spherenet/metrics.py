@@ -328,9 +328,15 @@ def _embeddings(name: str, value: Any) -> Tensor:
 
 
 def _tensor(name: str, value: Any) -> Tensor:
-    """Return numbers as a tensor on the CPU."""
+    """Return numbers as a tensor on the CPU; lists of numbers with a decimal point as float64, as numpy does."""
     try:
-        return torch.as_tensor(value).detach().cpu()
+        if isinstance(value, Tensor):
+            return value.detach().cpu()
+        if isinstance(value, (list, tuple)) and any(isinstance(element, Tensor) for element in value):
+            return torch.as_tensor(value).detach().cpu()
+        array = np.asarray(value)
+        # A copy, because tensors have neither negative strides nor another byte order.
+        return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
     except (TypeError, ValueError, RuntimeError):
         raise TypeError(
             f"{name} must be numbers in a tensor, an array or a list, got {type(value).__name__}."

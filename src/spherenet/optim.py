@@ -119,9 +119,11 @@ def keep_norms(optimizer: Optimizer, model: nn.Module, mode: str = "renormalize"
     Neither mode changes the function that the model computes, or the state of the optimizer.
 
     Call it after the weights are initialized or loaded and the optimizer has all of its parameter groups. It keeps
-    those scale-invariant weights that the optimizer updates; see `param_groups` for which weights these are. A model
-    without any is left alone, so that a plain CNN trains in the same loop. All processes of a DDP run compute the same
-    update. Weights of FSDP2 (DTensor) must be sharded along their first dimension, which is its default.
+    those scale-invariant weights that the optimizer updates; see `param_groups` for which weights these are. A weight
+    that is tied to a module that is not scale-invariant, such as an embedding, is left alone, because its norm matters
+    there. A model without any is left alone, so that a plain CNN trains in the same loop. All processes of a DDP run
+    compute the same update. Weights of FSDP2 (DTensor) must be sharded along their first dimension, which is its
+    default.
 
     Args:
         optimizer: The optimizer that updates the model.
@@ -329,13 +331,14 @@ def _scale_invariance(model: nn.Module) -> dict[nn.Module, bool]:
 
 
 def _invariant_kernels(model: nn.Module) -> dict[str, _Kernels]:
-    """Return the scale-invariant weights of a model by name, shared ones once.
+    """Return the scale-invariant weights of a model by name, shared ones once, without those other modules use, too.
 
     Raises ValueError for a weight that is lazy, parametrized, or sharded along a dimension other than the first one.
     """
     invariant = _scale_invariance(model)
     kernels: dict[str, _Kernels] = {}
-    owners: set[int] = set()
+    others = (module for module, is_invariant in invariant.items() if not is_invariant)
+    owners = {id(parameter) for module in others for parameter in module._parameters.values()}  # their norms matter
     for prefix, module in model.named_modules():
         if not invariant[module]:
             continue

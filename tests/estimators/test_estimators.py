@@ -222,6 +222,26 @@ def test_too_few_iterations_warn(cls):
         cls(max_iter=2, random_state=0).fit(*DATA["multiclass"])
 
 
+@both
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_fits_where_gradients_are_switched_off(cls, mode):
+    samples, labels = DATA["multiclass"]
+    expected = cls(random_state=0).fit(samples, labels)
+    with mode():
+        model = cls(random_state=0).fit(samples, labels)
+        assert np.array_equal(model.predict(samples), expected.predict(samples))
+    assert np.array_equal(model.directions_, expected.directions_)
+
+
+@both
+def test_numpy_scalars_are_accepted_as_k(cls):
+    samples, labels = DATA["multiclass"]
+    model = cls(angle="sigmoid", k=np.float32(0.5), random_state=0).fit(samples, labels)
+    assert np.array_equal(
+        model.directions_, cls(angle="sigmoid", k=0.5, random_state=0).fit(samples, labels).directions_
+    )
+
+
 def test_missing_scikit_learn_names_the_extra():
     code = "import sys; sys.modules['sklearn'] = None; import spherenet.estimators"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

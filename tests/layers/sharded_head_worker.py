@@ -133,13 +133,24 @@ def check_blocks_and_extremes(rank, world, mesh):
 
 
 def check_scores(rank, world, mesh):
+    for classes in (11, world + 1):  # the last of 4 shards is empty
+        problem = Problem(rank, world, classes, torch.float64, even=True)
+        head = sn.shard_head(copy.deepcopy(problem.head), mesh)
+        for loss in (make_loss("arcface"), SphereFace2Loss(), SoftmaxLoss()):
+            scores = loss.logits(head(problem.rows[problem.own]))
+            assert isinstance(scores, DTensor)
+            assert scores.shape == (len(problem.rows), classes)
+            torch.testing.assert_close(scores.full_tensor(), loss.logits(problem.head(problem.rows)))
+
+
+def check_rows_of_nan(rank, world, mesh):
+    """A row whose scores are NaN gets the class that argmax gives it, and others are as before."""
     problem = Problem(rank, world, 11, torch.float64)
-    head = sn.shard_head(copy.deepcopy(problem.head), mesh)
+    problem.rows[:, 0][problem.own.start] = torch.nan
     for loss in (make_loss("arcface"), SphereFace2Loss(), SoftmaxLoss()):
-        scores = loss.logits(head(problem.rows[problem.own]))
-        assert isinstance(scores, DTensor)
-        assert scores.shape == (len(problem.rows), 11)
-        torch.testing.assert_close(scores.full_tensor(), loss.logits(problem.head(problem.rows)))
+        _, predictions, _ = problem.sharded(loss, mesh)
+        expected = loss.logits(problem.head(problem.rows)).argmax(1)[problem.own]
+        assert torch.equal(predictions, expected)
 
 
 def check_sampling(rank, world, mesh):
@@ -223,6 +234,8 @@ def check_bad_input(rank, world, mesh):
         sn.shard_head(sn.AngularHead(6, 11), mesh, sample_rate=0)
     with pytest.raises(ValueError, match="not sharded yet"):
         sn.shard_head(head, mesh)
+    with pytest.raises(ValueError, match=r"class_weight must have 11 entries, got 12\."):
+        SoftmaxLoss(class_weight=torch.ones(12, dtype=torch.float64))(head(rows), labels)
     loss(head(rows), labels).backward()  # works after all of these errors
 
 
@@ -242,7 +255,7 @@ def main(rank, world, store):
     timeout = timedelta(seconds=60)  # a failed process ends the others
     dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world, timeout=timeout)
     mesh = init_device_mesh("cpu", (world,))
-    checks = [check_losses, check_scores, check_communication, check_bad_input]
+    checks = [check_losses, check_scores, check_rows_of_nan, check_communication, check_bad_input]
     if world == 2:
         checks += [check_blocks_and_extremes, check_sampling, check_meta]
     for check in checks:

@@ -18,6 +18,7 @@ from spherenet.losses import (
     ASoftmaxLoss,
     CosFaceLoss,
     GASoftmaxLoss,
+    SphereFace2Loss,
     SSoftmaxLoss,
     default_scale,
     list_losses,
@@ -339,3 +340,27 @@ def train_accuracy(make, scale, steps=150):
 def test_default_margin_costs_no_accuracy(scale):
     margin, plain = (train_accuracy(partial(GASoftmaxLoss, "linear", m), scale) for m in (1.5, 1))
     assert margin > plain - 0.02
+
+
+@pytest.mark.parametrize("loss", [SSoftmaxLoss, CosFaceLoss, ArcFaceLoss, SphereFace2Loss])
+def test_assigned_scale_is_that_of_the_constructor(output, loss):
+    labels = torch.arange(len(output.cosine)) % output.cosine.shape[1]
+    assigned, constructed = loss(s=10.0), loss(s=64.0)
+    assigned.s = 64.0
+    results = [case(output, labels, return_scores=True) for case in (assigned, constructed)]
+    assert all(torch.equal(actual, expected) for actual, expected in zip(*results, strict=True))
+    assert repr(assigned) == repr(constructed)
+    with pytest.raises(ValueError, match=r"s must be greater than 0, got -1"):
+        assigned.s = -1
+    if loss is not SphereFace2Loss:
+        assigned.s = None
+        assert torch.equal(assigned(output, labels), loss()(output, labels))
+
+
+def test_unsigned_labels_are_not_taken_for_ignored_ones():
+    torch.manual_seed(0)
+    head, features, labels = AngularHead(8, 200), torch.randn(4, 8), torch.tensor([156, 1, 2, 3])  # 156 = 256 - 100
+    loss = GASoftmaxLoss(scale="norm", feature_penalty=1.0, reduction="none")
+    assert torch.equal(loss(head(features), labels.to(torch.uint8)), loss(head(features), labels))
+    with pytest.raises(ValueError, match=r"labels must be from 0 to 9 or ignore_index \(-100\), got 156"):
+        loss(AngularHead(8, 10)(features), labels.to(torch.uint8))

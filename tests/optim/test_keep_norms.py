@@ -368,3 +368,17 @@ def test_invalid_arguments():
         kept.load_state_dict({})
     with pytest.raises(ValueError, match=r"'0.weight' has shape \[3\] there and \[8\] here"):
         kept.load_state_dict({"0.weight": torch.ones(3), "2.weight": torch.ones(6)})
+
+
+def test_weight_tied_to_an_embedding_is_left_alone():
+    torch.manual_seed(0)
+    embedding, head = nn.Embedding(10, 8), AngularHead(8, 10)
+    head.weight = embedding.weight
+    model = nn.ModuleDict({"embedding": embedding, "head": head, "loss": WSoftmaxLoss(), "layer": SphereLinear(8, 4)})
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    kept = keep_norms(optimizer, model)
+    assert "4 kernels of 1 weights" in repr(kept)
+    (0.1 * embedding.weight.square().sum()).backward()
+    before = embedding.weight.detach().clone()
+    optimizer.step()
+    torch.testing.assert_close(embedding.weight.detach(), 0.8 * before)

@@ -95,6 +95,15 @@ def test_processes_that_evaluate_together_have_the_same_number_of_batches():
     assert sorted(int(index) for order in orders for _, indices in order for index in indices) == list(range(7))
 
 
+def test_empty_batch_that_keeps_processes_together_does_not_count(monkeypatch):
+    network, test = model(), split(40, 1)
+    expected = evaluate(network, test, CLASSES, SINGLE, batch_size=20)
+    order = [(0, torch.arange(20)), (0, torch.arange(20, 40)), (0, torch.arange(0))]
+    monkeypatch.setattr(evaluation, "evaluation_order", lambda *arguments, together: iter(order))
+    result = evaluate(network, test, CLASSES, SINGLE, batch_size=20, together=True)
+    assert (result.loss, result.accuracy, result.count) == (expected.loss, expected.accuracy, 40)
+
+
 def test_very_many_classes_have_no_confusion_matrix(monkeypatch):
     network, test = model(), split(40, 1)
     expected = evaluate(network, test, CLASSES, SINGLE)

@@ -134,12 +134,13 @@ class SphereClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"y must have at least 2 classes, got 1 class: {classes.tolist()[0]!r}.")
         max_iter, tol = _positive_integer("max_iter", self.max_iter), positive("tol", self.tol)
         scaler = StandardScaler().fit(X) if self.standardize else None
-        features = self._features(X, scaler)
-        model = self._start(features.shape[1], classes)
-        indices = torch.from_numpy(labels)
-        minimum = minimize_over_parameters(
-            model, lambda: self._objective(model, features, indices), max_iter=max_iter, tol=tol
-        )
+        with torch.inference_mode(False), torch.enable_grad():  # whatever the caller has switched off
+            features = self._features(X, scaler)
+            model = self._start(features.shape[1], classes)
+            indices = torch.from_numpy(labels)
+            minimum = minimize_over_parameters(
+                model, lambda: self._objective(model, features, indices), max_iter=max_iter, tol=tol
+            )
         if not minimum.converged:
             warnings.warn(
                 f"{type(self).__name__} stopped after {minimum.iterations} iterations before convergence "
@@ -208,8 +209,13 @@ class SphereClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
 
 def positive(name: str, value: Any) -> float:
-    """Return a parameter as a float > 0; NumPy scalars, as in parameter grids, are accepted."""
-    return require_positive(name, value.item() if isinstance(value, np.generic) else value)
+    """Return a parameter as a float > 0; NumPy scalars are accepted."""
+    return require_positive(name, as_python(value))
+
+
+def as_python(value: Any) -> Any:
+    """Return a NumPy scalar, as in parameter grids, as a Python number, and other values as they are."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _positive_integer(name: str, value: Any) -> int:

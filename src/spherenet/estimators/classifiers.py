@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from spherenet.angles import DEFAULT_K
-from spherenet.estimators.base import EPS, SphereClassifier, positive
+from spherenet.estimators.base import EPS, SphereClassifier, as_python, positive
 from spherenet.layers import AngularHead
 from spherenet.losses import WSoftmaxLoss
 from spherenet.losses.arguments import angle_of_loss
@@ -115,7 +115,7 @@ class SphereLogisticRegression(SphereClassifier):
         return log_probabilities
 
     def _loss(self) -> WSoftmaxLoss:
-        return WSoftmaxLoss(self.angle, self.k)
+        return WSoftmaxLoss(self.angle, as_python(self.k))
 
     def _module(self, in_features: int, num_classes: int) -> _ScaledHead:
         return _ScaledHead(in_features, num_classes)
@@ -216,5 +216,5 @@ class SphereSVC(SphereClassifier):
 
     def _similarity(self, output: AngularOutput) -> Tensor:
         """Return g(θ) [n, classes]."""
-        similarity: Tensor = angle_of_loss(self.angle, self.k)(output.cosine)
+        similarity: Tensor = angle_of_loss(self.angle, as_python(self.k))(output.cosine)
         return similarity

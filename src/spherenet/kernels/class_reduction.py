@@ -179,6 +179,7 @@ class _ReduceClasses(torch.autograd.Function):
             choice = choice if plan.classes is None or len(plan.classes) == 0 else plan.classes[choice]
             is_best = (own_best == best) & (own_best > -torch.inf)
             choice = plan.shard.reduce(torch.where(is_best, choice + plan.shard.first, plan.shard.num_classes), "MIN")
+            choice = torch.where(choice < plan.shard.num_classes, choice, 0)  # all scores of the row are NaN
         sums = plan.shard.reduce(sums)
         ctx.save_for_backward(features, norm, weight, bias, columns, multiplicity, factor, largest, sums, *parameters)
         ctx.mark_non_differentiable(choice)

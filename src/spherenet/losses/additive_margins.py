@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from spherenet.angles import AngleFunction, CosineAngle
 from spherenet.kernels.sharded import ShardedOutput
 from spherenet.losses.arguments import checked_labels
-from spherenet.losses.base import AngularLoss
+from spherenet.losses.base import AngularLoss, NamedScale
 from spherenet.ops.angular import AngularOutput, Columns, additive_angle, additive_cosine
 from spherenet.validation import require_number, require_positive
 
@@ -27,17 +27,15 @@ MANY_CLASSES, SCALE_OF_MANY_CLASSES = 1_000, 64.0
 """Number of classes from which CosFace and ArcFace use the published scale."""
 
 
-class _FaceLoss(AngularLoss):
+class _FaceLoss(NamedScale):
     """S-Softmax with g = cosine and an additive margin on the target class."""
-
-    _scale_argument = "s"
 
     def __init__(
         self, m: float, s: float | None, margin_gradient: str, **cross_entropy: Unpack[CrossEntropyOptions]
     ) -> None:
         scale = None if s is None else require_positive("s", s)
         super().__init__(angle=CosineAngle(), scale=scale, margin_gradient=margin_gradient, **cross_entropy)
-        self.m, self.s = require_number("m", m), scale
+        self.m = require_number("m", m)
 
     def scale_for(self, num_classes: int) -> float | None:
         """Return s; if it is None, 64 from 1,000 classes on, and `default_scale` for fewer."""
@@ -175,7 +173,16 @@ class SphereFace2Loss(AngularLoss):
             raise ValueError(f"m must be at least 0 and less than 2, got {m!r}.")
         if not 0 < require_number("positive_weight", positive_weight) < 1:
             raise ValueError(f"positive_weight must be greater than 0 and less than 1, got {positive_weight!r}.")
-        self.m, self.s, self.t, self.positive_weight = float(m), float(s), float(t), float(positive_weight)
+        self.m, self.t, self.positive_weight = float(m), float(t), float(positive_weight)
+
+    @property
+    def s(self) -> float:
+        """The scale."""
+        return cast("float", self.scale)
+
+    @s.setter
+    def s(self, s: float) -> None:
+        self.scale = require_positive("s", s)
 
     def initial_bias(self, num_classes: int) -> float:
         """Return the b at which the gradients of positive and negative terms balance if all angles are 90°.

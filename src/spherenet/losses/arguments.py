@@ -169,10 +169,11 @@ def checked_labels(labels: Tensor, shape: Sequence[int], device: torch.device, i
         raise TypeError(f"labels must be class indices (int64) or floating point probabilities, got {labels.dtype}.")
     if list(labels.shape) != rows:
         raise ValueError(f"labels must have shape {rows}, one class index per feature, got shape {list(labels.shape)}.")
+    labels = labels.long()  # uint8 compares 156 as equal to -100
     if check_values:
         wrong = labels[((labels < 0) | (labels >= num_classes)) & (labels != ignore_index)]
         if len(wrong):
             raise ValueError(
                 f"labels must be from 0 to {num_classes - 1} or ignore_index ({ignore_index}), got {wrong[0].item()}."
             )
-    return labels.long()
+    return labels

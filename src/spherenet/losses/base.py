@@ -34,12 +34,12 @@ from spherenet.losses.arguments import (
 from spherenet.losses.sharded import distributed_logits, loss_on_shards
 from spherenet.ops.angular import AngularOutput, Columns, angular_logits
 from spherenet.ops.norms import working_dtype
-from spherenet.validation import require_floating, require_number, require_one_of, show_constructor
+from spherenet.validation import require_floating, require_number, require_one_of, require_positive, show_constructor
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["AngularLoss", "default_scale"]
+__all__ = ["AngularLoss", "NamedScale", "default_scale"]
 
 MARGIN_GRADIENTS = ("full", "detached")
 
@@ -275,7 +275,8 @@ class AngularLoss(nn.Module):
         if self.class_weight is not None and len(self.class_weight) != num_classes:
             raise ValueError(f"class_weight must have {num_classes} entries, got {len(self.class_weight)}.")
         dtype = working_dtype(cosine.dtype)
-        cosine = cosine.to(dtype).reshape(-1, cosine.shape[-1])
+        # Not -1, which is ambiguous for a shard without classes.
+        cosine = cosine.to(dtype).reshape(math.prod(rows), cosine.shape[-1])
         bias = None if bias is None else bias.to(dtype)
         if not self.uses_weight_norm and self.scale != "norm":
             return cosine, cast(float, self.scale_for(num_classes)), None, bias
@@ -284,8 +285,10 @@ class AngularLoss(nn.Module):
             return cosine, feature_norm, None, bias
         weight_norm = weight_norm.to(dtype)
         # The product of two norms can overflow, and the softmax of infinite logits is NaN.
-        largest_norm = torch.finfo(dtype).max ** 0.8 / weight_norm.detach().amax().clamp_min(1)
-        return cosine, torch.minimum(feature_norm, largest_norm), weight_norm, bias
+        if weight_norm.numel():
+            largest_norm = torch.finfo(dtype).max ** 0.8 / weight_norm.detach().amax().clamp_min(1)
+            feature_norm = torch.minimum(feature_norm, largest_norm)
+        return cosine, feature_norm, weight_norm, bias
 
     def _margin(self, similarity: Callable[[Tensor], Tensor], cosine: Tensor) -> Tensor:
         """Return a similarity with a margin, with the gradient of g if `margin_gradient` is "detached" (Eq. 16)."""
@@ -380,6 +383,23 @@ class AngularLoss(nn.Module):
                 f"got {value!r} there."
             )
         return value
+
+
+class NamedScale(AngularLoss):
+    """A loss whose scale is an argument s. Assigning s has the same effect as constructing the loss with it."""
+
+    _scale_argument = "s"
+
+    @property
+    def s(self) -> float | None:
+        """The scale, or None for one that fits the number of classes."""
+        return cast("float | None", self.scale)
+
+    @s.setter
+    def s(self, s: float | None) -> None:
+        self.scale = None if s is None else require_positive("s", s)
+        if s is None:
+            self._similarity_at_45 = self._measure_similarity_at_45()
 
 
 def _with_target(logits: Tensor, columns: Columns, target: Tensor) -> Tensor:

@@ -281,7 +281,7 @@ class MarginLoss(AngularLoss):
         """Return the feature penalty without its weight, reduced over the rows that are not ignored."""
         penalty = self._distance(output.feature_norm, output.cosine.shape[-1])
         if not torch.is_floating_point(labels):
-            ignored = labels == self.ignore_index
+            ignored = labels.long() == self.ignore_index
             penalty = penalty.masked_fill(ignored, 0)
             if self.reduction == "mean":
                 return penalty.sum() / (~ignored).sum()

@@ -39,6 +39,8 @@ def loss_on_shards(
         return_scores: Whether to return the predicted classes of this process's rows too.
     """
     shard, num_classes = output.shard, output.shard.num_classes
+    if loss.class_weight is not None and len(loss.class_weight) != num_classes:
+        raise ValueError(f"class_weight must have {num_classes} entries, got {len(loss.class_weight)}.")
     all_labels = _gather_labels(loss, output, labels)
     ignored = all_labels == loss.ignore_index
     columns = all_labels - shard.first

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from spherenet.angles import DEFAULT_K, AngleFunction
 from spherenet.losses.arguments import angle_of_loss
-from spherenet.losses.base import AngularLoss
+from spherenet.losses.base import AngularLoss, NamedScale
 from spherenet.losses.margins import Annealing, MarginLoss
 from spherenet.validation import require_positive
 
@@ -56,7 +56,7 @@ class WSoftmaxLoss(AngularLoss):
         super().__init__(angle=angle_of_loss(angle, k), **cross_entropy)
 
 
-class SSoftmaxLoss(MarginLoss):
+class SSoftmaxLoss(NamedScale, MarginLoss):
     """Sphere-normalized softmax (Eq. 8): z_j = s·g(θ_j) + b_j, then cross entropy.
 
     A margin m > 1 makes it a `GASoftmaxLoss` with a fixed scale.
@@ -72,8 +72,6 @@ class SSoftmaxLoss(MarginLoss):
         annealing: As in `GASoftmaxLoss`.
         **cross_entropy: class_weight, ignore_index, label_smoothing and reduction as in `AngularLoss`.
     """
-
-    _scale_argument = "s"
 
     def __init__(
         self,
@@ -98,7 +96,6 @@ class SSoftmaxLoss(MarginLoss):
             annealing=annealing,
             **cross_entropy,
         )
-        self.s = scale
 
     def extra_repr(self) -> str:
         """Return the scale, the margin and the options that differ from their defaults."""

@@ -186,7 +186,8 @@ def evaluate(
     for batch in split.batches(order, device=device, augmentation=None, workers=workers):
         with autocast:
             loss, scores = model(batch.images, batch.labels)
-        loss_sum += loss.to(loss_sum.dtype) * len(batch.labels)
+        if len(batch.labels):  # the mean loss of an empty batch, which keeps processes together, is NaN
+            loss_sum += loss.to(loss_sum.dtype) * len(batch.labels)
         predictions = scores.argmax(1) if scores.dim() > 1 else scores
         counts += torch.stack([(predictions == batch.labels).sum(), torch.tensor(len(predictions), device=device)])
         if has_confusion:
