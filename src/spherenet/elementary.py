@@ -26,6 +26,7 @@ __all__ = [
     "clamp_rounding",
     "elementary",
     "gradients_of",
+    "is_jit_tracing",
     "multiply_by_inverse_sine_",
     "save_tensors",
     "sine",
@@ -40,10 +41,16 @@ class ElementaryFunction(torch.autograd.Function):
     generate_vmap_rule = True
 
 
-def elementary(function: type[ElementaryFunction]) -> Callable[..., Any]:
-    """Return the callable of a function that also works while torch.compile traces it.
+def is_jit_tracing() -> bool:
+    """Return whether torch.jit.trace, or an exporter that uses it, records the operations."""
+    return bool(torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
 
-    torch.compile does not accept functions with a forward-mode derivative, so it gets a subclass without one.
+
+def elementary(function: type[ElementaryFunction]) -> Callable[..., Any]:
+    """Return the callable of a function that also works while torch.compile or torch.jit.trace record it.
+
+    torch.compile does not accept functions with a forward-mode derivative, so it gets a subclass without one. A trace
+    gets the operations of `forward`: it cannot be saved with a function of Python, and exporters misread it.
     """
     without_jvp = {"jvp": staticmethod(torch.autograd.Function.jvp)}
     traceable: type[ElementaryFunction] = type(function.__name__, (function,), without_jvp)
@@ -51,6 +58,8 @@ def elementary(function: type[ElementaryFunction]) -> Callable[..., Any]:
     def evaluate(*inputs: Any) -> Any:
         if torch.compiler.is_compiling():
             return traceable.apply(*inputs)  # type: ignore[no-untyped-call]
+        if is_jit_tracing():
+            return function.forward(*inputs)
         return function.apply(*inputs)  # type: ignore[no-untyped-call]
 
     return evaluate
@@ -67,9 +76,10 @@ def save_tensors(ctx: Any, *tensors: Tensor | None) -> None:
 def gradients_of(
     formula: Callable[..., Sequence[Tensor]], inputs: Sequence[Any], grad_outputs: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients of formula(*inputs) as tensors that can be differentiated again.
+    """Return the gradients of formula(*inputs), which can be differentiated again if gradients are enabled.
 
-    Backward functions of fused kernels call it when they run with create_graph=True.
+    Backward functions of fused kernels call it when they run with create_graph=True, which enables gradients, and for
+    tensors without memory, such as those of a batch of gradients.
 
     Args:
         formula: Differentiable function that returns a sequence of tensors.
@@ -79,15 +89,17 @@ def gradients_of(
     Returns:
         One entry per input; None for inputs that are not tensors or do not require gradients.
     """
-    # New aliases stop the gradient here; otherwise it would continue into the graph of the inputs.
-    aliases = [value.view_as(value) if isinstance(value, Tensor) else value for value in inputs]
-    outputs = [pair for pair in zip(formula(*aliases), grad_outputs, strict=True) if pair[1] is not None]
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # New aliases stop the gradient here; otherwise it would continue into the graph of the inputs.
+        aliases = [value.view_as(value) if isinstance(value, Tensor) else value for value in inputs]
+        outputs = [pair for pair in zip(formula(*aliases), grad_outputs, strict=True) if pair[1] is not None]
     indices = [index for index, value in enumerate(aliases) if isinstance(value, Tensor) and value.requires_grad]
     gradients = torch.autograd.grad(
         [output for output, _ in outputs],
         [aliases[index] for index in indices],
         [grad for _, grad in outputs],
-        create_graph=True,
+        create_graph=create_graph,
         allow_unused=True,
     )
     by_index = dict(zip(indices, gradients, strict=True))

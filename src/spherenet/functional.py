@@ -246,8 +246,8 @@ def _evaluate(
             return _evaluate(batch, weight, affine, angle, geometry, eps, k, center, magnitude)
     has_kernel = angle.kernel_id is not None and (magnitude is None or magnitude.kernel_id is not None)
     extended = center is not None or magnitude is not None
-    name = implementation(batch, has_kernel=has_kernel, native_only=extended)
     radius = None if magnitude is None else magnitude.radius
+    name = implementation(batch, weight, k, *affine, radius, has_kernel=has_kernel, native_only=extended)
     operation = Operation(angle, geometry, eps, name, False, center, magnitude)
     if name == "plain":
         return sphere_conv(batch, weight, k, affine, operation, radius)

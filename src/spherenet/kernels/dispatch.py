@@ -28,10 +28,12 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Module, Parameter
+from torch.nn.modules.module import _has_any_global_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from spherenet.caches import use_private_compiler_cache
+from spherenet.elementary import is_jit_tracing
 from spherenet.kernels import native
 from spherenet.validation import require_one_of
 
@@ -44,6 +46,7 @@ __all__ = [
     "can_read_values",
     "compiled_or_plain",
     "current_backend",
+    "has_global_hooks",
     "implementation",
     "implementation_name",
     "is_traced",
@@ -106,11 +109,15 @@ def current_backend() -> str:
     return _local_backend.get() or _global_backend
 
 
-def implementation(x: Tensor, *, has_kernel: bool = True, native_only: bool = False) -> str:
+def implementation(
+    x: Tensor, *parameters: Tensor | float | None, has_kernel: bool = True, native_only: bool = False
+) -> str:
     """Return the name of the implementation for an input: "native", "triton", "compiled" or "plain".
 
     Args:
         x: Input of the layer.
+        parameters: Its weight, and its other parameters. Kernels read memory without a check, so that all must be on
+            the device of x; for others the plain formula raises torch's error.
         has_kernel: Whether there is a kernel for the layer's angle function.
         native_only: Whether only the native kernels support the layer: centered layers, magnitude functions and some
             angle functions. For dispatch modes and tensor subclasses the plain formula is used, which consists of
@@ -122,7 +129,12 @@ def implementation(x: Tensor, *, has_kernel: bool = True, native_only: bool = Fa
     if not has_kernel or name == "reference" or x.numel() == 0 or is_traced(x) or forward_ad._current_level >= 0:
         return "plain"
     name = _of_device(x.device.type) if name == "auto" else name
-    if native_only and (name == "triton" or needs_operators(x)):
+    if name == "native" and not x.is_cpu:
+        return "plain"
+    tensors = [value for value in parameters if isinstance(value, Tensor)]
+    if any(value.device != x.device for value in tensors):
+        return "plain"
+    if native_only and (name == "triton" or needs_operators(x, *tensors[:1])):
         return "plain"
     return name
 
@@ -184,10 +196,13 @@ def blockwise(elements: int, *tensors: Tensor) -> bool:
 
 
 def is_traced(*tensors: Tensor) -> bool:
-    """Return whether values cannot be read: inside torch.compile, torch.export or a torch.func transform."""
+    """Return whether values cannot be read or kernels not be called: torch.compile, export, jit.trace, torch.func."""
     if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
         return True
-    return any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors)
+    if is_jit_tracing():
+        return True
+    functorch = torch._C._functorch  # torch.autograd.grad(is_grads_batched=True) uses the legacy form
+    return any(functorch.is_functorch_wrapped_tensor(t) or functorch.is_legacy_batchedtensor(t) for t in tensors)
 
 
 def can_read_values(tensor: Tensor) -> bool:
@@ -200,6 +215,11 @@ def needs_operators(*tensors: Tensor) -> bool:
     if _get_current_dispatch_mode() is not None:
         return True
     return any(type(tensor) is not Tensor and type(tensor) is not Parameter for tensor in tensors)
+
+
+def has_global_hooks() -> bool:
+    """Return whether torch calls hooks for every module, which fused layers would skip."""
+    return bool(_has_any_global_hook())  # type: ignore[no-untyped-call]
 
 
 def below_autograd() -> AbstractContextManager[object]:

@@ -1,6 +1,7 @@
 """The kernels on CPUs: functions of a C++ library, called through ctypes with raw pointers.
 
-The library uses as many threads as torch and shares torch's thread pool. It processes dense tensors [N, C, *spatial] in
+The library uses as many threads as torch and shares torch's thread pool. Tensors are allocated on the CPU by name: the
+default device of torch may be another one. It processes dense tensors [N, C, *spatial] in
 two layouts: *rows* (channels last in memory) and *planes* (contiguous).
 """
 
@@ -30,7 +31,8 @@ from spherenet.ops.norms import working_dtype
 from spherenet.ops.sphere_conv import Affine, Operation
 
 __all__ = ["available", "backward", "cell_backward", "cell_forward", "checksum", "correct", "forward",
-           "instruction_set", "is_rows", "release_scratch", "unit_weight", "unit_weight_backward"]  # fmt: skip
+           "instruction_set", "is_dense", "is_rows", "release_scratch", "unit_weight",
+           "unit_weight_backward"]  # fmt: skip
 
 _ANGLES = {"cosine": 0, "linear": 1, "sigmoid": 2, "square-cosine": 3, "sharpened-cosine": 4}
 """Numbers of the angle functions in csrc/api.h, by `AngleFunction.kernel_id`."""
@@ -69,6 +71,11 @@ def _layout(shape: tuple[int, ...], stride: tuple[int, ...]) -> str:
     """Return the layout of a tensor with this shape and strides: "rows", "planes" or "other"."""
     like = torch.empty_strided(shape, stride, device="meta")
     return "rows" if is_rows(like) else "planes" if like.is_contiguous() else "other"
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Return whether the elements of a tensor fill its memory in one of the two layouts."""
+    return _layout(tensor.shape, tensor.stride()) != "other"
 
 
 # --- arguments -------------------------------------------------------------------------------------------------
@@ -122,8 +129,8 @@ class _AngleArguments:
         magnitude: Magnitude | None = None,
         radius: Tensor | float | None = None,
     ) -> None:
-        k = torch.tensor([k], dtype=dtype) if isinstance(k, float) else k
-        radius = torch.tensor([radius], dtype=dtype) if isinstance(radius, float) else radius
+        k = torch.tensor([k], dtype=dtype, device="cpu") if isinstance(k, float) else k
+        radius = torch.tensor([radius], dtype=dtype, device="cpu") if isinstance(radius, float) else radius
         values: tuple[Any, ...] = (k, *(affine or Affine()), radius)
         self.tensors = [
             value
@@ -171,7 +178,7 @@ def _scratch_like(x: Tensor) -> Tensor:
     block: Tensor | None = getattr(_thread, "scratch", None)
     if block is None or block.numel() < size:
         _thread.scratch = block = None  # free the smaller one first
-        _thread.scratch = block = torch.empty(size, dtype=torch.uint8)
+        _thread.scratch = block = torch.empty(size, dtype=torch.uint8, device="cpu")
     return block[:size].view(x.dtype).as_strided(x.shape, x.stride())
 
 
@@ -183,9 +190,9 @@ def unit_weight(weight: Tensor, eps: float, dtype: torch.dtype, centered: bool =
     if _layout(weight.shape, weight.stride()) == "other":
         weight = weight.contiguous()
     # The strides themselves, not a memory format: autograd expects gradients with the strides of the weight.
-    unit = torch.empty_strided(weight.shape, weight.stride(), dtype=dtype)
+    unit = torch.empty_strided(weight.shape, weight.stride(), dtype=dtype, device="cpu")
     filters = weight.shape[0]
-    scale = torch.empty(filters, dtype=_WORK[weight.dtype])
+    scale = torch.empty(filters, dtype=_WORK[weight.dtype], device="cpu")
     load().unit_weight(
         weight.data_ptr(),
         unit.data_ptr(),
@@ -207,7 +214,7 @@ def unit_weight_backward(
     """Return the gradient of the weight in `dtype` from that of the unit weight: (I − uuᵀ)·grad/‖w‖."""
     if grad_unit.stride() != unit.stride():
         grad_unit = _dense_like(grad_unit, unit)
-    grad_weight = torch.empty_strided(unit.shape, unit.stride(), dtype=dtype)
+    grad_weight = torch.empty_strided(unit.shape, unit.stride(), dtype=dtype, device="cpu")
     filters = unit.shape[0]
     load().unit_weight_backward(
         grad_unit.data_ptr(),
@@ -246,9 +253,9 @@ def forward(
     plan = _plan(x.shape, x_layout == "rows", product.shape, layout == "rows", geometry)
     dtype = x.dtype
     work = _WORK[dtype]
-    inverse_norm = torch.empty_strided(*plan.out_map, dtype=work)
+    inverse_norm = torch.empty_strided(*plan.out_map, dtype=work, device="cpu")
     cosine = torch.empty_like(product, dtype=work) if operation.save_cosine else None
-    mean = torch.empty_strided(*plan.out_map, dtype=work) if operation.center == "patch" else None
+    mean = torch.empty_strided(*plan.out_map, dtype=work, device="cpu") if operation.center == "patch" else None
     kernel_id: Any = operation.angle.kernel_id
     if affine is None and not isinstance(k, Tensor) and operation.magnitude is None:
         arguments = _constant_angle(kernel_id, k, work)
@@ -311,9 +318,9 @@ def backward(
     plan = _plan(x.shape, rows, saved.shape, rows, operation.geometry)
     work = inverse_norm.dtype
     grad_product = _scratch_like(grad)
-    spread = torch.empty_strided(*plan.x_map, dtype=work) if needs_x else None
-    mean_spread = torch.empty_strided(*plan.x_map, dtype=work) if needs_x and mean is not None else None
-    sums = torch.empty(4, saved.shape[1], dtype=work) if needs_k or needs_affine else None
+    spread = torch.empty_strided(*plan.x_map, dtype=work, device="cpu") if needs_x else None
+    mean_spread = None if spread is None or mean is None else torch.empty_like(spread)
+    sums = torch.empty(4, saved.shape[1], dtype=work, device="cpu") if needs_k or needs_affine else None
     kernel_id: Any = operation.angle.kernel_id
     if affine is None and not isinstance(k, Tensor) and operation.magnitude is None:
         arguments = _constant_angle(kernel_id, k, work)

@@ -15,7 +15,7 @@ from torch import Tensor
 from spherenet.angles import AngleFunction
 from spherenet.elementary import gradients_of
 from spherenet.kernels import native
-from spherenet.kernels.dispatch import implementation, needs_operators
+from spherenet.kernels.dispatch import has_global_hooks, implementation, is_traced, needs_operators
 from spherenet.kernels.sphere_conv import K, parameter_gradients, per_filter
 from spherenet.ops import sphere_conv as plain
 from spherenet.ops.geometry import Geometry
@@ -33,7 +33,7 @@ def fused_recurrence(
     Args:
         from_input: Contribution of the input to the gates, [L, N, gates·H].
         state: (h, c) of an LSTM or (h,) of a GRU, each [N, H].
-        layer: The layer on h, with gates·H filters; a `SphereLinear` unless the user replaced it.
+        layer: The layer on h, with gates·H filters, whose forward is that of `SphereLinear`.
 
     Returns:
         The outputs of all steps [L, N, H] and the last state, or None if the kernels do not support this call.
@@ -47,7 +47,8 @@ def fused_recurrence(
     one_dtype = all(value.dtype == from_input.dtype for value in tensors) and from_input.element_size() >= 4
     if from_input.dim() != 3 or not one_dtype or autocast_is_on(from_input) or needs_operators(*tensors):
         return None
-    if implementation(from_input) != "native":
+    parameters = (*tensors[1:], layer.bias, layer.beta, layer.gamma, getattr(angle, angle.parameter_name))
+    if implementation(from_input, *parameters) != "native":
         return None
     bias, beta, gamma = (per_filter(value, layer.weight) for value in (layer.bias, layer.beta, layer.gamma))
     save_cosine = not (bias is None and beta is None and gamma is None) or not angle.is_recoverable
@@ -61,7 +62,8 @@ def fused_recurrence(
 
 def _has_hooks(layer: Any) -> bool:
     """Return whether calls of this layer have hooks, which the fused recurrence would skip."""
-    return bool(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)
+    own = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
+    return bool(own) or has_global_hooks()
 
 
 class _Recurrence(torch.autograd.Function):
@@ -117,7 +119,8 @@ class _Recurrence(torch.autograd.Function):
          norms) = ctx.saved_tensors  # fmt: skip
         operation: Operation = ctx.operation
         k = ctx.constant_k if k is None else k
-        if torch.is_grad_enabled():  # create_graph=True
+        given = [grad for grad in (grad_outputs, grad_h, grad_c) if grad is not None]
+        if torch.is_grad_enabled() or is_traced(*given):  # create_graph=True, or a batch of gradients
             inputs = (from_input, h, c, weight, k, bias, beta, gamma, operation)
             return gradients_of(_plain, inputs, (grad_outputs, grad_h, grad_c))
         affine = Affine(bias, beta, gamma) if operation.save_cosine else None

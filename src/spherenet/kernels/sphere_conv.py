@@ -26,8 +26,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from spherenet.elementary import gradients_of
 from spherenet.kernels import native
-from spherenet.kernels.dispatch import ChangeDetector, kernels_of, needs_operators
+from spherenet.kernels.dispatch import ChangeDetector, is_traced, kernels_of, needs_operators
 from spherenet.ops import sphere_conv as plain
 from spherenet.ops.geometry import convolve, convolve_backward
 from spherenet.ops.sphere_conv import Affine, Operation
@@ -58,9 +59,13 @@ def cached_unit_weight(weight: Tensor, eps: float, dtype: torch.dtype, centered:
     """Return weight/‖w‖ per filter in `dtype` for inference, from the last call if the weight has not changed.
 
     `weight.data.copy_(…)` does not advance the version counter of autograd. Therefore the result is reused only if a
-    checksum of the weight's memory is the same, which takes a fraction of the time of normalizing the weight again.
+    checksum of the weight's memory is the same, too, which takes a fraction of the time of normalizing it again. The
+    result is not kept for a weight that is not dense, e.g. a slice of another tensor.
     """
-    key = (native.checksum(weight), weight.data_ptr(), weight.shape, weight.stride(), eps, dtype, centered)
+    if not native.is_dense(weight):
+        return native.unit_weight(weight, eps, dtype, centered)[0]
+    version = None if weight.is_inference() else weight._version
+    key = (native.checksum(weight), version, weight.data_ptr(), weight.shape, weight.stride(), eps, dtype, centered)
     entry = _unit_weights.get(id(weight))
     if entry is not None and entry.weight() is weight and entry.key == key:
         return entry.unit
@@ -243,18 +248,23 @@ class SphereConvFunction(torch.autograd.Function):
             constant if value is None else value for value, constant in zip((k, radius), ctx.constants, strict=True)
         )
         affine = None if bias is None and beta is None and gamma is None else Affine(bias, beta, gamma)
-        if torch.is_grad_enabled():  # create_graph=True
-            inputs = (x, weight, k, bias, beta, gamma, radius)
-            out = plain.sphere_conv(x, weight, k, affine or Affine(), operation, radius).to(grad.dtype)
-            differentiated = [value for value, need in zip(inputs, needs, strict=True) if need]
-            gradients = iter(torch.autograd.grad(out, differentiated, grad, create_graph=True))
-            return (*(next(gradients) if need else None for need in needs), None)
+        through_operators = needs_operators(grad, x)
+        is_extended = operation.center is not None or operation.magnitude is not None  # the operators do not know these
+        # create_graph=True, a batch of gradients, or a layer without operators under a dispatch mode
+        if torch.is_grad_enabled() or is_traced(grad) or (through_operators and is_extended):
+
+            def formula(x: Tensor, weight: Tensor, k: K, bias: Any, beta: Any, gamma: Any, radius: K) -> list[Tensor]:
+                affine = Affine(bias, beta, gamma)
+                return [plain.sphere_conv(x, weight, k, affine, operation, radius).to(grad.dtype)]
+
+            gradients = gradients_of(formula, (x, weight, k, bias, beta, gamma, radius), [grad])
+            return (*(value if need else None for value, need in zip(gradients, needs, strict=True)), None)
         if ctx.detector is not None and ctx.detector.changed:
             center_patch = operation.center == "patch"
             saved_map = plain.cosines(x, unit_weight, operation.geometry, operation.eps, center_patch=center_patch)
             operation = operation._replace(save_cosine=True)
         saved = Saved(unit_weight, scale, inverse_norm, saved_map, mean)
-        if needs_operators(grad, x):
+        if through_operators:
             from spherenet.kernels import operators
 
             six = operators.backward(grad, x, k, affine, saved, saved_map, operation, weight.dtype, needs[:6])

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
 from spherenet.angles import AngleFunction, make_angle
@@ -66,7 +67,8 @@ class SphereLayer(OptionCheck, nn.Module):
                 raise ValueError(
                     f"operator must have {num_filters} {name}, one per filter, got an object with {len(value)}."
                 )
-        kernel = getattr(self, "weight", None)  # lazy layers do not know their kernels yet
+        # Lazy layers do not know their kernels yet; a constructor may have given them one input for now.
+        kernel = None if isinstance(self, LazyModuleMixin) else getattr(self, "weight", None)
         size = kernel.numel() // max(1, num_filters) if isinstance(kernel, Tensor) and not is_lazy(kernel) else None
         self.center = require_center(center, size)
         self.magnitude = make_magnitude(magnitude, radius, num_filters=num_filters, device=device, dtype=dtype)

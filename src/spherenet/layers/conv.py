@@ -8,6 +8,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from spherenet.angles import AngleFunction
+from spherenet.arguments import require_center
 from spherenet.functional import sphere_layer
 from spherenet.layers.base import Proxy, SphereLayer, make_lazy, record_as_leaf
 from spherenet.magnitudes import Magnitude
@@ -236,6 +237,12 @@ class _LazySphereConv(nn.Module):
         self.in_channels = 0
         make_lazy(self, device, dtype)
 
+    def initialize_parameters(self, input: Tensor) -> None:
+        """Create weight and bias for the channels of the first input."""
+        super().initialize_parameters(input)  # type: ignore[misc]
+        layer: Any = self
+        require_center(layer.center, layer.weight[0].numel())
+
 
 class LazySphereConv1d(_LazySphereConv, nn.LazyConv1d, SphereConv1d):  # type: ignore[misc]
     """A `SphereConv1d` that takes `in_channels` from its first input."""
@@ -268,3 +275,8 @@ class LazySphereLinear(nn.LazyLinear, SphereLinear):
         super(nn.LazyLinear, self).__init__(1, out_features, bias, device=device, dtype=dtype, **sphere)
         self.in_features = 0
         make_lazy(self, device, dtype)
+
+    def initialize_parameters(self, input: Tensor) -> None:
+        """Create weight and bias for the features of the first input."""
+        super().initialize_parameters(input)
+        require_center(self.center, self.weight.shape[1])

@@ -274,7 +274,9 @@ class SphereGRU(_SphereRecurrence):
 def _over_steps(cell: _SphereCell, x: Tensor, state: State, backwards: bool) -> tuple[Tensor, State]:
     """Run one cell over all steps of x [L, *, features], from the last to the first if `backwards`."""
     from_input = cell.ih(x)  # the contribution of the input does not depend on the state: all steps at once
-    fused = fused_recurrence(from_input.flip(0) if backwards else from_input, state, cell.hh)
+    fused = None
+    if type(cell.hh).forward is SphereLinear.forward and "forward" not in vars(cell.hh):  # not one of the user's
+        fused = fused_recurrence(from_input.flip(0) if backwards else from_input, state, cell.hh)
     if fused is not None:
         output, state = fused
         return output.flip(0) if backwards else output, state

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from spherenet.elementary import is_jit_tracing
+
 __all__ = [
     "Geometry",
     "convolve",
@@ -150,7 +152,8 @@ def window_sum(maps: Tensor, geometry: Geometry, *, of_squares: bool = True) -> 
     if geometry.is_pointwise:
         return maps
     kernel_size, stride, padding, dilation, _, _ = geometry
-    if geometry.is_pooling:
+    # Not in files for other programs: torch's exporter to ONNX ignores divisor_override.
+    if geometry.is_pooling and not torch.compiler.is_exporting() and not is_jit_tracing():
         return F.avg_pool2d(maps, kernel_size, stride, padding, divisor_override=1)  # type: ignore[arg-type]
     groups = maps.shape[1]
     box = maps.new_ones(groups, 1, *kernel_size)

@@ -84,27 +84,32 @@ void cell_backward(const Cell *cell, const void *gates, const void *from_state, 
 
 // --- whether a weight has changed -------------------------------------------------------------------------------
 
-// A checksum of memory: sums and sums of sums in eight lanes. Any single change alters it; it is not cryptographic.
+// A checksum of memory in eight lanes, each of which mixes its words one after another. It is not cryptographic.
+// Sums alone would not do: flipped signs change each word by 2^63, which cancels in pairs.
 uint64_t checksum(const void *data, int64_t bytes) {
     typedef uint64_t Lanes __attribute__((vector_size(64)));
     const char *from = static_cast<const char *>(data);
-    Lanes sum{}, sum_of_sums{}, word;
+    Lanes state{}, word;
+    auto mix = [&] {
+        state ^= word;
+        state += state << 13;
+        state ^= state >> 31;
+        state += state << 27;
+    };
     int64_t i = 0;
     for (; i + 64 <= bytes; i += 64) {
         memcpy(&word, from + i, 64);
-        sum += word;
-        sum_of_sums += sum;
+        mix();
     }
     if (i < bytes) {
         word = Lanes{};
         memcpy(&word, from + i, size_t(bytes - i));
-        sum += word;
-        sum_of_sums += sum;
+        mix();
     }
     uint64_t result = uint64_t(bytes);
     for (int lane = 0; lane < 8; ++lane) {
-        result = (result ^ sum[lane]) * 0x9e3779b97f4a7c15u;
-        result = ((result >> 31) ^ result ^ sum_of_sums[lane]) * 0xff51afd7ed558ccdu;
+        result = (result ^ state[lane]) * 0x9e3779b97f4a7c15u;
+        result = ((result >> 31) ^ result) * 0xff51afd7ed558ccdu;
     }
     return result;
 }
