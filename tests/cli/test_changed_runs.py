@@ -171,3 +171,15 @@ def test_evaluate_uses_the_precision_of_the_run(tmp_path, capsys):
     assert results["bfloat16"]["loss"] == pytest.approx(recorded["loss"], rel=1e-6)
     assert results["bfloat16"]["accuracy"] == recorded["accuracy"]
     assert results["float32"]["loss"] != pytest.approx(recorded["loss"], rel=1e-6)
+
+
+@pytest.mark.parametrize("options", [("--operator", "linear"), ("--no-relu",), ("--loss", "w-cosine")], ids=" ".join)
+def test_best_checkpoint_of_another_network_is_forgotten(run, capsys, options):
+    """Its accuracy is that of another function of the same weights."""
+    steps = RunDirectory(run).summary["iterations"] + 2
+    assert spherenet("train", "--resume", run, *options, "--iterations", steps, "--allow-changes") == 0
+    assert f"with {options[0].replace('--no-', '--')}: the best checkpoint is selected anew" in capsys.readouterr().err
+    summary = RunDirectory(run).summary
+    assert summary["best_step"] == summary["iterations"] == steps
+    assert spherenet("evaluate", run, "--checkpoint", "best", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["accuracy"] == summary["best_accuracy"]

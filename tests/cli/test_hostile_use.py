@@ -17,7 +17,7 @@ from faults.folders import sign
 from made_runs import finish_job, make_grid, make_run
 from spherenet.cli.output import Reporters
 from spherenet.errors import RunError
-from spherenet.experiments.jobs import create_settings, create_tuning_jobs
+from spherenet.experiments.jobs import create_settings, create_tuning_jobs, read_score
 from spherenet.export import load_model
 from spherenet.files import write_json
 from spherenet.report.csv_tables import grids_as_csv
@@ -307,15 +307,15 @@ def test_json_of_names_that_cannot_be_encoded_is_escaped(run, capsys, tmp_path):
     assert json.loads(capsys.readouterr().out)[0]["classes"][0]["class"].startswith("\ud800é")
 
 
-@pytest.mark.parametrize("option", ["--markdown", "--csv"])
-def test_report_files_are_complete_or_unchanged(tmp_path, monkeypatch, option):
+@pytest.mark.parametrize(("option", "name"), [("--markdown", "target.md"), ("--csv", "target.csv")])
+def test_report_files_are_complete_or_unchanged(tmp_path, monkeypatch, option, name):
     folder = make_grid(tmp_path / "grid", {"a": ("r", "c", 90.0, {0: [0.5]})})
-    target = tmp_path / "target"
+    target = tmp_path / name
     target.write_text("old")
     monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     assert spherenet("report", folder, option, target) == 2
     assert target.read_text() == "old"
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["grid", "target"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["grid", name]
 
 
 def test_best_setting_of_tune_is_complete_or_unchanged(tmp_path, monkeypatch, capsys):
@@ -342,11 +342,11 @@ def test_best_setting_of_tune_is_complete_or_unchanged(tmp_path, monkeypatch, ca
 def test_output_that_is_a_pipe_is_not_replaced(tmp_path, capsys, through_link):
     """The same holds for devices: a file in place of /dev/null would break other programs."""
     folder = make_grid(tmp_path / "grid", {"a": ("r", "c", 90.0, {0: [0.5]})})
-    os.mkfifo(tmp_path / "pipe")
-    target = tmp_path / "pipe"
+    os.mkfifo(tmp_path / "pipe.csv")
+    target = tmp_path / "pipe.csv"
     if through_link:
-        target = tmp_path / "link"
-        target.symlink_to("pipe")
+        target = tmp_path / "link.csv"
+        target.symlink_to("pipe.csv")
     assert spherenet("report", folder, "--csv", target) == 2
     assert one_sentence(message := capsys.readouterr().err), message
     assert "must be a regular file, got a pipe" in message
@@ -512,13 +512,13 @@ def test_checkpoint_may_disappear_while_a_run_is_opened(run, monkeypatch):
 
 
 def test_invalid_folds_are_ignored_by_tuning(tmp_path):
-    from spherenet.experiments.jobs import read_score
-    from spherenet.training.config import TrainConfig
-
-    for fold, summary in enumerate(['{"accuracy": 0.5}', "{}", "nonsense"]):
-        path = make_run(tmp_path / "x" / f"fold-{fold}", [0.5], finished=False)
-        (path / "summary.json").write_text(summary)
-    assert read_score("x", TrainConfig(), tmp_path, 3).accuracies == [0.5]
+    jobs = create_tuning_jobs({"x": TrainConfig()}, tmp_path, 4)
+    for job, summary in zip(jobs, ['{"accuracy": 0.5}', "{}", "nonsense", '{"accuracy": 0.9}'], strict=True):
+        (finish_job(job) / "summary.json").write_text(summary)
+    change = json.loads((jobs[3].folder / "config.json").read_text())
+    change["train"]["seed"] = 5  # a run with other options
+    (jobs[3].folder / "config.json").write_text(json.dumps(change))
+    assert read_score("x", TrainConfig(), tmp_path, 4).accuracies == [0.5]
 
 
 def test_report_of_missing_or_invalid_folder_fails_cleanly(tmp_path, capsys):
@@ -526,3 +526,61 @@ def test_report_of_missing_or_invalid_folder_fails_cleanly(tmp_path, capsys):
     write_json(tmp_path / "experiment.json", [])
     assert spherenet("report", tmp_path) == 2
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+@pytest.mark.parametrize("verb", ["evaluate", "doctor"])
+def test_streams_that_are_closed_from_the_start(run, verb, closed):
+    ended = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", *command(verb, run)], capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_training_without_stderr(tmp_path):
+    words = ["sh", "-c", 'exec "$@" 2>&-', "sh", *command("train", *TINY, "--output", tmp_path / "run")]
+    ended = subprocess.run(words, capture_output=True, text=True)
+    assert ended.returncode == 0
+    assert ended.stdout.startswith("done: ")
+
+
+@pytest.mark.parametrize("arguments", [["evaluate", "RUN"], ["data"], ["report", "RUN"]], ids=lambda words: words[0])
+def test_pipe_that_is_closed_after_one_line_gives_141(run, arguments):
+    words = [str(run) if word == "RUN" else word for word in arguments]
+    reading, writing = os.pipe()
+    os.close(reading)
+    ended = subprocess.run(command(*words), stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (141, "")
+
+
+def test_tables_in_a_pipe_are_complete(trained, tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    other = shutil.copytree(trained, tmp_path / ("a-long-name-of-a-run-" * 4))
+    assert spherenet("report", trained, other) == 0
+    assert other.name in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (["predict", "a.png", "--csv", "b.png"], "--csv must end in .csv, got"),
+        (["report", "RUN", "--csv", "RUN/config.json"], "--csv must end in .csv, got"),
+        (["report", "RUN", "--markdown", "page.csv", "--csv", "page.csv"], "--markdown must end in .md, got"),
+    ],
+    ids=["predict", "report", "two outputs"],
+)
+def test_outputs_with_the_name_of_another_kind_of_file_are_refused(run, capsys, arguments, option):
+    before = (run / "config.json").read_bytes()
+    assert spherenet(*(word.replace("RUN", str(run)) for word in arguments)) == 2
+    assert option in capsys.readouterr().err
+    assert (run / "config.json").read_bytes() == before
+
+
+def test_pairs_are_not_replaced_by_their_roc(run, tmp_path, capsys):
+    pairs = tmp_path / "pairs.csv"
+    pairs.write_text("first,second,same\na.png,b.png,1\n")
+    assert spherenet("verify", run, pairs, "--roc", pairs) == 2
+    assert "--roc must not be a file that is read" in capsys.readouterr().err
+    assert pairs.read_text().startswith("first,second,same")

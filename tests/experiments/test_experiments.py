@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from command_line import TINY as TINY_OPTIONS
 from command_line import command, in_other_processes, one_sentence, spherenet
 from spherenet.cli import main
 from spherenet.cli.options import config_from
@@ -304,6 +305,17 @@ INVALID = {
     "no data": (["reproduce", "imagenet"], "--preset must be one of paper, smoke for imagenet, got cpu"),
     "folds": (["tune", "--number-of-folds", "1"], "--number-of-folds must be at least 2"),
     "operator": (["tune", "--try-operators", "cos"], "--try-operators must be one of"),
+    "fixed operator": (
+        ["tune", "--operator", "linear"],
+        "--operator must be left out of tune, which has --try-operators",
+    ),
+    "fixed loss": (["tune", "--loss", "a"], "--loss must be left out of tune, which has --try-losses, got a."),
+    "fold": (["tune", "--fold", "1"], "--fold must be left out of tune"),
+    "k that is not finite": (["tune", "--try-k", "nan"], "--try-k must be finite, got nan"),
+    "negative k": (["tune", "--try-k", "-1", "0.5"], "--try-k must be greater than 0, got -1"),
+    "k without a sigmoid": (["tune", "--try-k", "1", "--try-operators", "cosine"], "--try-k must be left out: none of"),
+    "s without a use": (["tune", "--s", "3"], "--s must be left out: none of softmax"),
+    "k twice": (["tune", "--k", "1", "--try-k", "1"], "--k must be left out with --try-k, got 1.0"),
     "loss": (["tune", "--try-losses", "w"], "--try-losses must be one of"),
 }
 
@@ -401,3 +413,23 @@ def test_annealing_ends_at_its_floor(options, last):
     assert model.criterion.current_lambda == last
     set_iteration(299)
     assert model.criterion.current_lambda > last or last in (0.0, 150.0)
+
+
+def test_tune_uses_the_k_of_train(tmp_path, capsys):
+    options = ["--k", 0.7, "--try-operators", "sigmoid", "cosine", "--dry-run", "--output", tmp_path]
+    assert spherenet("tune", *options) == 0
+    commands = [line for line in capsys.readouterr().out.splitlines() if " train " in line]
+    assert all(("--k 0.7" in line) == ("--operator sigmoid" in line) for line in commands)
+    assert len(commands) == 6
+
+
+def test_tune_does_not_count_runs_with_other_options(tmp_path, capsys):
+    options = [*TINY_OPTIONS, "--try-operators", "cosine", "--number-of-folds", 2, "--output", tmp_path / "runs"]
+    assert spherenet("tune", *options, "--iterations", 2) == 0
+    best = tmp_path / "best.yaml"
+    capsys.readouterr()
+    assert spherenet("tune", *options, "--iterations", 3, "--best", best) == 1
+    said = capsys.readouterr()
+    assert said.err.count("was run with --iterations 2, not 3") == 2
+    assert said.out == ""
+    assert not best.exists()

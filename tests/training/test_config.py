@@ -12,7 +12,7 @@ from spherenet.data import load_dataset
 from spherenet.runs import RunDirectory
 from spherenet.training import TrainConfig
 from spherenet.training.build import build_model, lambda_setter
-from spherenet.training.config import RENAMED
+from spherenet.training.config import RENAMED, option_name
 from spherenet.training.saved_runs import config_of
 from training_problem import config
 
@@ -179,3 +179,33 @@ def test_orthogonal_initialization(operator):
     assert build_model(chosen, dataset).features.stages[0][0][0].weight.equal(model.features.stages[0][0][0].weight)
     with pytest.raises(ValueError, match="initialization must be one of he, orthogonal, got 'xavier'"):
         TrainConfig(initialization="xavier")
+
+
+OUT_OF_RANGE = {
+    "orthogonality": (float("nan"), "orthogonality must be a finite number of at least 0, got nan"),
+    "energy": (-1.0, "energy must be a finite number of at least 0, got -1.0"),
+    "momentum": (2.0, "momentum must be less than 1, got 2.0"),
+    "milestones": ([5, -5], "milestones must be at least 1, got -5"),
+    "lambda_floor": (-3.0, "lambda_floor must be greater than 0, got -3.0"),
+    "lambda_floor_at": (3.0, "lambda_floor_at must be greater than 0 and at most 1, got 3.0"),
+}
+
+
+@pytest.mark.parametrize("name", OUT_OF_RANGE)
+def test_numbers_of_a_training_run_have_ranges(name):
+    value, message = OUT_OF_RANGE[name]
+    with pytest.raises(ValueError, match=message):
+        TrainConfig(**{name: value})
+
+
+def test_options_without_effect_are_named():
+    unused = {"resize": "squash", "fold": 1, "momentum": 0.5, "energy": 0.5, "k_sharing": "layer",
+              "shortcut": "operator", "lambda_floor": 2.0, "bn_precise_images": 10}  # fmt: skip
+    config = TrainConfig(operator=None, orthogonality=0.0, bn_eval=["running"], **unused)
+    named = [sentence.split()[0] for sentence in config.without_effect()]
+    assert named == [option_name(name) for name in unused]
+    needed = {"data": "folder", "folds": 3, "optimizer": "sgd", "model": "resnet-32", "operator": "learnable",
+              "loss": "ga-linear", "bn_eval": ["precise", "lagging"]}  # fmt: skip
+    used = TrainConfig(**needed, **unused, bn_lag_variance=0.5)
+    assert used.without_effect() == []
+    assert TrainConfig(operator=None).without_effect() == []

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from spherenet.cli.options import Parser, add_option
-from spherenet.cli.output import print_json
+from spherenet.cli.output import print_json, stdout_console
 
 if TYPE_CHECKING:
     from spherenet.bench.networks import Row
@@ -161,10 +161,9 @@ def _environment(results: dict[str, Any]) -> str:
 
 
 def _print_suite(results: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    console = stdout_console()
     table = Table(title="time relative to the CNN twin (cnn-9)")
     for column in ("workload", "operator"):
         table.add_column(column)
@@ -194,7 +193,6 @@ def _print_suite(results: dict[str, Any]) -> None:
 
 
 def _print_table(rows: list[Row], settings: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     title = "{network}, batch size {batch_size}, {precision}, relative to the CNN twin".format(**settings)
@@ -214,6 +212,6 @@ def _print_table(rows: list[Row], settings: dict[str, Any]) -> None:
             f"{row.peak_megabytes:.0f}",
             f"{row.memory_ratio:.3f}",
         )
-    console = Console()
+    console = stdout_console()
     console.print(table)
     console.print(_environment(settings), highlight=False)

@@ -6,7 +6,7 @@ from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
 from spherenet.cli.options import Parser, add_option
-from spherenet.cli.output import print_json, progress_bar
+from spherenet.cli.output import print_json, progress_bar, stdout_console
 from spherenet.text import plain
 
 if TYPE_CHECKING:
@@ -78,7 +78,6 @@ def _list_datasets(arguments: Namespace) -> None:
     if arguments.json:
         print_json(rows)
         return
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("name", "content", "image", title="data sets")
@@ -87,7 +86,7 @@ def _list_datasets(arguments: Namespace) -> None:
     for row in rows:
         counts = ["–" if row[key] is None else f"{row[key]:,}" for key in ("classes", "train", "test")]
         table.add_row(row["name"], row["summary"], " × ".join(map(str, [*row["size"], row["channels"]])), *counts)
-    console = Console()
+    console = stdout_console()
     console.print(table)
     for row in rows:
         missing = "any folder, given by --data-dir" if row["name"] == "folder" else "not available"
@@ -146,7 +145,6 @@ def _class_counts(dataset: Dataset) -> list[tuple[str, int, int]]:
 
 
 def _print_counts(dataset: Dataset, counts: list[tuple[str, int, int]], location: str) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -158,6 +156,6 @@ def _print_counts(dataset: Dataset, counts: list[tuple[str, int, int]], location
         table.add_row(Text(name), f"{train:,}", f"{test:,}")
     table.add_section()
     table.add_row("all", f"{len(dataset.train):,}", f"{len(dataset.test):,}")
-    console = Console()
+    console = stdout_console()
     console.print(table)
     console.print(f"read from {location}", highlight=False, markup=False, soft_wrap=True)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from spherenet.cli.evaluate import add_checkpoint
-from spherenet.cli.options import Parser, add_option
+from spherenet.cli.options import Parser, add_option, require_ending
 from spherenet.cli.output import print_json, print_message, progress_bar, warn
 from spherenet.text import plain
 
@@ -161,6 +161,7 @@ def verify_parser() -> Parser:
 
 def run_verify(arguments: Namespace) -> None:
     """Measure the verification of pairs."""
+    require_ending("--roc", arguments.roc, ".csv", inputs=[arguments.pairs])
     import torch
 
     from spherenet import metrics
@@ -169,6 +170,8 @@ def run_verify(arguments: Namespace) -> None:
     pairs = read_pairs(arguments.pairs)
     same = torch.tensor([pair.same for pair in pairs])
     counts = int(same.sum()), int((~same).sum())
+    if min(counts) < 2:
+        raise ValueError(f"PAIRS must have at least 2 same and 2 different pairs, got {counts[0]} and {counts[1]}.")
     if arguments.folds > min(counts):  # before the images are embedded
         raise ValueError(
             f"folds must be at most {min(counts)}, the number of {'same' if counts[0] <= counts[1] else 'different'} "

@@ -7,7 +7,7 @@ from argparse import Namespace
 from typing import TYPE_CHECKING, Any, Literal
 
 from spherenet.cli.options import Parser, add_option
-from spherenet.cli.output import print_json, warn
+from spherenet.cli.output import print_json, stdout_console, warn
 from spherenet.text import plain
 
 if TYPE_CHECKING:
@@ -134,11 +134,14 @@ def _split_of(saved: SavedRun, arguments: Namespace, workers: int) -> Split:
         config = replace(config, data=data, data_dir=data_dir)
     dataset = build_data(config, broken=broken_of(recorded))
     try:
-        require_same_data(recorded, dataset, "restore them, or evaluate on these with --allow-changes")
+        same = dataset.classes == saved.classes
+        require_same_data(
+            recorded, dataset, "restore them" + (", or evaluate on these with --allow-changes" if same else "")
+        )
     except DataError as error:
         if not arguments.allow_changes:
             raise
-        if dataset.classes != saved.classes:
+        if not same:
             message = "classes must be those of the run, also with --allow-changes: its network has no others."
             raise DataError(message) from None
         warn(str(error).partition(";")[0] + ".")
@@ -176,11 +179,10 @@ def _per_class(confusion: Tensor, classes: tuple[str, ...]) -> list[dict[str, An
 
 
 def _print_tables(per_class: list[dict[str, Any]], confusion: Tensor, classes: tuple[str, ...]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console()
+    console = stdout_console()
     table = Table(title="classes")
     table.add_column("class")
     for column in ("images", "recall", "precision"):
@@ -213,8 +215,8 @@ def export_parser() -> Parser:
         "further.",
         examples="""\
   spherenet export runs/mnist5k-cnn-3-cosine digits.onnx        # ONNX, checked with onnxruntime
-  spherenet export runs/mnist5k-cnn-3-cosine digits.onnx --with-preprocessing   # takes uint8 pixels
-  spherenet export runs/mnist5k-cnn-3-cosine digits.pt2         # torch.export
+  spherenet export runs/mnist5k-cnn-3-cosine pixels.onnx --with-preprocessing   # takes uint8 pixels
+  spherenet export runs/mnist5k-cnn-3-cosine program.pt2        # torch.export
   spherenet export runs/mnist5k-cnn-3-cosine digits             # a folder: safetensors, JSON, model card""",
     )
     parser.add_argument("run", metavar="RUN", help="folder of a run")

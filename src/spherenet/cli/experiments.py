@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from spherenet.cli.options import ConfigParser, Parser, add_option, config_from
-from spherenet.cli.output import print_json, print_message, progress_bar
+from spherenet.cli.output import print_json, print_message, progress_bar, stdout_console
 from spherenet.training.config import EXCLUSIVE, RENAMED, TrainConfig
 
 if TYPE_CHECKING:
@@ -70,8 +70,6 @@ def run_reproduce(arguments: Namespace) -> int:
         return 0
     if arguments.id is None:
         raise ValueError("ID must be the name of an experiment: spherenet reproduce --list shows them.")
-    from rich.console import Console
-
     from spherenet.cli.grid_progress import run_watched
     from spherenet.experiments import find_experiment
     from spherenet.experiments.jobs import create_jobs, select_cells, write_experiment
@@ -102,7 +100,7 @@ def run_reproduce(arguments: Namespace) -> int:
     write_experiment(experiment, arguments.preset, folder)
     results = run_watched(experiment.id, jobs, launch, arguments.jobs)
     if not launch.stopped:
-        console = Console()
+        console = stdout_console()
         for table in paper_tables(read_grid(folder), console.width):
             console.print(table)
     return _exit_code("reproduce", results, launch.stopped)
@@ -134,7 +132,6 @@ def _exit_code(verb: str, results: list[Result], stopped: bool) -> int:
 
 
 def _list_experiments(preset: str) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from spherenet.experiments import EXPERIMENTS
@@ -145,18 +142,17 @@ def _list_experiments(preset: str) -> None:
     table.add_column("cells", justify="right")
     for id, experiment in EXPERIMENTS.items():
         table.add_row(id, experiment.title, str(len(experiment.cells(preset))))
-    Console().print(table)
+    stdout_console().print(table)
 
 
 def _list_cells(id: str, preset: str) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from spherenet.experiments import find_experiment
 
     experiment = find_experiment(id)
-    console = Console()
-    print(_wrapped(experiment.description, console.width))
+    console = stdout_console()
+    print(_wrapped(experiment.description, min(console.width, 100)))
     table = Table(title=f"cells, preset {preset}")
     table.add_column("cell", no_wrap=True)
     table.add_column("iterations", justify="right")
@@ -181,7 +177,8 @@ def tune_parser() -> ConfigParser:
         "tune",
         "Choose operator, k, loss and s by cross-validation on the training images: each setting is\n"
         "trained on all folds but one and evaluated on that one. Test images are not used. Finished\n"
-        "folds are skipped when the command is called again. All options of train are accepted.",
+        "folds are skipped when the command is called again. Options of train that are not tried are the same\n"
+        "for all settings.",
         TrainConfig,
         examples="""\
   spherenet tune --try-operators sigmoid linear cosine --try-k 0.1 0.3 0.7 --best best.yaml
@@ -225,6 +222,11 @@ def run_tune(arguments: Any) -> int:
     for loss in arguments.try_losses:
         require_one_of("--try-losses", loss, list_losses())
     config = located(config_from(arguments, TrainConfig))
+    for option, instead in {"operator": "try-operators", "loss": "try-losses", "folds": "number-of-folds"}.items():
+        if (value := getattr(config, option)) != getattr(TrainConfig(), option):
+            raise ValueError(f"--{option} must be left out of tune, which has --{instead}, got {value}.")
+    if config.fold:
+        raise ValueError(f"--fold must be left out of tune, which runs all folds, got {config.fold}.")
     tried_k, tried_s = arguments.try_k or [], arguments.try_s or []
     settings = create_settings(config, arguments.try_operators, tried_k, arguments.try_losses, tried_s)
     folder, folds = Path(arguments.output), arguments.number_of_folds
@@ -257,7 +259,6 @@ def _print_scores(scores: list[Score], best: Score | None, as_json: bool) -> Non
         return
     if not finished:  # the command was stopped, or all runs failed, which its last line states
         return
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title="accuracy on the held-out fold", caption="the best setting is bold")
@@ -268,4 +269,4 @@ def _print_scores(scores: list[Score], best: Score | None, as_json: bool) -> Non
         deviation = "–" if score.deviation is None else f"{score.deviation:.2%}"
         row = (score.name, f"{score.mean:.2%}", deviation, str(len(score.accuracies)))
         table.add_row(*row, style="bold" if score is best else None)
-    Console().print(table)
+    stdout_console().print(table)

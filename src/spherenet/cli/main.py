@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from spherenet import __version__
 from spherenet.cli.options import OptionType, Parser, suggestion
-from spherenet.cli.output import discard_closed_streams, print_message, use_available_characters
+from spherenet.cli.output import discard_closed_streams, open_closed_streams, print_message, use_available_characters
 from spherenet.errors import SphereNetError, TrainingError
 
 __all__ = ["VERBS", "completion_parser", "main", "run_completion", "verb_parser"]
@@ -92,6 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if verb not in VERBS:
         print_message(f"spherenet: unknown verb {verb!r}{suggestion(verb, VERBS)}; see spherenet --help.")
         return WRONG_INPUT
+    open_closed_streams()
     debug = "--debug" in rest
     parser = verb_parser(verb)
     run = getattr(importlib.import_module(f"spherenet.cli.{VERBS[verb][0]}"), f"run_{verb}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -18,7 +19,8 @@ from spherenet.files import read_regular
 from spherenet.text import short
 from spherenet.training.config import option_name
 
-__all__ = ["ConfigParser", "OptionType", "Parser", "add_option", "config_from", "option_name", "suggestion"]
+__all__ = ["ConfigParser", "OptionType", "Parser", "add_option", "config_from", "option_name",
+           "require_ending", "suggestion"]  # fmt: skip
 
 MAX_FILE_BYTES, MAX_NESTING = 100_000, 10  # a file of options has about 2 KB and one level of lists
 MAX_MESSAGE = 500
@@ -301,6 +303,19 @@ class ConfigParser(_Sentences, jsonargparse.ArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print what is wrong in one line and exit with code 2."""
         self.fail(_sentence(ex) if isinstance(ex, argparse.ArgumentError) else message)
+
+
+def require_ending(option: str, path: str | None, ending: str, *, inputs: Iterable[str] = ()) -> None:
+    """Check the name of a file that a verb writes, if it is given: its ending, and that it is none of the inputs.
+
+    The ending protects the file that follows an option whose value was forgotten.
+    """
+    if path is None:
+        return
+    if not path.lower().endswith(ending):
+        raise ValueError(f"{option} must end in {ending}, got {path!r}.")
+    if any(os.path.exists(path) and os.path.exists(other) and os.path.samefile(path, other) for other in inputs):
+        raise ValueError(f"{option} must not be a file that is read, got {path!r}.")
 
 
 def config_from(arguments: Any, config: type[T]) -> T:

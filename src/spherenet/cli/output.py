@@ -18,20 +18,26 @@ from spherenet.text import finite, plain
 from spherenet.training import Reporter
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress
 
 __all__ = [
     "Reporters",
     "TensorBoard",
     "discard_closed_streams",
+    "open_closed_streams",
     "print_json",
     "print_message",
     "progress_bar",
+    "stdout_console",
     "terminal_reporter",
     "use_available_characters",
     "warn",
 ]
 
+
+PIPE_WIDTH = 400
+"""Width of tables that are not for a terminal. Tables are only as wide as their content."""
 
 REPLACEMENTS = {
     "–": "-", "−": "-", "…": "...", "·": ".", "×": "x", "±": "+-", "≤": "<=", "≥": ">=", "→": "->", "‖": "||", "ᵀ": "'",
@@ -77,6 +83,28 @@ def print_json(value: Any) -> None:
     except UnicodeEncodeError:  # a terminal of another encoding, or half of a surrogate pair from a file
         text = json.dumps(finite(value), indent=2, allow_nan=False)
     print(text)
+
+
+def open_closed_streams() -> None:
+    """Open the null device in place of stdout and stderr that were closed before the program started."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - open to the end
+
+
+def stdout_console() -> Console:
+    """Return the console for tables on stdout. In a pipe or a file lines may have any length.
+
+    A closed pipe raises BrokenPipeError, as it does for `print`.
+    """
+    from rich.console import Console
+
+    class StdoutConsole(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    is_sized = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return StdoutConsole(width=None if is_sized else PIPE_WIDTH)
 
 
 def discard_closed_streams() -> bool:

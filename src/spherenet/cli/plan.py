@@ -7,7 +7,7 @@ from argparse import ArgumentTypeError, Namespace
 from typing import Any, Literal
 
 from spherenet.cli.options import Parser, add_option
-from spherenet.cli.output import print_json
+from spherenet.cli.output import print_json, stdout_console
 from spherenet.text import short
 from spherenet.training.cost import Cost, Workload, costs, recommend
 
@@ -158,7 +158,6 @@ def _as_dict(cost: Cost, memory: int | None) -> dict[str, Any]:
 
 
 def _print_table(workload: Workload, estimates: list[Cost], memory: int | None) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title="per process: memory at the peak, sent per step")
@@ -172,7 +171,7 @@ def _print_table(workload: Workload, estimates: list[Cost], memory: int | None) 
         sizes = (cost.memory["weights"], training, cost.memory["head"], cost.total_memory, cost.total_sent)
         fits = [] if memory is None else ["yes" if cost.total_memory <= memory else "no"]
         table.add_row(cost.strategy, *map(_shown, sizes), *fits)
-    console = Console()
+    console = stdout_console()
     console.print(
         f"{workload.classes:,} classes, {workload.features:,} features, {workload.parameters:,} other parameters,\n"
         f"{workload.processes:,} processes, {workload.batch_size:,} images per step",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from spherenet.cli.evaluate import add_checkpoint
-from spherenet.cli.options import Parser, add_option
+from spherenet.cli.options import Parser, add_option, require_ending
 from spherenet.cli.output import print_json, print_message, warn
 from spherenet.text import csv_cell, plain
 
@@ -63,6 +63,7 @@ def run_predict(arguments: Namespace) -> int:
     """Predict the classes of image files, print them and return the exit code."""
     if arguments.csv is not None and arguments.json:
         raise ValueError("--json must be left out with --csv, which is written instead.")
+    require_ending("--csv", arguments.csv, ".csv")
     from spherenet.export import shipped_model
     from spherenet.files import write_text
     from spherenet.training import Processes

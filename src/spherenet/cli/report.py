@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spherenet.cli.options import Parser, add_option
-from spherenet.cli.output import print_json, print_message
+from spherenet.cli.options import Parser, add_option, require_ending
+from spherenet.cli.output import print_json, print_message, stdout_console
 from spherenet.errors import RunError
 from spherenet.text import plain
 
@@ -56,12 +56,8 @@ def report_parser() -> Parser:
 
 def run_report(arguments: Namespace) -> int:
     """Print tables, write the requested files and return the exit code."""
-    if arguments.output is not None and not arguments.output.endswith(".html"):
-        raise ValueError(f"--output must end in .html, got {arguments.output!r}.")
-    if arguments.figure is not None and not arguments.figure.endswith(".svg"):
-        raise ValueError(f"--figure must end in .svg, got {arguments.figure!r}.")
-    from rich.console import Console
-
+    for option, ending in (("output", ".html"), ("markdown", ".md"), ("csv", ".csv"), ("figure", ".svg")):
+        require_ending(f"--{option}", getattr(arguments, option), ending)
     from spherenet.files import write_text
     from spherenet.report.csv_tables import grids_as_csv, runs_as_csv
     from spherenet.report.figure import draw_curves, main_grid
@@ -71,7 +67,7 @@ def run_report(arguments: Namespace) -> int:
     runs, grids, problems = _read_folders(arguments.runs)
     if not runs and not grids:
         raise RunError(problems[0])
-    console = Console()
+    console = stdout_console()
     if runs:
         console.print(_table_of_runs(runs, arguments.title))
         if rows := protocol_rows(runs):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from spherenet.cli.options import Parser, add_option
-from spherenet.cli.output import print_json, progress_bar
+from spherenet.cli.output import print_json, progress_bar, stdout_console
 from spherenet.text import plain
 
 if TYPE_CHECKING:
@@ -103,11 +103,10 @@ def run_theory(arguments: Namespace) -> None:
 
 
 def _print_tables(result: LabResult, output: str | None) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console()
+    console = stdout_console()
     for title, columns, rows in result.tables:
         table = Table(title=Text(title))
         for index, column in enumerate(columns):

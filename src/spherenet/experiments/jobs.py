@@ -24,7 +24,7 @@ from spherenet.runs import RunDirectory
 from spherenet.text import as_number
 from spherenet.training.config import FREE, TrainConfig, option_name
 from spherenet.training.saved_runs import config_of
-from spherenet.validation import require_one_of
+from spherenet.validation import require_one_of, require_positive
 
 __all__ = [
     "Job",
@@ -195,12 +195,29 @@ class Score:
 def create_settings(
     config: TrainConfig, operators: Sequence[str], ks: Sequence[float], losses: Sequence[str], scales: Sequence[float]
 ) -> dict[str, TrainConfig]:
-    """Return every combination by name; k varies only for operators that use it, s only for losses that use it."""
+    """Return every combination by name; k varies only for operators that use it, s only for losses that use it.
+
+    Without values to try, k and s are those of the configuration.
+
+    Raises:
+        ValueError: A value is out of range, or none of the operators or losses uses it.
+    """
+    with_k = [operator for operator in operators if operator in ANGLES and ANGLES[operator].takes_k]
+    with_s = [loss for loss in losses if loss.startswith("s-") or loss in ("cosface", "arcface")]
+    for option, values, users, names in (("k", ks, with_k, operators), ("s", scales, with_s, losses)):
+        for value in values:
+            require_positive(f"--try-{option}", value)
+        given = getattr(config, option)
+        if values and given is not None:
+            raise ValueError(f"--{option} must be left out with --try-{option}, got {given}.")
+        if (values or given is not None) and not users:
+            name = f"--try-{option}" if values else f"--{option}"
+            raise ValueError(f"{name} must be left out: none of {', '.join(names)} has this parameter.")
     settings: dict[str, TrainConfig] = {}
     for operator, loss in product(operators, losses):
-        uses_k = operator in ANGLES and ANGLES[operator].takes_k
-        uses_s = loss.startswith("s-") or loss in ("cosface", "arcface")
-        for k, s in product(ks if uses_k and ks else [None], scales if uses_s and scales else [None]):
+        tried_k: Sequence[float | None] = (ks or [config.k]) if operator in with_k else [None]
+        tried_s: Sequence[float | None] = (scales or [config.s]) if loss in with_s else [None]
+        for k, s in product(tried_k, tried_s):
             labels = [operator, *([f"k{k:g}"] if k is not None else []), loss, *([f"s{s:g}"] if s is not None else [])]
             chosen = None if operator == "none" else operator
             settings["_".join(labels)] = replace(config, operator=chosen, k=k, loss=loss, s=s)
@@ -217,12 +234,12 @@ def create_tuning_jobs(settings: dict[str, TrainConfig], folder: Path, folds: in
 
 
 def read_score(name: str, config: TrainConfig, folder: Path, folds: int) -> Score:
-    """Read the accuracies of the finished folds of a setting."""
+    """Read the accuracies of the finished folds of a setting; folds that were run with other options do not count."""
     accuracies = []
-    for fold in range(folds):
-        with suppress(RunError):  # not finished, or corrupt
-            run = RunDirectory.open(folder / name / f"fold-{fold}")
-            accuracies.append(as_number(run.summary.get("accuracy")))
+    for job in create_tuning_jobs({name: config}, folder, folds):
+        with suppress(RunError):  # not finished, corrupt, or run with other options
+            if job.is_done():
+                accuracies.append(as_number(RunDirectory.open(job.folder).summary.get("accuracy")))
     return Score(name, config, [accuracy for accuracy in accuracies if accuracy is not None])
 
 

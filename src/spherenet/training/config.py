@@ -6,12 +6,21 @@ This module does not import torch, so that `spherenet train --help` and wrong op
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-__all__ = ["EXCLUSIVE", "FREE", "LEARNING_RATE_DECAY", "RENAMED", "Group", "TrainConfig", "option_name"]
+__all__ = [
+    "EXCLUSIVE",
+    "FREE",
+    "LEARNING_RATE_DECAY",
+    "PREDICTION_OPTIONS",
+    "RENAMED",
+    "Group",
+    "TrainConfig",
+    "option_name",
+]
 
 FREE = (
     "data_dir", "on_broken", "download", "workers", "log_every", "checkpoint_every", "probes", "tensorboard", "timeout"
@@ -59,8 +68,8 @@ LIMITS = {
 
 AT_LEAST_ONE = ("iterations", "batch_size", "accumulate", "threads", "log_every", "eval_every", "eval_batch_size",
                 "checkpoint_every", "patience", "bn_precise_images")  # fmt: skip
-AT_LEAST_ZERO = ("learning_rate", "momentum", "weight_decay", "workers", "seed", "group_norm", "warmup",
-                 "bn_lag_variance")  # fmt: skip
+AT_LEAST_ZERO = ("learning_rate", "momentum", "weight_decay", "orthogonality", "energy", "workers", "seed",
+                 "group_norm", "warmup", "bn_lag_variance")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -303,6 +312,15 @@ class TrainConfig:
         if self.epochs is None and self.warmup and self.warmup >= self.iterations:
             raise ValueError(f"warmup must be less than the {self.iterations} iterations, got {self.warmup}.")
 
+        if not self.momentum < 1:
+            raise ValueError(f"momentum must be less than 1, got {self.momentum}.")
+        if any(milestone < 1 for milestone in self.milestones or []):
+            raise ValueError(f"milestones must be at least 1, got {min(self.milestones or [])}.")
+        if not self.lambda_floor > 0:
+            raise ValueError(f"lambda_floor must be greater than 0, got {self.lambda_floor}.")
+        if not 0 < self.lambda_floor_at <= 1:
+            raise ValueError(f"lambda_floor_at must be greater than 0 and at most 1, got {self.lambda_floor_at}.")
+
     @cached_property
     def resolved_milestones(self) -> tuple[int, ...]:
         """Iterations at which the learning rate is divided by 10, with the default for this length of the run."""
@@ -318,6 +336,16 @@ class TrainConfig:
         else:
             rate = self.learning_rate * LEARNING_RATE_DECAY ** sum(step >= at for at in self.resolved_milestones)
         return rate * (step + 1) / self.warmup if step < self.warmup else rate
+
+    def without_effect(self) -> list[str]:
+        """Return a sentence per option that was set, to another value than its default, and has no effect."""
+        defaults = {option.name: option.default for option in fields(self)}
+        return [
+            f"{option_name(name)} has no effect {reason}."
+            for names, has_effect, reason in CONDITIONS
+            for name in names
+            if getattr(self, name) not in (defaults[name], 0) and not has_effect(self)
+        ]
 
     def fitted_to(self, num_images: int) -> tuple[TrainConfig, list[str]]:
         """Return the configuration with the number of iterations and the batch size for a number of training images.
@@ -366,6 +394,32 @@ class TrainConfig:
             if name not in options:
                 raise TypeError(f"{name!r} is not an option of a training run.")
         return cls(**values)
+
+
+PREDICTION_OPTIONS = (
+    *(o.name for o in fields(TrainConfig) if o.metadata["group"] is NETWORK and o.name != "initialization"),
+    "loss",
+    "loss_k",
+)
+"""Options that decide which function the weights of a network compute."""
+
+_SETS = ("mnist5k", "cifar10", "cifar100")
+_WITHOUT_ANNEALING = ("softmax", "w-", "cosface", "arcface", "sphereface2")
+
+CONDITIONS: tuple[tuple[tuple[str, ...], Callable[[TrainConfig], bool], str], ...] = (
+    (("test_fraction", "resize", "split_rule", "on_broken"), lambda c: c.data not in _SETS, "on this data set"),
+    (("fold",), lambda c: c.folds > 0, "without --folds"),
+    (("momentum",), lambda c: c.optimizer == "sgd", "without --optimizer sgd"),
+    (("orthogonality", "energy", "keep_norms"), lambda c: c.operator is not None, "without sphere layers"),
+    (("keep_norms_mode",), lambda c: c.keep_norms, "without --keep-norms"),
+    (("k_sharing",), lambda c: c.operator == "learnable", "without --operator learnable"),
+    (("shortcut",), lambda c: c.model.startswith("resnet"), "on a network without shortcuts"),
+    (("annealing", "lambda_floor", "lambda_floor_at"), lambda c: not c.loss.startswith(_WITHOUT_ANNEALING),
+     "on this loss"),
+    (("bn_lag_momentum", "bn_lag_variance"), lambda c: "lagging" in (c.bn_eval or []), "without --bn-eval lagging"),
+    (("bn_precise_images",), lambda c: "precise" in (c.bn_eval or []), "without --bn-eval precise"),
+)  # fmt: skip
+"""Options that have an effect only under a condition, and the end of the sentence if it is not met."""
 
 
 @cache

@@ -23,7 +23,7 @@ from spherenet.errors import DataError, RunError
 from spherenet.kernels.dispatch import implementation_name
 from spherenet.runs import RunDirectory
 from spherenet.training.build import build_augmentation, build_data, build_model, located
-from spherenet.training.config import FREE, TrainConfig, option_name
+from spherenet.training.config import FREE, PREDICTION_OPTIONS, TrainConfig, option_name
 from spherenet.training.distributed import Processes
 from spherenet.training.initial_weights import start_from
 from spherenet.training.saved_runs import broken_of, config_of, data_record, require_same_data
@@ -92,7 +92,7 @@ def train(
         main_reporter = reporter if reporter is not None and processes.is_main else Reporter()
         requested = config.as_dict()
         config, messages = config.fitted_to(len(dataset.train))
-        for message in (*dataset.messages, *messages):
+        for message in (*dataset.messages, *messages, *config.without_effect()):
             main_reporter.warned(message)
 
         def prepare() -> Trainer:
@@ -136,9 +136,13 @@ def train(
 
 
 def _evaluation_changes(run: RunDirectory, config: TrainConfig, dataset: Dataset) -> list[str]:
-    """Return a warning per change of images or statistics since which accuracies of a run are not comparable."""
+    """Return a warning per change of network, images or statistics since which accuracies are not comparable."""
     messages = []
     before = config_of(run)
+    changed = [name for name in PREDICTION_OPTIONS if getattr(before, name) != getattr(config, name)]
+    if changed:
+        options = ", ".join(map(option_name, changed))
+        messages.append(f"the network computes another function with {options}: the best checkpoint is selected anew.")
     protocols = [(options.bn_eval or ["running"])[0] for options in (before, config)]
     if protocols[0] != protocols[1]:
         messages.append(
