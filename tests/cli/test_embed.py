@@ -122,7 +122,11 @@ BAD_PAIRS = {
     "one kind": ("ant/0.png,ant/1.png,1\nant/0.png,ant/2.png,1\n", "must have same and different pairs, got 2 pairs"),
     "no pairs": ("first,second,same\n", "must have same and different pairs, got no pairs"),
     "empty": ("", "got no pairs"),
-    "fewer pairs than folds": ("ant/0.png,ant/1.png,1\nant/0.png,cat/0.png,0\n", "--folds must be at most 1"),
+    "fewer pairs than folds": ("ant/0.png,ant/1.png,1\nant/0.png,cat/0.png,0\n" * 2, "--folds must be at most 2"),
+    "one pair of each kind": (
+        "ant/0.png,ant/1.png,1\nant/0.png,cat/0.png,0\n",
+        "at least 2 same and 2 different pairs, got 1 and 1.",
+    ),
     "faces": ("10\t300\nant\t1\n", "must be NAME, number, number or NAME, number, NAME, number"),
     "faces without numbers": ("10\t300\nant\t1\tx\n", "must be NAME, number, number or NAME, number, NAME, number"),
     "unbalanced quotes": ('ant/0.png,"ant/1.png,1\n', "is not valid CSV"),

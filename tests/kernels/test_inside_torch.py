@@ -102,7 +102,7 @@ DEVICES = {
 
 @pytest.mark.parametrize("name", DEVICES)
 def test_tensors_without_memory_do_not_crash(name):
-    """In a process of its own, because kernels that read a wrong address end it."""
+    """In a separate process, because kernels that read a wrong address end it."""
     setup = (
         "import copy, torch, spherenet as sn\nfrom torch import nn\n"
         "layer, x = sn.SphereConv2d(3, 8, 3, rescale='learned'), torch.randn(1, 3, 8, 8)\n"
