@@ -186,3 +186,19 @@ def test_mistakes_are_one_sentence(run, tmp_path, capsys):
     fails("x.preprocessing.json exists: add --overwrite", "export", run, tmp_path / "x.pt2")
     assert not (tmp_path / "x.pt2").exists()
     fails("--resize must be squash or crop, got 'stretch'", "train", "--resize", "stretch")
+
+
+def test_files_of_one_name_share_a_description_only_if_it_is_the_same(run, tmp_path, capsys):
+    target = tmp_path / "digits.onnx"
+    assert spherenet("export", run, target, "--with-preprocessing") == 0
+    record = (tmp_path / "digits.preprocessing.json").read_bytes()
+    assert spherenet("export", run, tmp_path / "digits.ts", "--with-preprocessing") == 0
+    for options in ([], ["--overwrite"]):
+        assert spherenet("export", run, tmp_path / "digits.pt2", *options) == 2
+        assert "describes" in (said := capsys.readouterr().err)
+        assert "digits.onnx, which has another input or model: choose another target." in said
+        assert (tmp_path / "digits.preprocessing.json").read_bytes() == record
+        assert not (tmp_path / "digits.pt2").exists()
+    (tmp_path / "digits.ts").unlink()
+    assert spherenet("export", run, target, "--overwrite") == 0
+    assert (tmp_path / "digits.preprocessing.json").read_bytes() != record

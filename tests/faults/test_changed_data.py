@@ -58,7 +58,7 @@ def test_changed_data_are_rejected(children, run, tried, case, verb):
     done = children.run(*arguments)
     assert done.code == 2, done.output
     assert message in done.output
-    assert "--allow-changes" in done.output
+    assert ("--allow-changes" in done.output) == (verb == "resume" or case != "a renamed class")
     assert "Traceback" not in done.output
     if case != "a renamed class":
         assert children.run(*arguments, "--allow-changes").code == 0

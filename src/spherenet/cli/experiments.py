@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from spherenet.cli.options import ConfigParser, Parser, add_option, config_from
-from spherenet.cli.output import print_json, print_message, progress_bar, stdout_console
+from spherenet.cli.output import print_json, print_message, progress_bar, stdout_console, text_width
 from spherenet.training.config import EXCLUSIVE, RENAMED, TrainConfig
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def run_reproduce(arguments: Namespace) -> int:
     results = run_watched(experiment.id, jobs, launch, arguments.jobs)
     if not launch.stopped:
         console = stdout_console()
-        for table in paper_tables(read_grid(folder), console.width):
+        for table in paper_tables(read_grid(folder), text_width(console)):
             console.print(table)
     return _exit_code("reproduce", results, launch.stopped)
 
@@ -152,7 +152,7 @@ def _list_cells(id: str, preset: str) -> None:
 
     experiment = find_experiment(id)
     console = stdout_console()
-    print(_wrapped(experiment.description, min(console.width, 100)))
+    print(_wrapped(experiment.description, text_width(console)))
     table = Table(title=f"cells, preset {preset}")
     table.add_column("cell", no_wrap=True)
     table.add_column("iterations", justify="right")

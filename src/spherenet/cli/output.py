@@ -31,6 +31,7 @@ __all__ = [
     "progress_bar",
     "stdout_console",
     "terminal_reporter",
+    "text_width",
     "use_available_characters",
     "warn",
 ]
@@ -90,6 +91,11 @@ def open_closed_streams() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - open to the end
+
+
+def text_width(console: Console) -> int:
+    """Return the width for text and for tables that can be divided: that of the terminal, or 80 in pipes and files."""
+    return min(console.width, 80) if console.width == PIPE_WIDTH else console.width
 
 
 def stdout_console() -> Console:

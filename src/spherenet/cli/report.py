@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spherenet.cli.options import Parser, add_option, require_ending
-from spherenet.cli.output import print_json, print_message, stdout_console
+from spherenet.cli.output import print_json, print_message, stdout_console, text_width
 from spherenet.errors import RunError
 from spherenet.text import plain
 
@@ -73,7 +73,7 @@ def run_report(arguments: Namespace) -> int:
         if rows := protocol_rows(runs):
             console.print(_table_of_protocols(rows))
     for grid in grids:
-        for table in paper_tables(grid, console.width) if grid.has_runs else []:
+        for table in paper_tables(grid, text_width(console)) if grid.has_runs else []:
             console.print(table)
     if empty := [grid.id for grid in grids if not grid.has_runs]:
         console.print(

@@ -33,7 +33,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from spherenet.caches import use_private_compiler_cache
-from spherenet.elementary import is_jit_tracing
 from spherenet.kernels import native
 from spherenet.validation import require_one_of
 
@@ -199,7 +198,7 @@ def is_traced(*tensors: Tensor) -> bool:
     """Return whether values cannot be read or kernels not be called: torch.compile, export, jit.trace, torch.func."""
     if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
         return True
-    if is_jit_tracing():
+    if torch._C._is_tracing():  # torch.jit.trace
         return True
     functorch = torch._C._functorch  # torch.autograd.grad(is_grads_batched=True) uses the legacy form
     return any(functorch.is_functorch_wrapped_tensor(t) or functorch.is_legacy_batchedtensor(t) for t in tensors)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ from spherenet.export.description import build_on_meta
 from spherenet.export.preprocessing import input_description, pixel_example, preprocessing_file
 from spherenet.export.programs import output_file
 from spherenet.export.weights import writing
-from spherenet.files import atomic_file, user_path, write_json
+from spherenet.files import atomic_file, read_json, user_path, write_json
 from spherenet.models import Classifier
 from spherenet.runs import RunDirectory
 from spherenet.text import markdown, plain, short
@@ -228,11 +230,8 @@ def export_run(
     if with_preprocessing and is_folder:
         raise ValueError("with_preprocessing must be left out for a folder, which contains its preprocessing.")
     record = None if is_folder else preprocessing_file(user_path(target))
-    if not overwrite:
-        if Path(target).is_file() or (Path(target).is_dir() and any(Path(target).iterdir())):
-            raise ModelError(f"{target} exists: add --overwrite, or choose another target.")
-        if record is not None and record.exists():
-            raise ModelError(f"{record} exists: add --overwrite, or choose another target.")
+    if not overwrite and (Path(target).is_file() or (Path(target).is_dir() and any(Path(target).iterdir()))):
+        raise ModelError(f"{target} exists: add --overwrite, or choose another target.")
     run = load_run(path, checkpoint)
     for message in run.warnings:
         warn(message)
@@ -246,15 +245,34 @@ def export_run(
     if record is None:
         return export_model(model, target, format, metadata=metadata, card=model_card(run), overwrite=overwrite)
     format = format_of(target) if format is None else format
+    content = preprocessing_record(run.preprocessing, pixel_input=with_preprocessing, metadata=metadata)
+    _require_own_record(record, content, Path(user_path(target)), overwrite)
     # One block for both files, which must belong together.
     with writing(output_file(target, f"model{SUFFIXES.get(format, '')}")) as file, atomic_file(file) as temporary:
         try:
             export_model(model, temporary, format, example=example, metadata=metadata)
         except ModelError as error:
             raise ModelError(str(error).replace(str(temporary), str(file))) from error
-        content = preprocessing_record(run.preprocessing, pixel_input=with_preprocessing, metadata=metadata)
         write_json(preprocessing_file(temporary), content)
     return file
+
+
+def _require_own_record(record: Path, content: dict[str, Any], target: Path, overwrite: bool) -> None:
+    """Raise ModelError if the description next to an exported file would change that of another file or model.
+
+    Files of one name in several formats share the description: digits.onnx and digits.pt2.
+    """
+    if not record.exists():
+        return
+    with suppress(OSError, ValueError):
+        if read_json(record) == json.loads(json.dumps(content)):
+            return
+    for suffix in SUFFIXES.values():
+        other = target.with_suffix(suffix)
+        if other != target and other.is_file():
+            raise ModelError(f"{record} describes {other}, which has another input or model: choose another target.")
+    if not overwrite:
+        raise ModelError(f"{record} exists: add --overwrite, or choose another target.")
 
 
 def model_card(run: SavedRun) -> ModelCard:
