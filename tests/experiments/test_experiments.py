@@ -13,15 +13,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from command_line import TINY as TINY_OPTIONS
 from command_line import command, in_other_processes, one_sentence, spherenet
+from made_runs import finish_job
 from spherenet.cli import main
 from spherenet.cli.options import config_from
 from spherenet.cli.train import train_parser
 from spherenet.data import load_dataset
 from spherenet.experiments import EXPERIMENTS, find_experiment
 from spherenet.experiments.experiment import PAPER_MARGIN, PRESETS
-from spherenet.experiments.jobs import Job, command_line, create_jobs, select_cells, write_experiment
+from spherenet.experiments.jobs import (
+    Job,
+    command_line,
+    create_jobs,
+    create_settings,
+    create_tuning_jobs,
+    select_cells,
+    write_experiment,
+)
 from spherenet.experiments.runner import GridReporter, LocalLauncher, run_jobs
 from spherenet.report.grids import read_grid
 from spherenet.runs import RunDirectory
@@ -424,10 +432,13 @@ def test_tune_uses_the_k_of_train(tmp_path, capsys):
 
 
 def test_tune_does_not_count_runs_with_other_options(tmp_path, capsys):
-    options = [*TINY_OPTIONS, "--try-operators", "cosine", "--number-of-folds", 2, "--output", tmp_path / "runs"]
+    settings = create_settings(TrainConfig(widths=[4, 4, 4], iterations=2), ["cosine"], [], ["softmax"], [])
+    for job in create_tuning_jobs(settings, tmp_path / "runs", 2):
+        finish_job(job)
+    options = ["--widths", 4, 4, 4, "--try-operators", "cosine", "--number-of-folds", 2, "--output", tmp_path / "runs"]
     assert spherenet("tune", *options, "--iterations", 2) == 0
+    assert "50.00%" in capsys.readouterr().out
     best = tmp_path / "best.yaml"
-    capsys.readouterr()
     assert spherenet("tune", *options, "--iterations", 3, "--best", best) == 1
     said = capsys.readouterr()
     assert said.err.count("was run with --iterations 2, not 3") == 2
