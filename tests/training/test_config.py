@@ -13,6 +13,7 @@ from spherenet.runs import RunDirectory
 from spherenet.training import TrainConfig
 from spherenet.training.build import build_model, lambda_setter
 from spherenet.training.config import RENAMED, option_name
+from spherenet.training.effects import options_without_effect
 from spherenet.training.saved_runs import config_of
 from training_problem import config
 
@@ -202,10 +203,10 @@ def test_options_without_effect_are_named():
     unused = {"resize": "squash", "fold": 1, "momentum": 0.5, "energy": 0.5, "k_sharing": "layer",
               "shortcut": "operator", "lambda_floor": 2.0, "bn_precise_images": 10}  # fmt: skip
     config = TrainConfig(operator=None, orthogonality=0.0, bn_eval=["running"], **unused)
-    named = [sentence.split()[0] for sentence in config.without_effect()]
+    named = [sentence.split()[0] for sentence in options_without_effect(config)]
     assert named == [option_name(name) for name in unused]
     needed = {"data": "folder", "folds": 3, "optimizer": "sgd", "model": "resnet-32", "operator": "learnable",
               "loss": "ga-linear", "bn_eval": ["precise", "lagging"]}  # fmt: skip
     used = TrainConfig(**needed, **unused, bn_lag_variance=0.5)
-    assert used.without_effect() == []
-    assert TrainConfig(operator=None).without_effect() == []
+    assert options_without_effect(used) == []
+    assert options_without_effect(TrainConfig(operator=None)) == []

@@ -6,7 +6,7 @@ This module does not import torch, so that `spherenet train --help` and wrong op
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -337,16 +337,6 @@ class TrainConfig:
             rate = self.learning_rate * LEARNING_RATE_DECAY ** sum(step >= at for at in self.resolved_milestones)
         return rate * (step + 1) / self.warmup if step < self.warmup else rate
 
-    def without_effect(self) -> list[str]:
-        """Return a sentence per option that was set, to another value than its default, and has no effect."""
-        defaults = {option.name: option.default for option in fields(self)}
-        return [
-            f"{option_name(name)} has no effect {reason}."
-            for names, has_effect, reason in CONDITIONS
-            for name in names
-            if getattr(self, name) not in (defaults[name], 0) and not has_effect(self)
-        ]
-
     def fitted_to(self, num_images: int) -> tuple[TrainConfig, list[str]]:
         """Return the configuration with the number of iterations and the batch size for a number of training images.
 
@@ -402,24 +392,6 @@ PREDICTION_OPTIONS = (
     "loss_k",
 )
 """Options that decide which function the weights of a network compute."""
-
-_SETS = ("mnist5k", "cifar10", "cifar100")
-_WITHOUT_ANNEALING = ("softmax", "w-", "cosface", "arcface", "sphereface2")
-
-CONDITIONS: tuple[tuple[tuple[str, ...], Callable[[TrainConfig], bool], str], ...] = (
-    (("test_fraction", "resize", "split_rule", "on_broken"), lambda c: c.data not in _SETS, "on this data set"),
-    (("fold",), lambda c: c.folds > 0, "without --folds"),
-    (("momentum",), lambda c: c.optimizer == "sgd", "without --optimizer sgd"),
-    (("orthogonality", "energy", "keep_norms"), lambda c: c.operator is not None, "without sphere layers"),
-    (("keep_norms_mode",), lambda c: c.keep_norms, "without --keep-norms"),
-    (("k_sharing",), lambda c: c.operator == "learnable", "without --operator learnable"),
-    (("shortcut",), lambda c: c.model.startswith("resnet"), "on a network without shortcuts"),
-    (("annealing", "lambda_floor", "lambda_floor_at"), lambda c: not c.loss.startswith(_WITHOUT_ANNEALING),
-     "on this loss"),
-    (("bn_lag_momentum", "bn_lag_variance"), lambda c: "lagging" in (c.bn_eval or []), "without --bn-eval lagging"),
-    (("bn_precise_images",), lambda c: "precise" in (c.bn_eval or []), "without --bn-eval precise"),
-)  # fmt: skip
-"""Options that have an effect only under a condition, and the end of the sentence if it is not met."""
 
 
 @cache

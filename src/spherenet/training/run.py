@@ -25,6 +25,7 @@ from spherenet.runs import RunDirectory
 from spherenet.training.build import build_augmentation, build_data, build_model, located
 from spherenet.training.config import FREE, PREDICTION_OPTIONS, TrainConfig, option_name
 from spherenet.training.distributed import Processes
+from spherenet.training.effects import options_without_effect
 from spherenet.training.initial_weights import start_from
 from spherenet.training.saved_runs import broken_of, config_of, data_record, require_same_data
 from spherenet.training.sharding import is_divided
@@ -92,7 +93,7 @@ def train(
         main_reporter = reporter if reporter is not None and processes.is_main else Reporter()
         requested = config.as_dict()
         config, messages = config.fitted_to(len(dataset.train))
-        for message in (*dataset.messages, *messages, *config.without_effect()):
+        for message in (*dataset.messages, *messages, *options_without_effect(config)):
             main_reporter.warned(message)
 
         def prepare() -> Trainer:

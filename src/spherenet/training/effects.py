@@ -1,0 +1,39 @@
+"""Options of a training run that have an effect only together with others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+
+from spherenet.training.config import TrainConfig, option_name
+
+__all__ = ["options_without_effect"]
+
+_SETS = ("mnist5k", "cifar10", "cifar100")
+_WITHOUT_ANNEALING = ("softmax", "w-", "cosface", "arcface", "sphereface2")
+
+CONDITIONS: tuple[tuple[tuple[str, ...], Callable[[TrainConfig], bool], str], ...] = (
+    (("test_fraction", "resize", "split_rule", "on_broken"), lambda c: c.data not in _SETS, "on this data set"),
+    (("fold",), lambda c: c.folds > 0, "without --folds"),
+    (("momentum",), lambda c: c.optimizer == "sgd", "without --optimizer sgd"),
+    (("orthogonality", "energy", "keep_norms"), lambda c: c.operator is not None, "without sphere layers"),
+    (("keep_norms_mode",), lambda c: c.keep_norms, "without --keep-norms"),
+    (("k_sharing",), lambda c: c.operator == "learnable", "without --operator learnable"),
+    (("shortcut",), lambda c: c.model.startswith("resnet"), "on a network without shortcuts"),
+    (("annealing", "lambda_floor", "lambda_floor_at"), lambda c: not c.loss.startswith(_WITHOUT_ANNEALING),
+     "on this loss"),
+    (("bn_lag_momentum", "bn_lag_variance"), lambda c: "lagging" in (c.bn_eval or []), "without --bn-eval lagging"),
+    (("bn_precise_images",), lambda c: "precise" in (c.bn_eval or []), "without --bn-eval precise"),
+)  # fmt: skip
+"""Options that have an effect only under a condition, and the end of the sentence if it is not met."""
+
+
+def options_without_effect(config: TrainConfig) -> list[str]:
+    """Return a sentence per option that was set, to another value than its default, and has no effect."""
+    defaults = {option.name: option.default for option in fields(config)}
+    return [
+        f"{option_name(name)} has no effect {reason}."
+        for names, has_effect, reason in CONDITIONS
+        for name in names
+        if getattr(config, name) not in (defaults[name], 0) and not has_effect(config)
+    ]
