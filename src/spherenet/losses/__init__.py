@@ -7,8 +7,9 @@ from typing import Any
 
 from spherenet.losses.additive_margins import ArcFaceLoss, CosFaceLoss, SphereFace2Loss
 from spherenet.losses.arguments import options_of, reject_unknown
-from spherenet.losses.base import AngularLoss, default_scale
+from spherenet.losses.base import AngularLoss
 from spherenet.losses.margins import Annealing, ASoftmaxLoss, GASoftmaxLoss, MarginLoss, obsolete_state
+from spherenet.losses.scales import default_scale
 from spherenet.losses.softmax import SoftmaxLoss, SSoftmaxLoss, WSoftmaxLoss
 from spherenet.validation import require_one_of
 

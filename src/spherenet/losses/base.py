@@ -31,45 +31,21 @@ from spherenet.losses.arguments import (
     options_of,
     reject_unknown,
 )
+from spherenet.losses.scales import default_scale
 from spherenet.losses.sharded import distributed_logits, loss_on_shards
-from spherenet.ops.angular import AngularOutput, Columns, angular_logits
+from spherenet.ops.angular import AngularOutput, Columns, angular_logits, logit_at, with_target
 from spherenet.ops.norms import working_dtype
 from spherenet.validation import require_floating, require_number, require_one_of, require_positive, show_constructor
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["AngularLoss", "NamedScale", "default_scale"]
+__all__ = ["AngularLoss", "NamedScale"]
 
 MARGIN_GRADIENTS = ("full", "detached")
 
-CONFIDENCE = 0.999
-"""Probability that a feature at 45° from its class must be able to reach."""
-
-SMALLEST_SCALE, LARGEST_SCALE = 10.0, 70.0
-"""Range in which S-Softmax trains according to the paper."""
-
 _Terms: TypeAlias = tuple[Tensor, Tensor | float, Tensor | None, Tensor | None]
 """Cosines [N, C], scale of each row [N] or a number, scale of each class [C], bias [C]."""
-
-
-def default_scale(num_classes: int, similarity_at_45: float = math.sqrt(0.5)) -> float:
-    """Return the scale s of S-Softmax (Eq. 8) for a number of classes.
-
-        s = log(p·(C − 1)/(1 − p)) / g(π/4) with p = 0.999, limited to [10, 70]
-
-    Logits lie in [−s, s], so s bounds the probability of a class and must grow with the number of classes. A feature
-    at 45° from its class and at 90° from the others has the probability
-    p = e^{s·g(π/4)} / (e^{s·g(π/4)} + C − 1), which gives the formula. With a smaller s the loss still moves features
-    that are already well placed; with a much larger one the gradient vanishes as soon as a class leads. Values for
-    g = cosine: 12.9 for 10 classes, 19.5 for 1,000 and 26.0 for 100,000. For g = linear: 18.2, 27.6 and 36.8.
-
-    Args:
-        num_classes: Number of classes C.
-        similarity_at_45: g(π/4) of the angle function.
-    """
-    scale = math.log(CONFIDENCE / (1 - CONFIDENCE) * (num_classes - 1)) / similarity_at_45
-    return min(LARGEST_SCALE, max(SMALLEST_SCALE, scale))
 
 
 class AngularLoss(nn.Module):
@@ -325,7 +301,7 @@ class AngularLoss(nn.Module):
             others = angular_logits(self._margin(self.other_similarity, cosine), scale, class_scale, bias, None)
             if isinstance(labels, Tensor):
                 return labels * scores + (1 - labels) * others
-            return _with_target(others, labels, scores.gather(1, labels.column))
+            return with_target(others, labels, scores.gather(1, labels.column))
         if isinstance(labels, Tensor):
             targets = angular_logits(self._margin(self.target_similarity, cosine), scale, class_scale, bias, None)
             return labels * targets + (1 - labels) * scores
@@ -334,7 +310,7 @@ class AngularLoss(nn.Module):
             target = self._margin(self.target_similarity, cosine.gather(1, columns))
         else:
             target = self._margin(self.target_similarity, cosine).gather(1, columns)
-        return _with_target(scores, labels, _logit_at(columns, target, scale, class_scale, bias))
+        return with_target(scores, labels, logit_at(columns, target, scale, class_scale, bias))
 
     def _in_blocks(self, terms: _Terms, labels: Tensor) -> Tensor:
         """Return the loss of class indices without storing the logits."""
@@ -350,7 +326,7 @@ class AngularLoss(nn.Module):
             scale,
             class_scale,
             bias,
-            _logit_at(columns, target, scale, class_scale, bias).squeeze(1),
+            logit_at(columns, target, scale, class_scale, bias).squeeze(1),
             columns.squeeze(1),
             self.angle,
             weight if self.label_smoothing > 0 else None,
@@ -400,20 +376,3 @@ class NamedScale(AngularLoss):
         self.scale = None if s is None else require_positive("s", s)
         if s is None:
             self._similarity_at_45 = self._measure_similarity_at_45()
-
-
-def _with_target(logits: Tensor, columns: Columns, target: Tensor) -> Tensor:
-    """Return logits [N, C] in which those of the labels are replaced by `target` [N, 1]."""
-    if columns.owned is not None:
-        target = torch.where(columns.owned, target, logits.gather(1, columns.column))
-    return logits.scatter(1, columns.column, target)
-
-
-def _logit_at(
-    columns: Tensor, similarity: Tensor, scale: Tensor | float, class_scale: Tensor | None, bias: Tensor | None
-) -> Tensor:
-    """Return the logit [N, 1] of one class per row from its similarity [N, 1]."""
-    if class_scale is not None:
-        similarity = similarity * class_scale[columns]
-    logit = similarity * (scale.unsqueeze(1) if isinstance(scale, Tensor) else scale)
-    return logit if bias is None else logit + bias[columns]

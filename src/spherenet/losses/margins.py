@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from spherenet.angles import DEFAULT_K, AngleFunction, angle_from_cosine
 from spherenet.kernels.sharded import ShardedOutput
 from spherenet.losses.arguments import Scale, angle_of_loss
-from spherenet.losses.base import AngularLoss, default_scale
+from spherenet.losses.base import AngularLoss
+from spherenet.losses.scales import default_scale
 from spherenet.ops.angular import AngularOutput
 from spherenet.ops.norms import working_dtype
 from spherenet.validation import require_number, require_one_of, require_positive

@@ -8,13 +8,23 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from spherenet.angles import AngleFunction, CosineAngle, angle_from_cosine
 from spherenet.ops.norms import norm
 
-__all__ = ["AngularOutput", "Columns", "additive_angle", "additive_cosine", "angular_cosine", "angular_logits"]
+__all__ = [
+    "AngularOutput",
+    "Columns",
+    "additive_angle",
+    "additive_cosine",
+    "angular_cosine",
+    "angular_logits",
+    "logit_at",
+    "with_target",
+]
 
 _COSINE = CosineAngle()
 
@@ -70,6 +80,23 @@ def angular_logits(
         similarity = similarity * class_scale
     logits = similarity * (scale.unsqueeze(1) if isinstance(scale, Tensor) else scale)
     return logits if bias is None else logits + bias
+
+
+def with_target(logits: Tensor, columns: Columns, target: Tensor) -> Tensor:
+    """Return logits [N, C] in which those of the labels are replaced by `target` [N, 1]."""
+    if columns.owned is not None:
+        target = torch.where(columns.owned, target, logits.gather(1, columns.column))
+    return logits.scatter(1, columns.column, target)
+
+
+def logit_at(
+    columns: Tensor, similarity: Tensor, scale: Tensor | float, class_scale: Tensor | None, bias: Tensor | None
+) -> Tensor:
+    """Return the logit [N, 1] of one class per row from its similarity [N, 1]."""
+    if class_scale is not None:
+        similarity = similarity * class_scale[columns]
+    logit = similarity * (scale.unsqueeze(1) if isinstance(scale, Tensor) else scale)
+    return logit if bias is None else logit + bias[columns]
 
 
 def additive_cosine(cosine: Tensor, m: float) -> Tensor:

@@ -9,7 +9,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_type_hints
+
+from spherenet.training.option_checks import check_ranges, check_type
 
 __all__ = [
     "EXCLUSIVE",
@@ -38,38 +40,6 @@ LEARNING_RATE_DECAY = 0.1
 
 # The paper divides the learning rate at 34K and 54K of 64K iterations.
 PAPER_MILESTONES = (34 / 64, 54 / 64)
-
-LIMITS = {
-    "image_size": 4096,
-    "widths": 1 << 16,
-    "batch_size": 1 << 20,
-    "eval_batch_size": 1 << 20,
-    "accumulate": 1 << 16,
-    "iterations": 1 << 40,
-    "epochs": 1e9,
-    "warmup": 1 << 40,
-    "patience": 1 << 40,
-    "bn_precise_images": 1 << 30,
-    "bn_lag_variance": 1e6,
-    "folds": 1000,
-    "workers": 256,
-    "threads": 1024,
-    "timeout": 1e6,
-    "lambda_floor": 1e6,
-    "group_norm": 1 << 16,
-    "radius": 1e6,
-    "m": 1e6,
-    "s": 1e6,
-    "scale": 1e6,
-    "feature_penalty": 1e6,
-    "feature_norm": 1e6,
-}
-"""Largest allowed values. Larger ones are mistakes, or come from a file written to exhaust the machine."""
-
-AT_LEAST_ONE = ("iterations", "batch_size", "accumulate", "threads", "log_every", "eval_every", "eval_batch_size",
-                "checkpoint_every", "patience", "bn_precise_images")  # fmt: skip
-AT_LEAST_ZERO = ("learning_rate", "momentum", "weight_decay", "orthogonality", "energy", "workers", "seed",
-                 "group_norm", "warmup", "bn_lag_variance")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -275,51 +245,10 @@ class TrainConfig:
                 object.__setattr__(self, name, stored)
         for name, hint in _hints().items():
             value = getattr(self, name)
-            if isinstance(value, tuple):  # as JSON and YAML return it
+            check_type(name, value, hint)
+            if isinstance(value, tuple):  # YAML and JSON have lists
                 object.__setattr__(self, name, list(value))
-            choices = _choices(hint)
-            for entry in value if isinstance(value, (list, tuple)) else [value]:
-                if choices and isinstance(entry, str) and entry not in choices:
-                    raise ValueError(f"{name} must be one of {', '.join(choices)}, got {entry[:80]!r}.")
-            if not _is_of(value, hint):
-                raise TypeError(f"{name} must be {_type_name(hint)}, got {repr(value)[:80]}.")
-        for name, value in vars(self).items():
-            for number in value if isinstance(value, list) else [value]:
-                if name in LIMITS and isinstance(number, (int, float)) and not number <= LIMITS[name]:
-                    raise ValueError(f"{name} must be at most {LIMITS[name]:,}, got {str(number)[:40]}.")
-                if isinstance(number, int) and abs(number) >= 1 << 63:  # neither torch nor the command line takes it
-                    raise ValueError(f"{name} must be below 2^63 in magnitude, got {str(number)[:40]}.")
-        for name in AT_LEAST_ONE:
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {str(value)[:40]}.")
-        for name in AT_LEAST_ZERO:
-            if not 0 <= (value := getattr(self, name)) < float("inf"):
-                raise ValueError(f"{name} must be a finite number of at least 0, got {str(value)[:40]}.")
-        if not 0 <= self.validation_fraction < 1:
-            raise ValueError(f"validation_fraction must be from 0 to less than 1, got {self.validation_fraction}.")
-        if not 0 < self.sample_rate <= 1:
-            raise ValueError(f"sample_rate must be greater than 0 and at most 1, got {self.sample_rate}.")
-        if not self.timeout > 0:
-            raise ValueError(f"timeout must be greater than 0, got {self.timeout}.")
-        if self.epochs is not None and not self.epochs > 0:
-            raise ValueError(f"epochs must be greater than 0, got {self.epochs}.")
-        if not 0 <= self.bn_lag_momentum < 1:
-            raise ValueError(f"bn_lag_momentum must be at least 0 and below 1, got {self.bn_lag_momentum}.")
-        if self.bn_eval is not None and len(set(self.bn_eval)) != len(self.bn_eval or [""]):
-            raise ValueError(f"bn_eval must be different names of statistics, got {' '.join(self.bn_eval) or 'none'}.")
-        if self.schedule == "cosine" and self.milestones is not None:
-            raise ValueError(f"milestones must be none with the schedule cosine, got {self.milestones[:5]}.")
-        if self.epochs is None and self.warmup and self.warmup >= self.iterations:
-            raise ValueError(f"warmup must be less than the {self.iterations} iterations, got {self.warmup}.")
-
-        if not self.momentum < 1:
-            raise ValueError(f"momentum must be less than 1, got {self.momentum}.")
-        if any(milestone < 1 for milestone in self.milestones or []):
-            raise ValueError(f"milestones must be at least 1, got {min(self.milestones or [])}.")
-        if not self.lambda_floor > 0:
-            raise ValueError(f"lambda_floor must be greater than 0, got {self.lambda_floor}.")
-        if not 0 < self.lambda_floor_at <= 1:
-            raise ValueError(f"lambda_floor_at must be greater than 0 and at most 1, got {self.lambda_floor_at}.")
+        check_ranges(self)
 
     @cached_property
     def resolved_milestones(self) -> tuple[int, ...]:
@@ -397,30 +326,3 @@ PREDICTION_OPTIONS = (
 @cache
 def _hints() -> dict[str, Any]:
     return get_type_hints(TrainConfig)
-
-
-def _choices(hint: Any) -> tuple[str, ...]:
-    """Return the words that an option accepts if it accepts nothing else, or lists of nothing else."""
-    if get_origin(hint) is list or (get_args(hint) and get_origin(get_args(hint)[0]) is list):
-        return _choices(get_args(hint)[0])
-    return get_args(hint) if get_origin(hint) is Literal else ()
-
-
-def _is_of(value: Any, hint: Any) -> bool:
-    """Return whether a value has the type of an option: a plain type, a list, a choice, or a union of them."""
-    if get_origin(hint) is Literal:
-        return value in get_args(hint)
-    if get_origin(hint) is list:
-        return isinstance(value, (list, tuple)) and all(_is_of(entry, get_args(hint)[0]) for entry in value)
-    if get_args(hint):
-        return any(_is_of(value, choice) for choice in get_args(hint))
-    if isinstance(value, bool):
-        return hint is bool
-    return isinstance(value, (int, float) if hint is float else hint)
-
-
-def _type_name(hint: Any) -> str:
-    if get_origin(hint) is not list and get_args(hint):
-        return " or ".join(repr(part) if isinstance(part, str) else _type_name(part) for part in get_args(hint))
-    name = hint.__name__ if isinstance(hint, type) else str(hint)
-    return "None" if name == "NoneType" else name.replace("typing.", "")

@@ -1,0 +1,119 @@
+"""Checks of the options of a training run: types, choices and ranges. Each error states the option and the value."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+
+if TYPE_CHECKING:
+    from spherenet.training.config import TrainConfig
+
+__all__ = ["check_ranges", "check_type"]
+
+LIMITS = {
+    "image_size": 4096,
+    "widths": 1 << 16,
+    "batch_size": 1 << 20,
+    "eval_batch_size": 1 << 20,
+    "accumulate": 1 << 16,
+    "iterations": 1 << 40,
+    "epochs": 1e9,
+    "warmup": 1 << 40,
+    "patience": 1 << 40,
+    "bn_precise_images": 1 << 30,
+    "bn_lag_variance": 1e6,
+    "folds": 1000,
+    "workers": 256,
+    "threads": 1024,
+    "timeout": 1e6,
+    "lambda_floor": 1e6,
+    "group_norm": 1 << 16,
+    "radius": 1e6,
+    "m": 1e6,
+    "s": 1e6,
+    "scale": 1e6,
+    "feature_penalty": 1e6,
+    "feature_norm": 1e6,
+}
+"""Largest allowed values. Larger ones are mistakes, or come from a file written to exhaust the machine."""
+
+AT_LEAST_ONE = ("iterations", "batch_size", "accumulate", "threads", "log_every", "eval_every", "eval_batch_size",
+                "checkpoint_every", "patience", "bn_precise_images")  # fmt: skip
+AT_LEAST_ZERO = ("learning_rate", "momentum", "weight_decay", "orthogonality", "energy", "workers", "seed",
+                 "group_norm", "warmup", "bn_lag_variance")  # fmt: skip
+
+
+def check_type(name: str, value: Any, hint: Any) -> None:
+    """Raise ValueError if a value is not one of the choices of its type, TypeError if it is not of the type at all."""
+    choices = _choices(hint)
+    for entry in value if isinstance(value, (list, tuple)) else [value]:
+        if choices and isinstance(entry, str) and entry not in choices:
+            raise ValueError(f"{name} must be one of {', '.join(choices)}, got {entry[:80]!r}.")
+    if not _is_of(value, hint):
+        raise TypeError(f"{name} must be {_type_name(hint)}, got {repr(value)[:80]}.")
+
+
+def check_ranges(config: TrainConfig) -> None:
+    """Raise ValueError if an option is out of its range. The types have been checked."""
+    for name, value in vars(config).items():
+        for number in value if isinstance(value, list) else [value]:
+            if name in LIMITS and isinstance(number, (int, float)) and not number <= LIMITS[name]:
+                raise ValueError(f"{name} must be at most {LIMITS[name]:,}, got {str(number)[:40]}.")
+            if isinstance(number, int) and abs(number) >= 1 << 63:  # neither torch nor the command line takes it
+                raise ValueError(f"{name} must be below 2^63 in magnitude, got {str(number)[:40]}.")
+    for name in AT_LEAST_ONE:
+        if (value := getattr(config, name)) is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, got {str(value)[:40]}.")
+    for name in AT_LEAST_ZERO:
+        if not 0 <= (value := getattr(config, name)) < float("inf"):
+            raise ValueError(f"{name} must be a finite number of at least 0, got {str(value)[:40]}.")
+    if not 0 <= config.validation_fraction < 1:
+        raise ValueError(f"validation_fraction must be from 0 to less than 1, got {config.validation_fraction}.")
+    if not 0 < config.sample_rate <= 1:
+        raise ValueError(f"sample_rate must be greater than 0 and at most 1, got {config.sample_rate}.")
+    if not config.timeout > 0:
+        raise ValueError(f"timeout must be greater than 0, got {config.timeout}.")
+    if config.epochs is not None and not config.epochs > 0:
+        raise ValueError(f"epochs must be greater than 0, got {config.epochs}.")
+    if not 0 <= config.bn_lag_momentum < 1:
+        raise ValueError(f"bn_lag_momentum must be at least 0 and below 1, got {config.bn_lag_momentum}.")
+    if config.bn_eval is not None and len(set(config.bn_eval)) != len(config.bn_eval or [""]):
+        raise ValueError(f"bn_eval must be different names of statistics, got {' '.join(config.bn_eval) or 'none'}.")
+    if config.schedule == "cosine" and config.milestones is not None:
+        raise ValueError(f"milestones must be none with the schedule cosine, got {config.milestones[:5]}.")
+    if config.epochs is None and config.warmup and config.warmup >= config.iterations:
+        raise ValueError(f"warmup must be less than the {config.iterations} iterations, got {config.warmup}.")
+    if not config.momentum < 1:
+        raise ValueError(f"momentum must be less than 1, got {config.momentum}.")
+    if any(milestone < 1 for milestone in config.milestones or []):
+        raise ValueError(f"milestones must be at least 1, got {min(config.milestones or [])}.")
+    if not config.lambda_floor > 0:
+        raise ValueError(f"lambda_floor must be greater than 0, got {config.lambda_floor}.")
+    if not 0 < config.lambda_floor_at <= 1:
+        raise ValueError(f"lambda_floor_at must be greater than 0 and at most 1, got {config.lambda_floor_at}.")
+
+
+def _choices(hint: Any) -> tuple[str, ...]:
+    """Return the words that an option accepts if it accepts nothing else, or lists of nothing else."""
+    if get_origin(hint) is list or (get_args(hint) and get_origin(get_args(hint)[0]) is list):
+        return _choices(get_args(hint)[0])
+    return get_args(hint) if get_origin(hint) is Literal else ()
+
+
+def _is_of(value: Any, hint: Any) -> bool:
+    """Return whether a value has the type of an option: a plain type, a list, a choice, or a union of them."""
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    if get_origin(hint) is list:
+        return isinstance(value, (list, tuple)) and all(_is_of(entry, get_args(hint)[0]) for entry in value)
+    if get_args(hint):
+        return any(_is_of(value, choice) for choice in get_args(hint))
+    if isinstance(value, bool):
+        return hint is bool
+    return isinstance(value, (int, float) if hint is float else hint)
+
+
+def _type_name(hint: Any) -> str:
+    if get_origin(hint) is not list and get_args(hint):
+        return " or ".join(repr(part) if isinstance(part, str) else _type_name(part) for part in get_args(hint))
+    name = hint.__name__ if isinstance(hint, type) else str(hint)
+    return "None" if name == "NoneType" else name.replace("typing.", "")
