@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from spherenet.cli.options import Parser, add_option
+from spherenet.cli.option_types import add_option
+from spherenet.cli.options import Parser
 from spherenet.cli.output import print_json, stdout_console
 
 if TYPE_CHECKING:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from spherenet.cli.options import Parser, add_option
+from spherenet.cli.option_types import add_option
+from spherenet.cli.options import Parser
 from spherenet.cli.output import print_message, warn
 
 __all__ = ["demo_parser", "run_demo"]

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from spherenet.cli.evaluate import add_checkpoint
-from spherenet.cli.options import Parser, add_option, require_ending
+from spherenet.cli.option_types import add_option
+from spherenet.cli.options import Parser, require_ending
 from spherenet.cli.output import print_json, print_message, progress_bar, warn
 from spherenet.text import plain
 

@@ -6,7 +6,8 @@ import os
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any, Literal
 
-from spherenet.cli.options import Parser, add_option
+from spherenet.cli.option_types import add_option
+from spherenet.cli.options import Parser
 from spherenet.cli.output import print_json, stdout_console, warn
 from spherenet.text import plain
 

@@ -11,7 +11,8 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from spherenet.cli.options import ConfigParser, Parser, add_option, config_from
+from spherenet.cli.option_types import add_option
+from spherenet.cli.options import ConfigParser, Parser, config_from
 from spherenet.cli.output import print_json, print_message, progress_bar, stdout_console, text_width
 from spherenet.training.config import EXCLUSIVE, RENAMED, TrainConfig
 

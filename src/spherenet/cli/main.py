@@ -16,7 +16,8 @@ from types import FrameType
 from typing import Any, Literal, get_args, get_origin
 
 from spherenet import __version__
-from spherenet.cli.options import OptionType, Parser, suggestion
+from spherenet.cli.option_types import OptionType
+from spherenet.cli.options import Parser, suggestion
 from spherenet.cli.output import discard_closed_streams, open_closed_streams, print_message, use_available_characters
 from spherenet.errors import SphereNetError, TrainingError
 

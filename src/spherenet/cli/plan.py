@@ -6,7 +6,8 @@ import re
 from argparse import ArgumentTypeError, Namespace
 from typing import Any, Literal
 
-from spherenet.cli.options import Parser, add_option
+from spherenet.cli.option_types import add_option
+from spherenet.cli.options import Parser
 from spherenet.cli.output import print_json, stdout_console
 from spherenet.text import short
 from spherenet.training.cost import Cost, Workload, costs, recommend

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from spherenet.cli.evaluate import add_checkpoint
-from spherenet.cli.options import Parser, add_option, require_ending
+from spherenet.cli.option_types import add_option
+from spherenet.cli.options import Parser, require_ending
 from spherenet.cli.output import print_json, print_message, warn
 from spherenet.text import csv_cell, plain
 

@@ -8,7 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spherenet.cli.options import Parser, add_option, require_ending
+from spherenet.cli.option_types import add_option
+from spherenet.cli.options import Parser, require_ending
 from spherenet.cli.output import print_json, print_message, stdout_console, text_width
 from spherenet.errors import RunError
 from spherenet.text import plain

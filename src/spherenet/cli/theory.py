@@ -6,7 +6,8 @@ from argparse import Namespace
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from spherenet.cli.options import Parser, add_option
+from spherenet.cli.option_types import add_option
+from spherenet.cli.options import Parser
 from spherenet.cli.output import print_json, progress_bar, stdout_console
 from spherenet.text import plain
 

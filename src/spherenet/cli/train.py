@@ -10,7 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from spherenet.cli.options import ConfigParser, add_option, config_from
+from spherenet.cli.option_types import add_option
+from spherenet.cli.options import ConfigParser, config_from
 from spherenet.cli.output import print_message, progress_bar, warn
 from spherenet.text import as_number, finite, plain
 from spherenet.training.config import EXCLUSIVE, RENAMED, TrainConfig

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from spherenet.kernels.layouts import dense_like, layout_of
 from spherenet.kernels.library import (
     AngleStruct,
     BackwardStruct,
@@ -31,51 +32,13 @@ from spherenet.ops.norms import working_dtype
 from spherenet.ops.sphere_conv import Affine, Operation
 
 __all__ = ["available", "backward", "cell_backward", "cell_forward", "checksum", "correct", "forward",
-           "instruction_set", "is_dense", "is_rows", "release_scratch", "unit_weight",
-           "unit_weight_backward"]  # fmt: skip
+           "instruction_set", "release_scratch", "unit_weight", "unit_weight_backward"]  # fmt: skip
 
 _ANGLES = {"cosine": 0, "linear": 1, "sigmoid": 2, "square-cosine": 3, "sharpened-cosine": 4}
 """Numbers of the angle functions in csrc/api.h, by `AngleFunction.kernel_id`."""
 
 _TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 _WORK = {dtype: working_dtype(dtype) for dtype in _TYPES}
-
-
-# --- memory layouts ----------------------------------------------------------------------------------------------
-
-_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-
-
-def is_rows(x: Tensor) -> bool:
-    """Return whether the channels of a dense tensor are last in memory."""
-    if x.dim() == 2:
-        return x.is_contiguous()
-    if x.dim() == 3:
-        return x.stride(1) == 1 and x.transpose(1, 2).is_contiguous()
-    return x.is_contiguous(memory_format=_CHANNELS_LAST[x.dim()])
-
-
-def _dense_like(x: Tensor, other: Tensor) -> Tensor:
-    """Return x in the layout of `other`, or contiguous if that is not rows; copied only if necessary."""
-    if not is_rows(other):
-        return x.contiguous()
-    if x.dim() == 3:
-        return x.transpose(1, 2).contiguous().transpose(1, 2)
-    if x.dim() == 2:
-        return x.contiguous()
-    return x.contiguous(memory_format=_CHANNELS_LAST[x.dim()])
-
-
-@lru_cache(maxsize=1024)
-def _layout(shape: tuple[int, ...], stride: tuple[int, ...]) -> str:
-    """Return the layout of a tensor with this shape and strides: "rows", "planes" or "other"."""
-    like = torch.empty_strided(shape, stride, device="meta")
-    return "rows" if is_rows(like) else "planes" if like.is_contiguous() else "other"
-
-
-def is_dense(tensor: Tensor) -> bool:
-    """Return whether the elements of a tensor fill its memory in one of the two layouts."""
-    return _layout(tensor.shape, tensor.stride()) != "other"
 
 
 # --- arguments -------------------------------------------------------------------------------------------------
@@ -187,7 +150,7 @@ def _scratch_like(x: Tensor) -> Tensor:
 
 def unit_weight(weight: Tensor, eps: float, dtype: torch.dtype, centered: bool = False) -> tuple[Tensor, Tensor]:
     """Return weight/‖w‖ per filter in `dtype`, and 1/‖w‖ [filters]; centered removes the mean of each kernel first."""
-    if _layout(weight.shape, weight.stride()) == "other":
+    if layout_of(weight.shape, weight.stride()) == "other":
         weight = weight.contiguous()
     # The strides themselves, not a memory format: autograd expects gradients with the strides of the weight.
     unit = torch.empty_strided(weight.shape, weight.stride(), dtype=dtype, device="cpu")
@@ -213,7 +176,7 @@ def unit_weight_backward(
 ) -> Tensor:
     """Return the gradient of the weight in `dtype` from that of the unit weight: (I − uuᵀ)·grad/‖w‖."""
     if grad_unit.stride() != unit.stride():
-        grad_unit = _dense_like(grad_unit, unit)
+        grad_unit = dense_like(grad_unit, unit)
     grad_weight = torch.empty_strided(unit.shape, unit.stride(), dtype=dtype, device="cpu")
     filters = unit.shape[0]
     load().unit_weight_backward(
@@ -245,11 +208,11 @@ def forward(
         The output, 1/‖patch‖ [N, groups, *out], the cosines or None, and the means of centered patches or None.
     """
     geometry = operation.geometry
-    x_layout, layout = _layout(x.shape, x.stride()), _layout(product.shape, product.stride())
+    x_layout, layout = layout_of(x.shape, x.stride()), layout_of(product.shape, product.stride())
     if layout == "other":
         product, layout = product.contiguous(), "planes"
     if x_layout == "other" or (geometry.groups > 1 and x_layout != layout):
-        x, x_layout = _dense_like(x, product), layout
+        x, x_layout = dense_like(x, product), layout
     plan = _plan(x.shape, x_layout == "rows", product.shape, layout == "rows", geometry)
     dtype = x.dtype
     work = _WORK[dtype]
@@ -308,11 +271,11 @@ def backward(
         mean: Means of centered patches as `forward` returned them.
         radius: Radius of h.
     """
-    layout = _layout(saved.shape, saved.stride())
+    layout = layout_of(saved.shape, saved.stride())
     if layout == "other":
         saved, layout = saved.contiguous(), "planes"
     if grad.stride() != saved.stride():
-        grad = _dense_like(grad, saved)
+        grad = dense_like(grad, saved)
     # The layout of x does not matter here: with groups it is that of the output, without groups its map has none.
     rows = layout == "rows"
     plan = _plan(x.shape, rows, saved.shape, rows, operation.geometry)
@@ -344,15 +307,15 @@ def backward(
 def correct(grad_x: Tensor, x: Tensor, correction: tuple[Tensor, Tensor | None], groups: int) -> Tensor:
     """Return grad_x − x·spread + mean_spread, in place: the contribution of the patch norms to the gradient of x."""
     spread, mean_spread = correction
-    layout = _layout(x.shape, x.stride())
+    layout = layout_of(x.shape, x.stride())
     if groups > 1 and spread.dim() > 2:  # the map has the layout of the output; without groups it has none
-        expected = _layout(spread.shape, spread.stride())
+        expected = layout_of(spread.shape, spread.stride())
         if layout != expected:
-            x, layout = _dense_like(x, spread), expected
+            x, layout = dense_like(x, spread), expected
     elif layout == "other":
         x, layout = x.contiguous(), "planes"
     if grad_x.stride() != x.stride():
-        grad_x = _dense_like(grad_x, x)
+        grad_x = dense_like(grad_x, x)
     rows = layout == "rows"
     plan = _plan(x.shape, rows, x.shape, rows, _pointwise(x.dim() - 2, groups))
     load().correct(

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import conv_flop_count, register_flop_formula
 from spherenet.angles import ANGLES
 from spherenet.kernels import sphere_conv
 from spherenet.kernels.dispatch import below_autograd, current_backend
-from spherenet.kernels.native import is_rows
+from spherenet.kernels.layouts import is_rows
 from spherenet.kernels.sphere_conv import K, Saved, SphereConvFunction
 from spherenet.ops.geometry import Geometry, convolve
 from spherenet.ops.norms import working_dtype

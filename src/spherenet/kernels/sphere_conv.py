@@ -29,6 +29,7 @@ from torch import Tensor
 from spherenet.elementary import gradients_of
 from spherenet.kernels import native
 from spherenet.kernels.dispatch import ChangeDetector, is_traced, kernels_of, needs_operators
+from spherenet.kernels.layouts import is_dense
 from spherenet.ops import sphere_conv as plain
 from spherenet.ops.geometry import convolve, convolve_backward
 from spherenet.ops.sphere_conv import Affine, Operation
@@ -62,7 +63,7 @@ def cached_unit_weight(weight: Tensor, eps: float, dtype: torch.dtype, centered:
     checksum of the weight's memory is the same, too, which takes a fraction of the time of normalizing it again. The
     result is not kept for a weight that is not dense, e.g. a slice of another tensor.
     """
-    if not native.is_dense(weight):
+    if not is_dense(weight):
         return native.unit_weight(weight, eps, dtype, centered)[0]
     version = None if weight.is_inference() else weight._version
     key = (native.checksum(weight), version, weight.data_ptr(), weight.shape, weight.stride(), eps, dtype, centered)
