@@ -1,7 +1,6 @@
 """Runs whose files were changed or left behind by a killed process, used on the command line."""
 
 import json
-import shutil
 
 import pytest
 
@@ -9,18 +8,6 @@ from command_line import TINY, one_sentence, spherenet
 from spherenet.files import is_temporary
 from spherenet.runs import RunDirectory
 from spherenet.runs.checkpoints import load_checkpoint
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    run = tmp_path_factory.mktemp("trained") / "run"
-    assert spherenet("train", *TINY, "--train-images", 200, "--output", run) == 0
-    return run
-
-
-@pytest.fixture
-def run(trained, tmp_path):
-    return shutil.copytree(trained, tmp_path / "run")
 
 
 def change(run, **values):
