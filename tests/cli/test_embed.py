@@ -112,6 +112,9 @@ def test_verification_of_images_and_of_embeddings_agrees_with_the_library(world,
     assert points[-1, :2].tolist() == [1, 1]
     assert spherenet("verify", tmp_path / "x.npy", world.root / "pairs.csv", *arguments[:-1]) == 0
     assert "18 same and 48 different pairs" in capsys.readouterr().out
+    for option in (["--checkpoint", "best"], ["--device", "cpu"]):
+        assert spherenet("verify", tmp_path / "x.npy", world.root / "pairs.csv", *option) == 2
+        assert f"{option[0]} must be left out for a file of embeddings" in capsys.readouterr().err
 
 
 BAD_PAIRS = {

@@ -186,3 +186,15 @@ def test_corrupt_best_checkpoint_is_named(run, tmp_path, capsys):
     said = capsys.readouterr().err
     assert "state.json is corrupt" in said
     assert one_sentence(said)
+
+
+def test_exported_model_is_not_a_run(run, images, tmp_path, capsys):
+    assert spherenet("export", run, tmp_path / "model") == 0
+    for verb in ("doctor", "evaluate", "report"):
+        capsys.readouterr()
+        assert spherenet(verb, tmp_path / "model") == 2
+        said = capsys.readouterr().err
+        assert "is an exported model, not a run" in said
+        assert one_sentence(said)
+    assert spherenet("predict", images[0], "--run", tmp_path / "model", "--checkpoint", "best") == 2
+    assert "--checkpoint must be last for an exported model" in capsys.readouterr().err

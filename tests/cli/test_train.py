@@ -200,6 +200,7 @@ WRONG = {
     "too large a batch": (["--batch-size", "5000"], "--batch-size must be at most"),
     "config": (["--config", "nowhere.yaml"], "--config nowhere.yaml cannot be read: No such file or directory"),
     "resume": (["--resume", "nowhere"], "nowhere is not a folder"),
+    "empty output": (["--output", ""], "--output and --resume must be folders, got an empty name"),
     "init-from": (["--init-from", "nowhere"], "nowhere is not a folder"),
     "data folder": (["--data", "folder", "--data-dir", "nowhere"], "nowhere"),
     "no data folder": (["--data", "folder"], "--data-dir"),

@@ -115,6 +115,7 @@ def odd_folder(image_folder):
     (image_folder / "ant" / "0.jpg").rename(image_folder / "ant" / "no-extension")
     (image_folder / "ant" / "README").write_text("BMP images of ants")
     (image_folder / "bee" / "notes.txt").touch()
+    (image_folder / "forgotten.jpg").touch()
     (image_folder / "bee" / "broken.png").write_bytes((image_folder / "bee" / "1.PNG").read_bytes()[:200])
     (image_folder / "cat" / "phone.heic").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
     Image.fromarray(np.zeros((9, 8, 3), np.uint8)).save(image_folder / "cat" / "new.avif")
@@ -142,8 +143,9 @@ def test_broken_images_are_skipped_counted_and_named(odd_folder):
     assert {"ant/no-extension", "cat/new.avif"} <= paths
     assert not {"bee/broken.png", "cat/phone.heic", "ant/README"} & paths
     assert all(broken_images(split) == {} for split in splits)
-    unused, used, broken = dataset.messages
+    unused, outside, used, broken = dataset.messages
     assert unused.endswith("that are not images: 2 ('ant/README', 'bee/notes.txt').")
+    assert outside.endswith("that are beside the folders of the classes and not used: 1 ('forgotten.jpg').")
     assert used.endswith("without an extension, which are used: 1 ('ant/no-extension').")
     assert broken.startswith("2 of 21 images cannot be read: ")
     assert broken.endswith("; they are left out.")

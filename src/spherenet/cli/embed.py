@@ -229,6 +229,9 @@ def _scores(arguments: Namespace, pairs: Sequence[Pair]) -> Tensor:
     else:
         from spherenet.data.embeddings import read_embeddings
 
+        for option in ("checkpoint", "device"):
+            if (value := getattr(arguments, option)) not in (None, "last"):
+                raise ValueError(f"--{option} must be left out for a file of embeddings, got {value}.")
         embeddings = read_embeddings(arguments.model)
         rows = {os.path.normpath(name): row for row, name in enumerate(embeddings.files)}
         missing = [name for name in wanted if name not in rows]

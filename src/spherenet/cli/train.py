@@ -76,6 +76,8 @@ def train_parser() -> ConfigParser:
 def run_train(arguments: Any) -> int:
     """Train, print the result and return the exit code."""
     given = config_from(arguments, TrainConfig)
+    if "" in (arguments.output, arguments.resume):
+        raise ValueError("--output and --resume must be folders, got an empty name.")
     if arguments.output is not None and arguments.resume is not None:
         raise ValueError("--output must be left out with --resume, which continues in the folder of the run.")
     # Otherwise torch reports a process that does not join with pages of C++ stack traces, besides our sentence.

@@ -84,6 +84,7 @@ def _messages(listing: Listing, root: Path) -> list[str]:
     """Return sentences about files of a folder that a user may be wrong about."""
     titles = {
         "that are not images": listing.unused,
+        "that are beside the folders of the classes and not used": listing.outside,
         "without an extension, which are used": [
             path for path, _ in listing.train + listing.test if not os.path.splitext(path)[1]
         ],

@@ -26,12 +26,21 @@ SplitRule = Literal["name", "index"]
 
 
 class Listing(NamedTuple):
-    """The classes, per split the paths below the root with their labels, and the files that are not images."""
+    """The classes, per split the paths below the root with their labels, and the files that are not used.
+
+    Attributes:
+        classes: Names of the classes.
+        train: Images for training.
+        test: Images for testing.
+        unused: Files in the folders of classes that are not images.
+        outside: Files beside the folders of classes.
+    """
 
     classes: tuple[str, ...]
     train: list[tuple[str, int]]
     test: list[tuple[str, int]]
     unused: list[str]
+    outside: list[str]
 
 
 def list_folder(
@@ -62,19 +71,20 @@ def list_folder(
     try:
         training = _training_folder(root, rule)
         unused: list[str] = []
+        outside: list[str] = []
         if training is None:
-            images = _list_classes(root, root, rule, skipped, unused)
+            images = _list_classes(root, root, rule, skipped, unused, outside)
             _require_classes(images, root)
             _require_two_images(images, root)
-            return Listing(tuple(images), *_split(images, test_fraction, seed, rule), unused)
+            return Listing(tuple(images), *_split(images, test_fraction, seed, rule), unused, outside)
         testing = next((root / name for name in TEST_FOLDERS if os.path.isdir(root / name)), None)
         if testing is None:
             raise DataError(
                 f"the folder {str(root)!r} must have val/ or test/ beside train/, found neither; "
                 f"use {str(training)!r} as the folder to keep a fraction of it for testing."
             )
-        train, test = (_list_classes(folder, root, rule, skipped, unused) for folder in (training, testing))
-        return _use_given_split(train, test, training, testing, unused)
+        train, test = (_list_classes(folder, root, rule, skipped, unused, outside) for folder in (training, testing))
+        return Listing(*_use_given_split(train, test, training, testing), unused, outside)
     except OSError as error:
         raise DataError(f"the folder {str(error.filename)!r} cannot be read: {error.strerror}.") from None
 
@@ -133,15 +143,17 @@ def _training_folder(root: Path, rule: SplitRule) -> Path | None:
 
 
 def _list_classes(
-    folder: Path, root: Path, rule: SplitRule, skipped: Collection[str], unused: list[str]
+    folder: Path, root: Path, rule: SplitRule, skipped: Collection[str], unused: list[str], outside: list[str]
 ) -> dict[str, list[str]]:
-    """Return the images per class as paths below `root`, sorted, and append the other files to `unused`."""
+    """Return the images per class as paths below `root`, sorted, and append other files to `unused` and `outside`."""
     with os.scandir(folder) as entries:
-        names = sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
+        visible = [(entry.name, entry.is_dir()) for entry in entries if not entry.name.startswith(".")]
+    names = sorted(name for name, is_folder in visible if is_folder)
     for name in names:
         if not name.isprintable():  # control characters or invalid UTF-8
             raise DataError(f"the names of class folders in {str(folder)!r} must be printable, got {name!r}.")
     start = len(os.path.join(root, ""))
+    outside += sorted(os.path.join(folder, name)[start:] for name, is_folder in visible if not is_folder)
     classes: dict[str, list[str]] = {}
     for name in names:
         files = sorted((path[start:], is_image) for path, is_image in image_files(folder / name, rule))
@@ -175,8 +187,8 @@ def _is_image(entry: os.DirEntry[str], rule: SplitRule) -> bool:
 
 
 def _use_given_split(
-    train: dict[str, list[str]], test: dict[str, list[str]], training: Path, testing: Path, unused: list[str]
-) -> Listing:
+    train: dict[str, list[str]], test: dict[str, list[str]], training: Path, testing: Path
+) -> tuple[tuple[str, ...], list[tuple[str, int]], list[tuple[str, int]]]:
     _require_classes(train, training)
     unknown = [name for name in test if name not in train]
     if unknown:
@@ -188,7 +200,7 @@ def _use_given_split(
     def with_labels(images: dict[str, list[str]]) -> list[tuple[str, int]]:
         return [(path, labels[name]) for name, paths in images.items() for path in paths]
 
-    return Listing(tuple(train), with_labels(train), with_labels(test), unused)
+    return tuple(train), with_labels(train), with_labels(test)
 
 
 def _require_classes(images: dict[str, list[str]], folder: Path) -> None:

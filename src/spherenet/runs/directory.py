@@ -77,7 +77,10 @@ class RunDirectory:
             raise RunError(f"{folder} is not a folder.")
         if not os.path.lexists(folder / _CONFIG):
             raise RunError(f"{folder} is not a run: it has no {_CONFIG}.")
-        return cls(folder)
+        run = cls(folder)
+        if (folder / "model.safetensors").is_file() and not os.path.lexists(run.checkpoints.folder):
+            raise RunError(f"{folder} is an exported model, not a run; predict, embed, verify and demo read it.")
+        return run
 
     def foreign_entries(self) -> Iterator[str]:
         """Yield an error message per entry of the run that is neither a regular file nor a folder."""

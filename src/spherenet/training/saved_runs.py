@@ -173,7 +173,10 @@ def load_predictor(path: str | Path, checkpoint: str = "last") -> Predictor:
 
     Raises:
         RunError, CheckpointError, ModelError: If the folder is neither, or is corrupt.
+        ValueError: If the best checkpoint of an exported model is requested.
     """
+    if _is_exported(path) and checkpoint != "last":
+        raise ValueError(f"checkpoint must be last for an exported model, which has no others, got {checkpoint}.")
     if not _is_exported(path):
         run = load_run(path, checkpoint)
         _require_image_size(run.model, run.preprocessing, path)
