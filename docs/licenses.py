@@ -28,7 +28,7 @@ the project is developed and tested.
 | `docs/images/phase.png` | a portrait of Grace Hopper by the US Navy, from matplotlib's sample data | public domain |
 | `docs/images/features.png` | features of MNIST digits, computed by `spherenet theory features` | MIT |
 | `spherenet/data/mnist5k.png` | 5,000 digits of MNIST (LeCun, Cortes, Burges); `mnist5k.license.txt` | CC BY-SA 3.0 |
-| model `cifar10-cnn-9-cosine` | trained for this project on CIFAR-10 (Krizhevsky, 2009) | MIT |
+| model `cifar10-cnn-9-sigmoid` | trained for this project on CIFAR-10 (Krizhevsky, 2009) | MIT |
 
 CIFAR-10 and CIFAR-100 are downloaded on request and not shipped. Their authors state no license and request a citation
 of *Learning Multiple Layers of Features from Tiny Images* (2009).

@@ -1,6 +1,6 @@
 """Export the SphereNet that is included in the package, with a model card that states how it was trained and measured.
 
-    python tools/ship_model.py results/long/headline src/spherenet/export/cifar10-cnn-9-cosine
+    python tools/ship_model.py results/long/headline src/spherenet/export/cifar10-cnn-9-sigmoid
 
 The first argument is a run, or a grid with checkpoints: then the run with the smallest seed is taken of the SphereNet
 with the highest mean final accuracy over seeds. The second argument is the folder to write; it is replaced. The weights

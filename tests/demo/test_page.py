@@ -17,7 +17,7 @@ PHONE, DESKTOP = 390, 1280
 
 @pytest.fixture(scope="module")
 def server():
-    with DemoServer(Analyzer(load_predictor(shipped_model())), "cifar10-cnn-9-cosine") as started:
+    with DemoServer(Analyzer(load_predictor(shipped_model())), "cifar10-cnn-9-sigmoid") as started:
         thread = threading.Thread(target=started.serve_forever, args=(0.01,))
         thread.start()
         yield started
@@ -59,7 +59,7 @@ def image(tmp_path_factory):
 @pytest.mark.parametrize(("width", "scheme"), [(PHONE, "dark"), (DESKTOP, "light")], ids=["phone", "desktop"])
 def test_image_is_analyzed(open_page, image, width, scheme):
     page = open_page(width, scheme)
-    assert page.locator("#model").inner_text() == "Model cifar10-cnn-9-cosine, 10 classes."
+    assert page.locator("#model").inner_text() == "Model cifar10-cnn-9-sigmoid, 10 classes."
     page.set_input_files("#file", image)
     page.locator("#bars li").first.wait_for()
     values = [float(text.removesuffix(" %")) for text in page.locator("#bars .row span:last-child").all_inner_texts()]
