@@ -201,3 +201,14 @@ def test_wrong_arguments_are_named(case):
     call, message = WRONG[case]
     with pytest.raises((TypeError, ValueError), match=message):
         call()
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-14, 1.0, 1e20, 1e30])
+def test_cosines_do_not_depend_on_the_scale(scale):
+    generator = torch.Generator().manual_seed(0)
+    first, second = torch.randn(2, 20, 8, generator=generator)
+    expected = sn.pair_similarities(first, second)
+    assert torch.allclose(sn.pair_similarities(first * scale, second), expected, atol=1e-6)
+    labels = [f"class {index % 4}" for index in range(20)]
+    assert sn.recall_at_k(first * scale, np.array(labels, dtype=object)) == sn.recall_at_k(first, labels)
+    assert sn.recall_at_k(first, torch.arange(20).remainder(4).bfloat16()) == sn.recall_at_k(first, labels)

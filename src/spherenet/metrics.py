@@ -81,7 +81,7 @@ def pair_similarities(first: Any, second: Any) -> Tensor:
     first, second = _embeddings("first", first), _embeddings("second", second)
     if first.shape != second.shape:
         raise ValueError(f"second must have the shape {list(first.shape)} of first, got {list(second.shape)}.")
-    return (F.normalize(first) * F.normalize(second)).sum(1)
+    return (_unit(first) * _unit(second)).sum(1)
 
 
 def roc_curve(scores: Any, same: Any) -> RocCurve:
@@ -257,7 +257,7 @@ class _Search:
     """Queries and the images that are searched for them."""
 
     def __init__(self, embeddings: Any, labels: Any, gallery: Any, gallery_labels: Any) -> None:
-        self.queries = F.normalize(_embeddings("embeddings", embeddings))
+        self.queries = _unit(_embeddings("embeddings", embeddings))
         self.labels = _label_array("labels", labels, len(self.queries))
         self.own_gallery = gallery is None
         if self.own_gallery != (gallery_labels is None):
@@ -265,7 +265,7 @@ class _Search:
         if gallery is None:
             self.gallery, gallery_array = self.queries, self.labels
         else:
-            self.gallery = F.normalize(_embeddings("gallery", gallery)).to(self.queries.dtype)
+            self.gallery = _unit(_embeddings("gallery", gallery)).to(self.queries.dtype)
             gallery_array = _label_array("gallery_labels", gallery_labels, len(self.gallery))
             if self.gallery.shape[1] != self.queries.shape[1]:
                 raise ValueError(
@@ -327,6 +327,13 @@ def _embeddings(name: str, value: Any) -> Tensor:
     return tensor
 
 
+def _unit(embeddings: Tensor) -> Tensor:
+    """Return rows of norm 1, or 0 for rows of zeros."""
+    # Divided by a power of two first, so that no square overflows or underflows.
+    exponent = torch.frexp(embeddings.abs().amax(1, keepdim=True)).exponent.clamp(-126, 126)
+    return F.normalize(torch.ldexp(embeddings, -exponent))
+
+
 def _tensor(name: str, value: Any) -> Tensor:
     """Return numbers as a tensor on the CPU; lists of numbers with a decimal point as float64, as numpy does."""
     try:
@@ -344,7 +351,13 @@ def _tensor(name: str, value: Any) -> Tensor:
 
 
 def _label_array(name: str, labels: Tensor | Sequence[Any], count: int) -> np.ndarray[Any, Any]:
-    array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    if isinstance(labels, Tensor):
+        labels = labels.detach().cpu()
+        array = (labels.float() if labels.dtype == torch.bfloat16 else labels).numpy()
+    else:
+        array = np.asarray(labels)
+    if array.dtype.kind == "O" and all(isinstance(label, str) for label in array.flat):  # as pandas returns them
+        array = array.astype(str)
     if array.ndim != 1 or array.dtype.kind not in "biufUS":
         raise TypeError(f"{name} must be a sequence of numbers or strings, one per image.")
     if len(array) != count:

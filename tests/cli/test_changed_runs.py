@@ -1,8 +1,10 @@
 """Runs whose files were changed or left behind by a killed process, used on the command line."""
 
 import json
+from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from command_line import TINY, one_sentence, spherenet
 from spherenet.files import is_temporary
@@ -170,3 +172,48 @@ def test_best_checkpoint_of_another_network_is_forgotten(run, capsys, options):
     assert summary["best_step"] == summary["iterations"] == steps
     assert spherenet("evaluate", run, "--checkpoint", "best", "--json") == 0
     assert json.loads(capsys.readouterr().out)["accuracy"] == summary["best_accuracy"]
+
+
+def test_full_disk_loses_no_best_checkpoint(run, capsys, monkeypatch):
+    """The new config.json must be complete before the best checkpoint of other statistics is removed."""
+    best = RunDirectory(run).checkpoints.paths("best")
+    assert len(best) == 1
+    before = (run / "config.json").read_bytes()
+    written = Path.write_text
+
+    def no_space(path, *arguments, **options):
+        if path.name == "config.json":
+            raise OSError(28, "No space left on device")
+        return written(path, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", no_space)
+        assert spherenet("train", "--resume", run, "--bn-eval", "batch", "--iterations", 8, "--allow-changes") == 2
+    assert "the run is unchanged" in capsys.readouterr().err
+    assert RunDirectory(run).checkpoints.paths("best") == best
+    assert (run / "config.json").read_bytes() == before
+
+
+def test_best_checkpoint_on_differently_prepared_images_is_forgotten(tmp_path, capsys):
+    for name in "ab":
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for index in range(8):
+            Image.effect_noise((24, 8), 99).save(tmp_path / "photos" / name / f"{index}.png")
+    options = [*TINY, "--batch-size", 4, "--data", tmp_path / "photos", "--image-size", 16, "--workers", 0]
+    assert spherenet("train", *options, "--resize", "squash", "--output", tmp_path / "run") == 0
+    resumed = ["--resume", tmp_path / "run", "--resize", "crop", "--iterations", 8, "--allow-changes"]
+    assert spherenet("train", *resumed) == 0
+    assert (
+        "images are prepared differently with --resize: the best checkpoint is selected anew" in capsys.readouterr().err
+    )
+    assert RunDirectory(tmp_path / "run").summary["best_step"] == 8
+
+
+def test_home_folder_is_expanded(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert spherenet("evaluate", "~/run") == 0
+    assert spherenet("export", "~/run", "~/model.pt2") == 0
+    assert spherenet("export", "~/run", "~/model.pt2") == 2
+    assert "model.pt2 exists: add --overwrite" in capsys.readouterr().err
+    assert spherenet("train", *TINY, "--init-from", "~/run", "--iterations", 1, "--output", "~/new") == 0
+    assert (tmp_path / "new" / "config.json").is_file()

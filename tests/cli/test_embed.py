@@ -211,9 +211,9 @@ def test_hostile_files_of_embeddings_are_refused(tmp_path):
 
 
 def test_names_survive_the_files(tmp_path):
-    names = ["a,b.jpg", 'quote".jpg', "=formula.jpg", "new\nline.jpg", "caf\udce9.jpg"]
+    names = ["a,b.jpg", 'quote".jpg', "=formula.jpg", "new\nline.jpg", "return\rhere.jpg", "caf\udce9.jpg"]
     for file in ("x.npy", "x.csv"):
-        write_embeddings(Embeddings(np.random.rand(5, 4).astype(np.float32), names, [""] * 5), tmp_path / file)
+        write_embeddings(Embeddings(np.random.rand(6, 4).astype(np.float32), names, [""] * 6), tmp_path / file)
         assert [name.removeprefix("./") for name in read_embeddings(tmp_path / file).files] == names
 
 

@@ -206,6 +206,9 @@ def test_outputs_with_the_name_of_another_kind_of_file_are_refused(run, capsys, 
 def test_pairs_are_not_replaced_by_their_roc(run, tmp_path, capsys):
     pairs = tmp_path / "pairs.csv"
     pairs.write_text("first,second,same\na.png,b.png,1\n")
+    (tmp_path / "x.csv").write_text("file,label,x0\na.png,,1\n")
+    assert spherenet("verify", tmp_path / "x.csv", pairs, "--roc", tmp_path / "x.csv") == 2
+    assert "--roc must not be a file that is read" in capsys.readouterr().err
     assert spherenet("verify", run, pairs, "--roc", pairs) == 2
     assert "--roc must not be a file that is read" in capsys.readouterr().err
     assert pairs.read_text().startswith("first,second,same")

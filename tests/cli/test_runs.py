@@ -6,9 +6,10 @@ import pytest
 import torch
 from PIL import Image
 
+import spherenet as sn
 from command_line import TINY, one_sentence, spherenet
 from made_runs import make_run
-from spherenet.data import load_dataset
+from spherenet.data import Preprocessing, load_dataset
 
 
 @pytest.fixture(scope="module")
@@ -198,3 +199,38 @@ def test_exported_model_is_not_a_run(run, images, tmp_path, capsys):
         assert one_sentence(said)
     assert spherenet("predict", images[0], "--run", tmp_path / "model", "--checkpoint", "best") == 2
     assert "--checkpoint must be last for an exported model" in capsys.readouterr().err
+
+
+def test_model_folder_in_another_precision_is_used_in_float32(run, images, tmp_path, capsys):
+    from spherenet.export import load_metadata, load_model, save_model
+
+    assert spherenet("export", run, tmp_path / "model") == 0
+    save_model(load_model(tmp_path / "model").double(), tmp_path / "double", metadata=load_metadata(tmp_path / "model"))
+    printed = []
+    for name in ("model", "double"):
+        capsys.readouterr()
+        assert spherenet("predict", *images, "--run", tmp_path / name, "--json") == 0
+        printed.append(json.loads(capsys.readouterr().out))
+    assert printed[0] == printed[1]
+
+
+def test_images_of_a_model_folder_may_not_fit_the_memory(tmp_path):
+    import resource
+
+    from spherenet.export import save_model
+    from spherenet.training.saved_runs import load_predictor
+
+    model = sn.create_model("resnet-32", 10, widths=(4, 4, 4))
+    preprocessing = Preprocessing.standard((8192, 8192), 3).as_dict()
+    metadata = {"classes": list("abcdefghij"), "preprocessing": preprocessing}
+    save_model(model, tmp_path / "model", metadata=metadata)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert load_predictor(tmp_path / "model").preprocessing.size == (8192, 8192)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000  # kilobytes
+
+
+def test_description_belongs_to_the_file_in_a_folder(run, tmp_path, capsys):
+    (tmp_path / "models").mkdir()
+    assert spherenet("export", run, tmp_path / "models", "--format", "program", "--with-preprocessing") == 0
+    assert spherenet("export", run, tmp_path / "models", "--format", "torchscript", "--overwrite") == 2
+    assert "which has another input or model: choose another target" in capsys.readouterr().err

@@ -27,16 +27,11 @@ def test_given_splits_are_used(tmp_path):
     assert listing_of(tmp_path) == (
         ("a", "b"),
         [("train/a/x.JPG", 0), ("train/b/10.png", 1), ("train/b/2.png", 1)],
+        None,
         [("val/b/1.png", 1)],
         [],
+        [],
     )
-
-
-def test_val_is_preferred_over_test(tmp_path):
-    touch(tmp_path, "train/a/1.png", "train/b/1.png", "test/a/3.png")
-    assert listing_of(tmp_path).test == [("test/a/3.png", 0)]
-    touch(tmp_path, "val/b/4.png")
-    assert listing_of(tmp_path).test == [("val/b/4.png", 1)]
 
 
 @pytest.mark.parametrize("rule", ["name", "index"])

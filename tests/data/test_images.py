@@ -81,11 +81,6 @@ def test_sixteen_bits_are_scaled(save, suffix, order):
     assert corners(save(Image.fromarray(deep), f"deep.{suffix}")) == GRAY
 
 
-def test_thirty_two_bits_are_read_as_sixteen(save):
-    deep = np.array(Image.fromarray(CORNERS).convert("L")).astype(np.int32) * 257
-    assert corners(save(Image.fromarray(deep), "deep.tif")) == GRAY
-
-
 def test_cmyk_is_converted(save):
     assert close(corners(save(Image.fromarray(CORNERS).convert("CMYK"), "print.jpg", quality=95)), EXPECTED, 12)
 

@@ -269,3 +269,16 @@ def test_bug_is_reported_to_the_page(png, monkeypatch):
         status, content, _ = request(started, body=png)
     assert status == 500
     assert json.loads(content) == {"error": "internal error (ZeroDivisionError: division by zero)."}
+
+
+def test_page_shows_the_part_that_the_network_sees(tmp_path):
+    """A wide image is cropped, not squashed, if the network was trained so."""
+    wide = Image.new("RGB", (96, 32), "red")
+    wide.paste("lime", (32, 0, 64, 32))
+    wide.save(tmp_path / "wide.png")
+    small = predictor(channels=3)
+    preprocessing = Preprocessing.standard((16, 16), 3, resize=(20, 20), keep_aspect=True)
+    analyzer = Analyzer(Predictor(small.model, CLASSES, preprocessing))
+    shown = analyzer._display(tmp_path / "wide.png")
+    pixels = Image.open(io.BytesIO(base64.b64decode(shown.partition(",")[2]))).convert("RGB")
+    assert pixels.getcolors() == [(pixels.width * pixels.height, (0, 255, 0))]

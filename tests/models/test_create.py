@@ -3,6 +3,7 @@
 import inspect
 import time
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -169,7 +170,7 @@ def test_network_is_created_in_less_than_a_second(name):
 INVALID = {
     "name": (lambda: sn.create_model("cnn9"), "name must be one of.*got 'cnn9'. Did you mean 'cnn-9'"),
     "size": (lambda: sn.create_model("cnn-9", input_size=7), "at least 8×8 for 3 poolings, got 7×7"),
-    "widths": (lambda: sn.create_model("cnn-9", widths=(4, 6)), "widths must be 3 positive numbers for cnn-9"),
+    "widths": (lambda: sn.create_model("cnn-9", widths=(4, 6)), "widths must be 3 positive integers for cnn-9"),
     "loss": (lambda: sn.create_model("cnn-9", loss="w-cos"), "loss must be one of.*Did you mean 'w-cosine'"),
     "operator": (lambda: sn.create_model("cnn-9", operator="cos"), "operator must be one of"),
     "shortcut": (lambda: sn.create_model("resnet-32", shortcut="v1"), "'plain', 'operator', got 'v1'"),
@@ -345,3 +346,28 @@ def test_group_norm_replaces_batch_norm():
 def test_invalid_center_magnitude_and_group_norm_are_rejected(options, message):
     with pytest.raises(ValueError, match=message):
         sn.create_model("cnn-3", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"input_size": (32,)}, ValueError, r"input_size must be 2 positive integers, got \(32,\)"),
+        ({"input_size": (32, 32, 3)}, ValueError, "input_size must be 2 positive integers"),
+        ({"input_size": 32.0}, TypeError, r"input_size must be 2 positive integers, got 32\.0"),
+        ({"input_size": 0}, ValueError, "input_size must be 2 positive integers"),
+        ({"in_channels": 0}, ValueError, "in_channels must be at least 1, got 0"),
+        ({"widths": 4}, TypeError, "widths must be 3 positive integers for resnet-32, got 4"),
+        ({"widths": (4.0, 4, 4)}, TypeError, "widths must be 3 positive integers for resnet-32"),
+        ({"loss_options": [1]}, TypeError, "loss_options must be a mapping, got list"),
+    ],
+    ids=str,
+)
+def test_wrong_sizes_are_named(options, error, message):
+    with pytest.raises(error, match=message):
+        sn.create_model("resnet-32", 10, **options)
+
+
+def test_sizes_may_be_numpy_integers():
+    model = sn.create_model("cnn-3", 10, input_size=np.int64(28), widths=np.array([4, 4, 4]), in_channels=np.int64(1))
+    assert model.config["input_size"] == [28, 28]
+    assert all(type(number) is int for number in (*model.config["widths"], model.config["in_channels"]))

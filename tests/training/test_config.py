@@ -206,7 +206,15 @@ def test_options_without_effect_are_named():
     named = [sentence.split()[0] for sentence in options_without_effect(config)]
     assert named == [option_name(name) for name in unused]
     needed = {"data": "folder", "folds": 3, "optimizer": "sgd", "model": "resnet-32", "operator": "learnable",
-              "loss": "ga-linear", "bn_eval": ["precise", "lagging"]}  # fmt: skip
+              "loss": "ga-linear", "annealing": True, "bn_eval": ["precise", "lagging"]}  # fmt: skip
     used = TrainConfig(**needed, **unused, bn_lag_variance=0.5)
     assert options_without_effect(used) == []
     assert options_without_effect(TrainConfig(operator=None)) == []
+    detached = TrainConfig(loss="a", lambda_floor=1.0, lambda_floor_at=0.9)  # the default gradient is not annealed
+    assert [sentence.split()[0] for sentence in options_without_effect(detached)] == [
+        "--lambda-floor",
+        "--lambda-floor-at",
+    ]
+    assert options_without_effect(TrainConfig(loss="a", margin_gradient="full", lambda_floor=1.0)) == []
+    assert len(options_without_effect(TrainConfig(loss="w-cosine", loss_k=0.3))) == 1
+    assert options_without_effect(TrainConfig(loss="w-sigmoid", loss_k=0.5)) == []

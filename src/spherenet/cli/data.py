@@ -11,7 +11,7 @@ from spherenet.cli.output import print_json, progress_bar, stdout_console
 from spherenet.text import plain
 
 if TYPE_CHECKING:
-    from spherenet.data import Dataset
+    from spherenet.data import Dataset, Split
 
 __all__ = ["data_parser", "run_data"]
 
@@ -113,8 +113,8 @@ def _check_dataset(arguments: Namespace) -> None:
             progress=progress,
         )
     errors: list[str] = []
-    for title, split in (("training", dataset.train), ("test", dataset.test)):
-        with progress_bar(f"{title} images") as progress:
+    for title, split in _splits(dataset).items():
+        with progress_bar(f"{'training' if title == 'train' else title} images") as progress:
             errors += check_images(split, progress, workers=arguments.workers)
     counts = _class_counts(dataset)
     location = str(find_dataset(name, folder))
@@ -122,9 +122,8 @@ def _check_dataset(arguments: Namespace) -> None:
         result = {
             "name": dataset.name,
             "found": location,
-            "train": len(dataset.train),
-            "test": len(dataset.test),
-            "classes": [{"class": name, "train": train, "test": test} for name, train, test in counts],
+            **{name: len(split) for name, split in _splits(dataset).items()},
+            "classes": counts,
             "broken": errors,
             "messages": list(dataset.messages),
         }
@@ -134,29 +133,37 @@ def _check_dataset(arguments: Namespace) -> None:
         for message in (*dataset.messages, *errors):
             print(plain(message))
     if errors:
-        raise DataError(f"{describe_broken(errors, len(dataset.train) + len(dataset.test))}.")
+        raise DataError(f"{describe_broken(errors, sum(map(len, _splits(dataset).values())))}.")
 
 
-def _class_counts(dataset: Dataset) -> list[tuple[str, int, int]]:
-    """Return name, number of training images and number of test images per class."""
+def _splits(dataset: Dataset) -> dict[str, Split]:
+    splits = {"train": dataset.train, "validation": dataset.validation, "test": dataset.test}
+    return {name: split for name, split in splits.items() if split is not None}
+
+
+def _class_counts(dataset: Dataset) -> list[dict[str, Any]]:
+    """Return the name of each class and its number of images per split."""
     classes = len(dataset.classes)
-    train = dataset.train.labels.bincount(minlength=classes).tolist()
-    test = dataset.test.labels.bincount(minlength=classes).tolist()
-    return list(zip(dataset.classes, train, test, strict=True))
+    numbers = {name: split.labels.bincount(minlength=classes).tolist() for name, split in _splits(dataset).items()}
+    return [
+        {"class": title, **{name: counts[label] for name, counts in numbers.items()}}
+        for label, title in enumerate(dataset.classes)
+    ]
 
 
-def _print_counts(dataset: Dataset, counts: list[tuple[str, int, int]], location: str) -> None:
+def _print_counts(dataset: Dataset, counts: list[dict[str, Any]], location: str) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    splits = _splits(dataset)
     table = Table(title=f"{dataset.name}: {len(counts)} classes")
     table.add_column("class")
-    table.add_column("train", justify="right")
-    table.add_column("test", justify="right")
-    for name, train, test in counts:
-        table.add_row(Text(name), f"{train:,}", f"{test:,}")
+    for name in splits:
+        table.add_column(name, justify="right")
+    for row in counts:
+        table.add_row(Text(row["class"]), *(f"{row[name]:,}" for name in splits))
     table.add_section()
-    table.add_row("all", f"{len(dataset.train):,}", f"{len(dataset.test):,}")
+    table.add_row("all", *(f"{len(split):,}" for split in splits.values()))
     console = stdout_console()
     console.print(table)
     console.print(f"read from {location}", highlight=False, markup=False, soft_wrap=True)

@@ -162,7 +162,7 @@ def verify_parser() -> Parser:
 
 def run_verify(arguments: Namespace) -> None:
     """Measure the verification of pairs."""
-    require_ending("--roc", arguments.roc, ".csv", inputs=[arguments.pairs])
+    require_ending("--roc", arguments.roc, ".csv", inputs=[arguments.pairs, arguments.model])
     import torch
 
     from spherenet import metrics

@@ -112,7 +112,7 @@ def _paths(images: list[str], failures: list[str]) -> Iterator[str]:
                 raise ValueError("stdin must be open to read a list of paths from it (-), got a closed one.")
             yield from (os.fsdecode(line) for line in sys.stdin.buffer.read().splitlines() if line)
         elif os.path.isdir(image):
-            files = sorted(image_files(Path(image)))
+            files = sorted(image_files(Path(image), links=1))  # folders of classes may be links, as in training
             unused = [path for path, is_image in files if not is_image]
             if unused:
                 warn(f"files in {image!r} that are not images: {len(unused)} (first: {unused[0]!r}).")

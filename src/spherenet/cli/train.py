@@ -84,6 +84,7 @@ def run_train(arguments: Any) -> int:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from spherenet.cli.output import Reporters, TensorBoard, terminal_reporter
     from spherenet.errors import RunTakenError
+    from spherenet.files import user_path
     from spherenet.runs import RunDirectory
     from spherenet.training import StopRequested
     from spherenet.training.build import located
@@ -104,7 +105,7 @@ def run_train(arguments: Any) -> int:
         raise ValueError("--output or --resume must be given with several processes, which share one folder.")
     try:
         while True:
-            output = Path(arguments.resume or arguments.output or new_output(config))
+            output = user_path(arguments.resume or arguments.output or new_output(config))
             # After a process has died, torchrun starts the same command again: resume the run it started.
             restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0" and (output / "config.json").exists()
             reporters = [terminal_reporter(f"{config.model} {config.operator or 'cnn'}")] if is_main else []

@@ -8,6 +8,8 @@ scores are limited to [−1, 1] does not train.
 
 from __future__ import annotations
 
+import copy
+import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -27,6 +29,7 @@ __all__ = [
     "TRANSPOSED",
     "Layer",
     "ancestor_names",
+    "called_children",
     "consecutive_modules",
     "find_classifiers",
     "find_embeddings",
@@ -158,6 +161,37 @@ def _is_quantized_layer(module: nn.Module) -> bool:
 def is_sequential(module: nn.Module) -> bool:
     """Return whether a module runs its children one after another with the `forward` of `nn.Sequential`."""
     return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+
+
+def called_children(module: nn.Module) -> dict[nn.Module, list[nn.Module]] | None:
+    """Return the children called by a module's `forward`, each with the children whose outputs it takes.
+
+    The children themselves are not traced. Any other source, such as an input or a sum, is represented by the module
+    itself. The result is None if the `forward` cannot be traced, for example because of data-dependent control flow.
+    """
+    from torch import fx  # slow to import, and needed only for BatchNorm
+
+    class _LeafTracer(fx.Tracer):
+        def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+            return True
+
+    try:
+        # A copy that shares the children, so that attributes written by the traced forward stay on the copy.
+        duplicate = copy.deepcopy(module, {id(child): child for child in module.children()})
+        arguments = inspect.signature(duplicate.forward).parameters.values()
+        defaults = {a.name: a.default for a in arguments if a.default is not a.empty}
+        graph = _LeafTracer().trace(duplicate, defaults)
+    except Exception:  # any error of a forward that was not written for tracing
+        return None
+    calls: dict[nn.Module, list[nn.Module]] = {}
+    producer: dict[fx.Node, nn.Module] = {}
+    for node in graph.nodes:
+        if node.op == "call_module":
+            child = duplicate.get_submodule(str(node.target))
+            source = producer.get(node.args[0], module) if node.args else module
+            calls.setdefault(child, []).append(source)
+            producer[node] = source if isinstance(child, nn.Identity) else child
+    return calls
 
 
 def consecutive_modules(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import inspect
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from spherenet.convert.layers import (
     CONVERTIBLE,
     TRANSPOSED,
     ancestor_names,
+    called_children,
     consecutive_modules,
     is_sequential,
     num_filters,
@@ -212,7 +211,10 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 def find_batch_norms(model: nn.Module, converted: Collection[nn.Module]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return which BatchNorm modules certainly follow sphere layers, and why the others are kept.
+    """Return which BatchNorm modules follow sphere layers, and why the others are kept.
+
+    The order of calls is traced. In a block whose `forward` cannot be traced, a BatchNorm follows a layer if they are
+    the only children with parameters, and the layer is the first of them.
 
     Args:
         model: The model before its conversion.
@@ -269,7 +271,7 @@ class _Inputs:
         if is_sequential(owner):
             return self._in_sequences.get(module, [])
         if name not in self._traced:
-            self._traced[name] = _traced_inputs(owner)
+            self._traced[name] = called_children(owner)
         traced = self._traced[name]
         return _only_layer(owner) if traced is None else traced.get(module, [])
 
@@ -279,37 +281,6 @@ def _only_layer(owner: nn.Module) -> list[nn.Module] | None:
     children = [child for child in owner.children() if next(child.parameters(), None) is not None]
     is_pair = len(children) == 2 and isinstance(children[0], CONVERTIBLE) and isinstance(children[1], _BatchNorm)
     return children[:1] if is_pair else None
-
-
-def _traced_inputs(module: nn.Module) -> dict[nn.Module, list[nn.Module]] | None:
-    """Return the children called by a module's `forward`, each with the children whose outputs it takes.
-
-    The children themselves are not traced. Any other source, such as an input or a sum, is represented by the module
-    itself. The result is None if the `forward` cannot be traced, for example because of data-dependent control flow.
-    """
-    from torch import fx  # slow to import, and needed only to drop BatchNorm
-
-    class _LeafTracer(fx.Tracer):
-        def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-            return True
-
-    try:
-        # A copy that shares the children, so that attributes written by the traced forward stay on the copy.
-        duplicate = copy.deepcopy(module, {id(child): child for child in module.children()})
-        arguments = inspect.signature(duplicate.forward).parameters.values()
-        defaults = {a.name: a.default for a in arguments if a.default is not a.empty}
-        graph = _LeafTracer().trace(duplicate, defaults)
-    except Exception:  # any error of a forward that was not written for tracing
-        return None
-    calls: dict[nn.Module, list[nn.Module]] = {}
-    producer: dict[fx.Node, nn.Module] = {}
-    for node in graph.nodes:
-        if node.op == "call_module":
-            child = duplicate.get_submodule(str(node.target))
-            source = producer.get(node.args[0], module) if node.args else module
-            calls.setdefault(child, []).append(source)
-            producer[node] = source if isinstance(child, nn.Identity) else child
-    return calls
 
 
 def drop_batch_norms(model: nn.Module, drop: dict[str, str]) -> None:

@@ -96,7 +96,10 @@ def _as_path(name: str) -> str:
 
 def _as_csv(rows: Sequence[Sequence[str]]) -> bytes:
     text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows(rows)
+    plain = csv.writer(text, lineterminator="\n")
+    quoted = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL)
+    for row in rows:  # a carriage return, which ends a line for readers, is not quoted by itself
+        (quoted if any("\r" in cell for cell in row) else plain).writerow(row)
     # File names that are not valid UTF-8 are written as they are.
     return text.getvalue().encode("utf-8", errors="surrogateescape")
 

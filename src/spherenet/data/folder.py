@@ -56,7 +56,7 @@ def _load(options: LoadOptions) -> Dataset:
     listing = listing_without(broken)
     messages = _messages(listing, root)
     if options.broken is None:
-        images = listing.train + listing.test
+        images = listing.train + (listing.validation or []) + listing.test
         if options.on_broken == "skip":
             errors = broken_images(split(images), options.progress, workers=options.workers)
         else:  # known without reading the files
@@ -67,14 +67,19 @@ def _load(options: LoadOptions) -> Dataset:
             raise DataError(f"{describe_broken(errors.values(), len(images))}; {remedy}.")
         if errors:
             broken = tuple(images[index][0] for index in errors)
-            listing = listing_without(broken)
-            messages.append(f"{describe_broken(errors.values(), len(images))}; they are left out.")
+            message = describe_broken(errors.values(), len(images))
+            try:
+                listing = listing_without(broken)
+            except DataError as error:
+                raise DataError(f"{message}; without them {error}") from None
+            messages.append(f"{message}; they are left out.")
     return Dataset(
         "folder",
         listing.classes,
         preprocessing,
         split(listing.train),
         split(listing.test),
+        None if listing.validation is None else split(listing.validation),
         broken=tuple(broken),
         messages=tuple(messages),
     )
@@ -86,7 +91,9 @@ def _messages(listing: Listing, root: Path) -> list[str]:
         "that are not images": listing.unused,
         "that are beside the folders of the classes and not used": listing.outside,
         "without an extension, which are used": [
-            path for path, _ in listing.train + listing.test if not os.path.splitext(path)[1]
+            path
+            for path, _ in listing.train + (listing.validation or []) + listing.test
+            if not os.path.splitext(path)[1]
         ],
     }
     return [
@@ -160,15 +167,14 @@ class FolderSplit(Split):
     def held_out(self, fraction: float) -> Tensor:
         """Return which images a validation split holds out, by a hash of the name as in `listing.held_out`."""
         mask = torch.zeros(len(self), dtype=torch.bool)
-        for label in sorted(set(self.labels.tolist())):
-            members = (self.labels == label).nonzero().flatten()
+        for members in torch.split(self.labels.argsort(stable=True), self.labels.bincount().tolist()):
             names = [bytes(self._paths[index]).replace(os.fsencode(os.sep), b"/") for index in members.tolist()]
-            mask[members] = torch.tensor(held_out(names, fraction, "validation"))
+            mask[members] = torch.tensor(held_out(names, fraction, "validation"), dtype=torch.bool)
         return mask
 
     def class_hashes(self, classes: int) -> list[str]:
         """Return a hash of the names of the images per class."""
-        members = ((self.labels == label).nonzero().flatten() for label in range(classes))
+        members = torch.split(self.labels.argsort(stable=True), self.labels.bincount(minlength=classes).tolist())
         return [self.subset(indices).listing_hash()[:8] for indices in members]
 
     def _hash(self) -> hashlib.blake2b:
@@ -250,7 +256,7 @@ class _ImageCheck:
     def __call__(self, index: int) -> str | None:
         preprocessing = self.split.preprocessing
         try:
-            decode(self.split.path(index), preprocessing.outer, preprocessing.channels)
+            decode(self.split.path(index), preprocessing.outer, preprocessing.channels, preprocessing.keep_aspect)
         except DataError as error:
             return str(error)
         return None

@@ -277,8 +277,10 @@ def _convert(image: Image.Image, mode: str) -> Image.Image:
     """Convert to 8 bits per channel of the given mode, on white where the image is transparent."""
     if image.mode == "F":
         raise ValueError("floating point pixels are not supported, because they have no standard range")
-    if image.mode.startswith("I"):  # 16 bits in one of several byte orders; mode "I" holds them in 32
-        values = np.asarray(image).clip(0, 65535).astype(np.int32)
+    if image.mode == "I":
+        raise ValueError("pixels of 32-bit integers are not supported, because they have no standard range")
+    if image.mode.startswith("I"):  # 16 bits in one of several byte orders
+        values = np.asarray(image).astype(np.int32)
         image = Image.fromarray(((values + 128) // 257).astype(np.uint8))
     if image.has_transparency_data:
         image = image.convert("RGBA")

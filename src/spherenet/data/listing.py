@@ -16,10 +16,13 @@ from spherenet.data.augmentation import shuffled
 from spherenet.data.images import EARLIER_SUFFIXES, SUFFIXES, signature
 from spherenet.errors import DataError
 
-__all__ = ["Listing", "SplitRule", "held_out", "image_files", "list_folder"]
+__all__ = ["Listing", "SplitRule", "held_out", "image_files", "list_folder", "split_folders"]
 
 MAX_DEPTH = 16  # of folders below a class
-TEST_FOLDERS = ("val", "test")
+SPLIT_FOLDERS = {"validation": ("val", "valid", "validation"), "test": ("test",)}
+"""Names of the folders of splits beside `train/`."""
+
+SPLIT_NAMES = ("train", "training", "val", "valid", "validation", "test", "testing")
 
 SplitRule = Literal["name", "index"]
 """How the test images of a folder are chosen: by a hash of the name, or by index, as earlier versions did."""
@@ -31,6 +34,7 @@ class Listing(NamedTuple):
     Attributes:
         classes: Names of the classes.
         train: Images for training.
+        validation: Images for the selection of a checkpoint, None if no folder is for them.
         test: Images for testing.
         unused: Files in the folders of classes that are not images.
         outside: Files beside the folders of classes.
@@ -38,6 +42,7 @@ class Listing(NamedTuple):
 
     classes: tuple[str, ...]
     train: list[tuple[str, int]]
+    validation: list[tuple[str, int]] | None
     test: list[tuple[str, int]]
     unused: list[str]
     outside: list[str]
@@ -48,17 +53,19 @@ def list_folder(
 ) -> Listing:
     """Return the images below `root`, sorted by name.
 
-    `root` holds either `train/` and `val/` (or `test/`) with one folder per class, or the folders of the classes
-    themselves. In the second case about a fraction of each class is kept for testing: at least one image, and at least
-    one remains for training. Hidden files are ignored. Files without an extension are images if their first bytes are
-    those of an image.
+    `root` holds either `train/` and `val/` or `test/` with one folder per class, or the folders of the classes
+    themselves. If there are both `val/` and `test/`, the images of `val/` are for validation; if there is one of them,
+    its images are for testing. In the second case about a fraction of each class is kept for testing: at least one
+    image, and at least one remains for training. Hidden files are ignored. Files without an extension are images if
+    their first bytes are those of an image.
 
     Args:
         root: The folder.
         test_fraction: Fraction of each class to keep for testing.
         seed: Seed of this choice.
         rule: "name" as in `held_out`. "index" is that of earlier versions, in which every file that is added or removed
-            changes the choice; files of the formats that were not supported then are not listed.
+            changes the choice; files of the formats that were not supported then are not listed, and `test/` is not
+            used if there is `val/`.
         skipped: Paths below `root` to leave out.
 
     Raises:
@@ -69,22 +76,27 @@ def list_folder(
     if not os.path.isdir(root):
         raise DataError(f"there is no folder {str(root)!r}; --data-dir selects another.")
     try:
-        training = _training_folder(root, rule)
+        folders = split_folders(root, rule)
         unused: list[str] = []
         outside: list[str] = []
-        if training is None:
+        if not folders:
             images = _list_classes(root, root, rule, skipped, unused, outside)
+            if rule == "name":
+                _refuse_split_names(images, root)
             _require_classes(images, root)
             _require_two_images(images, root)
-            return Listing(tuple(images), *_split(images, test_fraction, seed, rule), unused, outside)
-        testing = next((root / name for name in TEST_FOLDERS if os.path.isdir(root / name)), None)
-        if testing is None:
+            train, test = _split(images, test_fraction, seed, rule)
+            return Listing(tuple(images), train, None, test, unused, outside)
+        if len(folders) == 1:
             raise DataError(
                 f"the folder {str(root)!r} must have val/ or test/ beside train/, found neither; "
-                f"use {str(training)!r} as the folder to keep a fraction of it for testing."
+                f"use {str(folders['train'])!r} as the folder to keep a fraction of it for testing."
             )
-        train, test = (_list_classes(folder, root, rule, skipped, unused, outside) for folder in (training, testing))
-        return Listing(*_use_given_split(train, test, training, testing), unused, outside)
+        given = {name: _list_classes(folder, root, rule, skipped, unused, outside) for name, folder in folders.items()}
+        splits = _with_labels(given, folders)
+        validation = splits.get("validation") if "test" in splits else None
+        test = splits["test"] if "test" in splits else splits["validation"]
+        return Listing(tuple(given["train"]), splits["train"], validation, test, unused, outside)
     except OSError as error:
         raise DataError(f"the folder {str(error.filename)!r} cannot be read: {error.strerror}.") from None
 
@@ -131,15 +143,24 @@ def _split(
     return train, test
 
 
-def _training_folder(root: Path, rule: SplitRule) -> Path | None:
-    """Return `train/` if it holds folders of classes; "train" may also be the name of a class."""
+def split_folders(root: Path, rule: SplitRule = "name") -> dict[str, Path]:
+    """Return the folders of "train", "validation" and "test" that exist; none if `root` has the folders of classes.
+
+    "train" may also be the name of a class: then `train/` has no folders, or it has images and no other split is there.
+    """
     training = root / "train"
     if not os.path.isdir(training):
-        return None
+        return {}
     with os.scandir(training) as entries:
         visible = [entry for entry in entries if not entry.name.startswith(".")]
-    is_class = any(_is_image(entry, rule) for entry in visible) or not any(entry.is_dir() for entry in visible)
-    return None if is_class else training
+    found = {"train": training}
+    for split, names in SPLIT_FOLDERS.items():
+        folder = next((root / name for name in names if os.path.isdir(root / name)), None)
+        if folder is not None and not (rule == "index" and len(found) == 2):
+            found[split] = folder
+    has_images = any(_is_image(entry, rule) for entry in visible)
+    is_class = not any(entry.is_dir() for entry in visible) or (has_images and (len(found) == 1 or rule == "index"))
+    return {} if is_class else found
 
 
 def _list_classes(
@@ -162,18 +183,23 @@ def _list_classes(
     return classes
 
 
-def image_files(folder: Path, rule: SplitRule = "name", depth: int = MAX_DEPTH) -> Iterator[tuple[str, bool]]:
-    """Yield the path of every file below a folder that is not hidden, and whether it is an image."""
+def image_files(
+    folder: Path, rule: SplitRule = "name", depth: int = MAX_DEPTH, links: int = 0
+) -> Iterator[tuple[str, bool]]:
+    """Yield the path of every file below a folder that is not hidden, and whether it is an image.
+
+    Links to files are followed. Links to folders, which could form a cycle, are followed in the first `links` levels
+    only; others are yielded like files that are not images.
+    """
     if depth < 0:
         raise DataError(f"folders must be at most {MAX_DEPTH} levels below their class, got {str(folder)!r}.")
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith("."):
                 continue
-            # Links to files are followed; links to folders are not, since they could form a cycle.
-            if entry.is_dir(follow_symlinks=False):
-                yield from image_files(Path(entry.path), rule, depth - 1)
-            elif not entry.is_dir():
+            if entry.is_dir(follow_symlinks=links > 0):
+                yield from image_files(Path(entry.path), rule, depth - 1, max(links - 1, 0))
+            else:
                 yield entry.path, _is_image(entry, rule)
 
 
@@ -186,21 +212,30 @@ def _is_image(entry: os.DirEntry[str], rule: SplitRule) -> bool:
     return entry.name.lower().endswith(SUFFIXES) if has_extension else signature(entry.path) is not None
 
 
-def _use_given_split(
-    train: dict[str, list[str]], test: dict[str, list[str]], training: Path, testing: Path
-) -> tuple[tuple[str, ...], list[tuple[str, int]], list[tuple[str, int]]]:
-    _require_classes(train, training)
-    unknown = [name for name in test if name not in train]
-    if unknown:
-        raise DataError(f"{_format_classes(unknown)} of {str(testing)!r} must also be in {str(training)!r}.")
-    if not any(test.values()):
-        raise DataError(f"the folder {str(testing)!r} has no images ({', '.join(SUFFIXES)}).")
+def _with_labels(given: dict[str, dict[str, list[str]]], folders: dict[str, Path]) -> dict[str, list[tuple[str, int]]]:
+    """Return the images of given splits with their labels, which are those of the training images."""
+    train = given["train"]
+    _require_classes(train, folders["train"])
     labels = {name: label for label, name in enumerate(train)}
+    splits: dict[str, list[tuple[str, int]]] = {}
+    for split, images in given.items():
+        unknown = [name for name in images if name not in labels]
+        if unknown:
+            where = str(folders[split])
+            raise DataError(f"{_format_classes(unknown)} of {where!r} must also be in {str(folders['train'])!r}.")
+        if not any(images.values()):
+            raise DataError(f"the folder {str(folders[split])!r} has no images ({', '.join(SUFFIXES)}).")
+        splits[split] = [(path, labels[name]) for name, paths in images.items() for path in paths]
+    return splits
 
-    def with_labels(images: dict[str, list[str]]) -> list[tuple[str, int]]:
-        return [(path, labels[name]) for name, paths in images.items() for path in paths]
 
-    return tuple(train), with_labels(train), with_labels(test)
+def _refuse_split_names(images: dict[str, list[str]], root: Path) -> None:
+    """Raise DataError if all classes have names of splits, which are not names of classes in any likelihood."""
+    if len(images) > 1 and all(name.lower() in SPLIT_NAMES for name in images):
+        raise DataError(
+            f"the folders of {str(root)!r} must be classes, or train/ and val/ or test/ with a folder per class in "
+            f"each, got {', '.join(images)}."
+        )
 
 
 def _require_classes(images: dict[str, list[str]], folder: Path) -> None:

@@ -132,7 +132,8 @@ class Analyzer:
         height, width = preprocessing.size
         scale = max(1, DISPLAY_SIDE // max(height, width))
         outer = preprocessing.resize or preprocessing.size
-        pixels = decode(path, (outer[0] * scale, outer[1] * scale), preprocessing.channels)
+        larger = outer[0] * scale, outer[1] * scale
+        pixels = decode(path, larger, preprocessing.channels, preprocessing.keep_aspect)
         top, left = (scale * offset for offset in center_offset(outer, preprocessing.size))
         window = pixels[top : top + height * scale, left : left + width * scale]
         stream = io.BytesIO()

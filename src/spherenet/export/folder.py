@@ -80,11 +80,15 @@ def save_model(
 
     Raises:
         ModelError: If JSON cannot describe the model (the operator, magnitude or loss is an object, or a network of
-            `create_model` was changed other than by `to_sphere`), the folder is not empty, or it cannot be written.
+            `create_model` was changed other than by `to_sphere`), the model is wrapped (`torch.compile`,
+            `nn.DataParallel`), the folder is not empty, or it cannot be written.
         TypeError: If model is a module without sphere layers that is not of `create_model`, or metadata or arguments
             are not mappings.
     """
     config: dict[str, Any] = {"format": FORMAT, "format_version": FORMAT_VERSION, "versions": library_versions()}
+    for inside in ("module", "_orig_mod"):  # of DataParallel and others, of torch.compile
+        if type(model).__module__.startswith("torch.") and isinstance(getattr(model, inside, None), nn.Module):
+            raise ModelError(f"model must be saved without {type(model).__name__} around it: pass model.{inside}.")
     if isinstance(model, Classifier):
         if arguments is not None:
             raise TypeError("arguments must be None for a Classifier of create_model, which contains its own.")

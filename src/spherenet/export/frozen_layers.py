@@ -16,7 +16,8 @@ output that would search for infinities. Infinite inputs give NaN.
 from __future__ import annotations
 
 import copy
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +30,11 @@ from spherenet.ops.geometry import Geometry, convolve, resolve_padding
 from spherenet.ops.norms import SHRINK, autocast_is_on, direction, without_autocast, working_dtype
 from spherenet.ops.sphere_conv import FLAT, center_weight
 
-__all__ = ["BatchNorm", "FrozenAngle", "FrozenMagnitude", "FrozenSphereConv", "FrozenSphereLinear"]
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["BatchNorm", "FrozenAngle", "FrozenMagnitude", "FrozenSphereConv", "FrozenSphereLinear", "constants_of",
+           "restore_constants"]  # fmt: skip
 
 BatchNorm: TypeAlias = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 
@@ -142,9 +147,7 @@ class _FrozenSphereLayer(nn.Module):
         weight: Tensor = layer.weight.detach()  # type: ignore[operator]
         self.spatial_dims = spatial_dims
         self.eps = layer.eps
-        self.dtype = working_dtype(weight.dtype)
-        # float16 cannot represent short weights. Its products may overflow when norms do not, which `_cosine` checks.
-        self.weight_norm = WEIGHT_NORM if weight.dtype != torch.float16 else 1.0
+        self._set_dtype(weight.dtype)
         self.center_patch = layer.center == "patch"
         self.kernel_entries = weight[0].numel() if len(weight) else 1
         centered = weight if layer.center is None else center_weight(weight)
@@ -159,6 +162,23 @@ class _FrozenSphereLayer(nn.Module):
             if layer.magnitude is None
             else FrozenMagnitude(layer.magnitude, self.dtype, (*filters, *(1,) * spatial_dims))
         )
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move the layer to another device or dtype, with the constants that belong to the dtype."""
+        unit_weight, dtype = self.short_weight / self.weight_norm, self.short_weight.dtype
+        before = constants_of(self)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.short_weight.dtype != dtype:
+            self._set_dtype(self.short_weight.dtype)
+            self.short_weight = fn(unit_weight) * self.weight_norm
+            restore_constants([entry for entry in before if entry[1] != "short_weight"], self.dtype)
+        return self
+
+    def _set_dtype(self, dtype: torch.dtype) -> None:
+        """Set the dtype of the computation and the norm of the weights for weights of a dtype."""
+        self.dtype = working_dtype(dtype)
+        # float16 cannot represent short weights. Its products may overflow when norms do not, which `_cosine` checks.
+        self.weight_norm = WEIGHT_NORM if dtype != torch.float16 else 1.0
 
     def _squares(self, x: Tensor) -> Tensor:
         """Return (x/64)², see `ops.norms`."""
@@ -289,6 +309,24 @@ class FrozenSphereLinear(_FrozenSphereLayer):
     def extra_repr(self) -> str:
         """Return the sizes."""
         return f"{list(self.short_weight.shape)}, form={self.angle.form!r}"
+
+
+def constants_of(module: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:
+    """Return the buffers of a module and of those inside of it, with their owner and name."""
+    return [
+        (owner, name, buffer)
+        for owner in module.modules()
+        for name, buffer in owner._buffers.items()
+        if buffer is not None
+    ]
+
+
+def restore_constants(constants: list[tuple[nn.Module, str, Tensor]], dtype: torch.dtype) -> None:
+    """Give buffers that were converted to half precision their earlier values, in the dtype of the computation."""
+    for owner, name, before in constants:
+        now = owner._buffers[name]
+        if now is not None and now.is_floating_point():
+            owner._buffers[name] = (now if before.is_meta else before.to(now.device)).to(dtype)
 
 
 def _widened(x: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from spherenet.errors import ModelError
 from spherenet.export.folder import read_json_object
 from spherenet.export.weights import writing
 from spherenet.files import user_path, write_json
+from spherenet.layers import SphereLayer
 from spherenet.text import first_line, first_names
 
 __all__ = ["CONVERSION_FILE", "load_pretrained", "save_pretrained"]
@@ -37,15 +38,30 @@ def save_pretrained(model: nn.Module, folder: str | os.PathLike[str], **options:
 
     Raises:
         TypeError: If the model has no method `save_pretrained`.
-        ModelError: If the conversion cannot be recorded (see `conversion_record`), or the file cannot be written.
+        ModelError: If the conversion cannot be recorded (see `conversion_record`), layers share a learned k, or the
+            file cannot be written.
     """
     save = getattr(model, "save_pretrained", None)
     if not callable(save):
         raise TypeError(f"model must be a model of transformers, got {type(model).__name__}; use save_model.")
     record = conversion_record(model)
+    if shared := _shared_parameter(model):
+        raise ModelError(f"{shared} belongs to several layers, which transformers does not save; use save_model.")
     save(user_path(folder), **options)
     with writing(user_path(folder) / CONVERSION_FILE) as target:
         write_json(target, record)
+
+
+def _shared_parameter(model: nn.Module) -> str | None:
+    """Return the name of a parameter of angle functions that several layers share (`k_sharing`), or None."""
+    names: dict[nn.Parameter, str] = {}
+    for name, layer in model.named_modules():
+        if isinstance(layer, SphereLayer):
+            for own, parameter in layer.angle.named_parameters():
+                if parameter in names:
+                    return names[parameter]
+                names[parameter] = f"{name}.angle.{own}"
+    return None
 
 
 def load_pretrained(cls: type[M], folder: str | os.PathLike[str], **options: Any) -> M:

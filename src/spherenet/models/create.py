@@ -6,7 +6,8 @@ import importlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast, overload
+from operator import index
+from typing import Any, Literal, SupportsIndex, cast, overload
 
 from torch import Tensor, nn
 
@@ -18,7 +19,7 @@ from spherenet.magnitudes import Magnitude
 from spherenet.models.networks import LayerFactory, PlainFeatures, ResidualFeatures
 from spherenet.ops.norms import DEFAULT_EPS
 from spherenet.ops.sphere_conv import CENTERS
-from spherenet.validation import require_one_of, suggest_options
+from spherenet.validation import require_integer, require_one_of, suggest_options
 
 __all__ = ["Classifier", "create_model", "list_models"]
 
@@ -187,12 +188,15 @@ def create_model(
     layers = LayerFactory(
         operator, k, k_sharing, rescale, eps, batch_norm, relu, shortcut, center, magnitude, radius, group_norm
     )
+    count = len(network.widths)
+    stage_widths = network.widths if widths is None else _positive_integers("widths", widths, count, f" for {name}")
+    size: Any = network.input_size if input_size is None else input_size
+    size = (size, size) if isinstance(size, SupportsIndex) else size
+    height_width = cast(tuple[int, int], _positive_integers("input_size", size, 2))
+    in_channels = require_integer("in_channels", int(in_channels), minimum=1)
+    if loss_options is not None and not isinstance(loss_options, Mapping):
+        raise TypeError(f"loss_options must be a mapping, got {type(loss_options).__name__}.")
     criterion = make_loss(loss, **(loss_options or {}))
-    stage_widths = network.widths if widths is None else tuple(widths)
-    if len(stage_widths) != len(network.widths) or min(stage_widths) < 1:
-        raise ValueError(f"widths must be {len(network.widths)} positive numbers for {name}, got {stage_widths}.")
-    size = network.input_size if input_size is None else input_size
-    height_width = (size, size) if isinstance(size, int) else (size[0], size[1])
     features = network.features(layers, stage_widths, in_channels, height_width, **network.arguments)
     out_features = cast(int, features.out_features)
     if feature_batch_norm:
@@ -222,3 +226,14 @@ def create_model(
         "group_norm": group_norm,
     }
     return Classifier(features, head, criterion, config)
+
+
+def _positive_integers(name: str, values: Any, count: int, purpose: str = "") -> tuple[int, ...]:
+    """Return values as integers, of which there must be `count`, each at least 1."""
+    try:
+        numbers = tuple(index(value) for value in values)
+    except TypeError:
+        raise TypeError(f"{name} must be {count} positive integers{purpose}, got {values!r}.") from None
+    if len(numbers) != count or min(numbers) < 1:
+        raise ValueError(f"{name} must be {count} positive integers{purpose}, got {numbers}.")
+    return numbers

@@ -12,7 +12,19 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from spherenet.errors import CheckpointError, RunError, RunTakenError
-from spherenet.files import file_kind, is_temporary, make_folder, open_regular, read_json, remove, sync, write_json
+from spherenet.files import (
+    atomic_file,
+    file_kind,
+    is_temporary,
+    make_folder,
+    open_regular,
+    read_json,
+    remove,
+    sync,
+    to_json,
+    user_path,
+    write_json,
+)
 from spherenet.runs.checkpoints import Checkpoint, Checkpoints, load_checkpoint, write_tensors
 from spherenet.runs.metrics import MetricsFile
 from spherenet.text import is_utf8
@@ -43,7 +55,7 @@ class RunDirectory:
             RunTakenError: If the folder contains a run.
             RunError: If the folder contains other files, or cannot be created.
         """
-        folder = Path(path)
+        folder = user_path(path)
         if not is_utf8(folder):  # checkpoints could be written, but not read
             raise RunError(f"{folder} must be a path in UTF-8, because safetensors reads no others.")
         if (folder / _CONFIG).exists():
@@ -72,7 +84,7 @@ class RunDirectory:
     @classmethod
     def find(cls, path: str | Path) -> RunDirectory:
         """Open the folder of an existing run whatever else it contains. Raises RunError if it is not a run."""
-        folder = Path(path)
+        folder = user_path(path)
         if not folder.is_dir():
             raise RunError(f"{folder} is not a folder.")
         if not os.path.lexists(folder / _CONFIG):
@@ -156,9 +168,15 @@ class RunDirectory:
         """Content of config.json. Raises RunError if it cannot be read."""
         return self._read(_CONFIG)
 
-    def write_config(self, config: Mapping[str, Any]) -> None:
-        """Write config.json. A folder with this file is a run."""
-        write_json(self.path / _CONFIG, config)
+    def write_config(self, config: Mapping[str, Any], before_replacing: Callable[[], None] = lambda: None) -> None:
+        """Write config.json. A folder with this file is a run.
+
+        `before_replacing` is called when the new file is complete and has not replaced the old one.
+        """
+        with atomic_file(self.path / _CONFIG) as file:
+            file.write_text(to_json(config), encoding="utf-8")
+            sync(file)
+            before_replacing()
 
     @property
     def finished(self) -> bool:

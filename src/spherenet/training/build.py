@@ -90,8 +90,14 @@ def build_data(
 
 
 def split_folds(dataset: Dataset, folds: int, fold: int) -> Dataset:
-    """Return a data set whose test images are one stratified, reproducible fold of the training images."""
+    """Return a data set whose test images are one stratified, reproducible fold of the training images.
+
+    Raises:
+        ValueError: If there are more folds than images.
+    """
     labels = dataset.train.labels
+    if folds > len(labels):
+        raise ValueError(f"folds must be at most {len(labels)}, the number of training images, got {folds}.")
     fold_of_image = torch.empty_like(labels)
     fold_of_image[_sorted_by_class(labels)] = torch.arange(len(labels)) % folds
     test, train = (fold_of_image == fold).nonzero().flatten(), (fold_of_image != fold).nonzero().flatten()
@@ -102,8 +108,10 @@ def split_validation(dataset: Dataset, fraction: float) -> Dataset:
     """Return a data set whose validation images are a fraction of the training images, which no longer contain them.
 
     Raises:
-        ValueError: If no class has two training images.
+        ValueError: If no class has two training images, or if there are validation images.
     """
+    if dataset.validation is not None:
+        raise ValueError(f"validation_fraction must be 0 for a folder with val/ and test/, got {fraction}.")
     mask = dataset.train.held_out(fraction)
     if not mask.any():
         raise ValueError("validation_fraction must be 0 if every class has a single training image.")
@@ -112,7 +120,7 @@ def split_validation(dataset: Dataset, fraction: float) -> Dataset:
 
 
 def subsample(dataset: Dataset, count: int) -> Dataset:
-    """Return a data set with a stratified, reproducible subset of `count` training images.
+    """Return a data set with a stratified, reproducible subset of `count` training images, with all classes.
 
     Raises:
         ValueError: If there are fewer images, or if `count` is less than the number of classes.
@@ -121,9 +129,20 @@ def subsample(dataset: Dataset, count: int) -> Dataset:
     if not len(dataset.classes) <= count <= len(labels):
         allowed = f"from {len(dataset.classes)} (one image per class) to {len(labels)} (all images)"
         raise ValueError(f"train_images must be {allowed}, got {count}.")
-    # Evenly spaced indices of the images sorted by class: a proportional number from each class.
-    spaced = torch.arange(count) * len(labels) // count
-    return replace(dataset, train=dataset.train.subset(_sorted_by_class(labels)[spaced].sort().values))
+    by_class = _sorted_by_class(labels)
+    chosen = _evenly_spaced(by_class, count)
+    if len(set(labels[chosen].tolist())) < len(set(labels.tolist())):
+        # Classes with few images were left out: one image of each class first.
+        sorted_labels = labels[by_class]
+        is_first = sorted_labels != torch.cat([sorted_labels.new_full((1,), -1), sorted_labels[:-1]])
+        first, others = by_class[is_first], by_class[~is_first]
+        chosen = torch.cat([first, _evenly_spaced(others, count - len(first))])
+    return replace(dataset, train=dataset.train.subset(chosen.sort().values))
+
+
+def _evenly_spaced(indices: Tensor, count: int) -> Tensor:
+    """Return `count` of the indices; of indices sorted by class, a proportional number from each class."""
+    return indices[torch.arange(count) * len(indices) // max(count, 1)]
 
 
 def _sorted_by_class(labels: Tensor) -> Tensor:

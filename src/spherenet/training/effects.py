@@ -12,6 +12,13 @@ __all__ = ["options_without_effect"]
 _SETS = ("mnist5k", "cifar10", "cifar100")
 _WITHOUT_ANNEALING = ("softmax", "w-", "cosface", "arcface", "sphereface2")
 
+
+def _is_annealed(config: TrainConfig) -> bool:
+    """Return whether λ changes: by default if the margin gradient is full, which no loss has unless it is set."""
+    annealing = config.margin_gradient == "full" if config.annealing is None else config.annealing
+    return annealing and not config.loss.startswith(_WITHOUT_ANNEALING)
+
+
 CONDITIONS: tuple[tuple[tuple[str, ...], Callable[[TrainConfig], bool], str], ...] = (
     (("test_fraction", "resize", "split_rule", "on_broken"), lambda c: c.data not in _SETS, "on this data set"),
     (("fold",), lambda c: c.folds > 0, "without --folds"),
@@ -20,8 +27,9 @@ CONDITIONS: tuple[tuple[tuple[str, ...], Callable[[TrainConfig], bool], str], ..
     (("keep_norms_mode",), lambda c: c.keep_norms, "without --keep-norms"),
     (("k_sharing",), lambda c: c.operator == "learnable", "without --operator learnable"),
     (("shortcut",), lambda c: c.model.startswith("resnet"), "on a network without shortcuts"),
-    (("annealing", "lambda_floor", "lambda_floor_at"), lambda c: not c.loss.startswith(_WITHOUT_ANNEALING),
-     "on this loss"),
+    (("annealing",), lambda c: not c.loss.startswith(_WITHOUT_ANNEALING), "on this loss"),
+    (("lambda_floor", "lambda_floor_at"), _is_annealed, "without --annealing true and a margin loss"),
+    (("loss_k",), lambda c: c.loss.endswith("sigmoid"), "on this loss"),
     (("bn_lag_momentum", "bn_lag_variance"), lambda c: "lagging" in (c.bn_eval or []), "without --bn-eval lagging"),
     (("bn_precise_images",), lambda c: "precise" in (c.bn_eval or []), "without --bn-eval precise"),
 )  # fmt: skip

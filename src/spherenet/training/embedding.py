@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from spherenet.data import Preprocessing, read_pixels
 from spherenet.data.images import normalize
-from spherenet.data.listing import image_files
+from spherenet.data.listing import image_files, split_folders
 from spherenet.data.workers import read_ahead
 from spherenet.errors import DataError
 from spherenet.training.distributed import Processes
@@ -25,8 +25,9 @@ __all__ = ["embed_images", "find_images"]
 def find_images(sources: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the paths and labels of images and of folders of images.
 
-    The label of an image in a folder is the name of the folder below it that contains the image, as in training. Images
-    that are given themselves, and those directly in a folder, have the label "".
+    The label of an image in a folder is the name of its class as in training: of the folder below it that contains the
+    image, or of the one below that if the folder has `train/` and `val/` or `test/`. Images that are given themselves,
+    and those beside the folders of classes, have the label "".
 
     Raises:
         DataError: A path does not exist, or a folder has no images.
@@ -37,12 +38,18 @@ def find_images(sources: Sequence[str]) -> tuple[list[str], list[str]]:
         if not os.path.exists(source):
             raise DataError(f"there is no image or folder {source!r}.")
         if os.path.isdir(source):
-            below = sorted(path for path, is_image in image_files(Path(source)) if is_image)
+            # Folders of classes may be links, as in training.
+            splits = {folder.name for folder in split_folders(Path(source)).values()}
+            images = image_files(Path(source), links=2 if len(splits) > 1 else 1)
+            below = sorted(path for path, is_image in images if is_image)
             if not below:
                 raise DataError(f"the folder {source!r} has no images.")
-            parts = [Path(path).relative_to(Path(source)).parts for path in below]
             files += below
-            labels += [folders[0] if len(folders) > 1 else "" for folders in parts]
+            for path in below:
+                folders = Path(path).relative_to(Path(source)).parts[:-1]
+                if len(splits) > 1 and folders and folders[0] in splits:
+                    folders = folders[1:]
+                labels.append(folders[0] if folders else "")
         else:
             files.append(source)
             labels.append("")

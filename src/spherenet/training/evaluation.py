@@ -59,6 +59,11 @@ def training_order(
             f"batch_size must be at least {processes.world * config.accumulate} ({processes.world} processes × "
             f"{config.accumulate} micro-batches), got {batch_size}."
         )
+    if smallest == 1 and config.feature_batch_norm:
+        raise ValueError(
+            f"batch_size must be at least {2 * processes.world * config.accumulate} with feature_batch_norm (two "
+            f"images per process and micro-batch), got {batch_size}."
+        )
     return _micro_batches(num_examples, config, processes, first_step)
 
 

@@ -58,6 +58,11 @@ class Protocols:
         self.names: tuple[str, ...] = tuple(config.bn_eval or ("running",)) if self._layers else ()
         if "batch" in self.names and config.eval_batch_size < 2:
             raise ValueError(f"eval_batch_size must be at least 2 with bn_eval batch, got {config.eval_batch_size}.")
+        measured = min(config.bn_precise_images, len(train))
+        if "precise" in self.names and measured < 2 * processes.world:
+            raise ValueError(
+                f"bn_precise_images must be at least {2 * processes.world}, two images per process, got {measured}."
+            )
         self._lagging: dict[str, Tensor] = {}
         if "lagging" in self.names:
             for name, layer in self._layers.items():
@@ -71,6 +76,12 @@ class Protocols:
     def primary(self) -> str | None:
         """The protocol of the best checkpoint and the summary."""
         return self.names[0] if self.names else None
+
+    def require_batches(self, split: Split) -> None:
+        """Raise ValueError if a split has too few images for the statistics of batches."""
+        smallest = 2 * self._processes.world
+        if "batch" in self.names and len(split) < smallest:
+            raise ValueError(f"bn_eval must not have batch for fewer than {smallest} images, got {len(split)}.")
 
     def buffers(self) -> list[Tensor]:
         """Return the lagging statistics, which a skipped step must not change."""

@@ -20,6 +20,7 @@ from torch import nn
 from spherenet import __version__
 from spherenet.data import Dataset
 from spherenet.errors import DataError, RunError
+from spherenet.files import user_path
 from spherenet.kernels.dispatch import implementation_name
 from spherenet.runs import RunDirectory
 from spherenet.training.build import build_augmentation, build_data, build_model, located
@@ -85,7 +86,7 @@ def train(
         resume = resume or any_restarted
         options = {name: value for name, value in config.as_dict().items() if name not in PER_PROCESS}
         processes.require_same({**options, "resume": resume, "allow_changes": allow_changes})
-        run = RunDirectory.open(output) if resume else RunDirectory(Path(output))
+        run = RunDirectory.open(output) if resume else RunDirectory(user_path(output))
         recorded = config_of(run) if resume else None
         # The images that a run has skipped stay skipped, without decoding all of them again.
         is_known = recorded is not None and not allow_changes and recorded.on_broken == config.on_broken
@@ -124,12 +125,13 @@ def train(
                 changes = _evaluation_changes(run, config, dataset) if allow_changes else []
                 for message in changes:
                     main_reporter.warned(message)
-                if changes:
-                    trainer.forget_evaluations()
+                forget = trainer.forget_evaluations if changes else lambda: None
                 if processes.is_main:
                     description = _resumed(run.config, description, config, trainer.step, keep=not allow_changes)
-                    _record(run, description, required=allow_changes, warn=main_reporter.warned)
+                    _record(run, description, forget, required=allow_changes, warn=main_reporter.warned)
                     run.cut_back(trainer.step)
+                else:
+                    forget()
             outcome = trainer.train(stop)
             if outcome.signal is None and processes.is_main:
                 run.write_summary(_summary(outcome, config, dataset, trainer))
@@ -150,6 +152,10 @@ def _evaluation_changes(run: RunDirectory, config: TrainConfig, dataset: Dataset
             f"the run was evaluated with {protocols[0]} BatchNorm statistics, now with {protocols[1]} ones: the best "
             "checkpoint is selected anew."
         )
+    prepared = [name for name in ("image_size", "channels", "resize") if getattr(before, name) != getattr(config, name)]
+    if prepared and run.config.get("preprocessing") != dataset.preprocessing.as_dict():
+        options = ", ".join(map(option_name, prepared))
+        messages.append(f"images are prepared differently with {options}: the best checkpoint is selected anew.")
     try:
         require_same_data(run.config, dataset, "the run continues on these")
     except DataError as error:
@@ -188,14 +194,24 @@ def _resumed(
     return {**now, **kept, "train": new, "history": [*history, entry]}
 
 
-def _record(run: RunDirectory, description: dict[str, Any], *, required: bool, warn: Callable[[str], None]) -> None:
+def _record(
+    run: RunDirectory,
+    description: dict[str, Any],
+    forget: Callable[[], None],
+    *,
+    required: bool,
+    warn: Callable[[str], None],
+) -> None:
     """Write config.json of a run that is resumed. If nothing but the history has changed, the run continues without it.
+
+    `forget` is called when the new file is complete, and before it replaces the old one: a full disk loses no
+    checkpoint, and a process that is killed in between leaves none that belongs to other options.
 
     Raises:
         RunError: If it is required and cannot be written. The run is unchanged then.
     """
     try:
-        run.write_config(description)
+        run.write_config(description, forget)
     except OSError as error:
         message = f"config.json of {run.path} could not be written ({error.strerror})"
         if required:

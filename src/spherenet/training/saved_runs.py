@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -175,14 +176,14 @@ def load_predictor(path: str | Path, checkpoint: str = "last") -> Predictor:
         RunError, CheckpointError, ModelError: If the folder is neither, or is corrupt.
         ValueError: If the best checkpoint of an exported model is requested.
     """
-    if _is_exported(path) and checkpoint != "last":
-        raise ValueError(f"checkpoint must be last for an exported model, which has no others, got {checkpoint}.")
     if not _is_exported(path):
         run = load_run(path, checkpoint)
         _require_image_size(run.model, run.preprocessing, path)
         return Predictor(run.model, run.classes, run.preprocessing, run.warnings)
+    if checkpoint != "last":
+        raise ValueError(f"checkpoint must be last for an exported model, which has no others, got {checkpoint}.")
     metadata = load_metadata(path)
-    model = load_model(path)
+    model = load_model(path).float()  # images are float32
     try:
         classes = _class_names(metadata["classes"], model)
         preprocessing = Preprocessing.from_dict(metadata["preprocessing"])
@@ -194,11 +195,16 @@ def load_predictor(path: str | Path, checkpoint: str = "last") -> Predictor:
 
 
 def _require_image_size(model: Classifier, preprocessing: Preprocessing, path: str | Path) -> None:
-    """Raise ModelError if a network does not take images of the size that its preprocessing gives."""
+    """Raise ModelError if a network does not take images of the size that its preprocessing gives.
+
+    On the meta device: the size comes from a file, and images of that size may not fit the memory.
+    """
     height, width = preprocessing.size
     try:
         with torch.no_grad():
-            model(torch.zeros(1, preprocessing.channels, height, width))
+            copy.deepcopy(model).to("meta")(torch.zeros(1, preprocessing.channels, height, width, device="meta"))
+    except NotImplementedError:  # an operation that needs values
+        return
     except (RuntimeError, ValueError):
         shape = f"{height} × {width} with {preprocessing.channels} channels"
         raise ModelError(
@@ -232,8 +238,10 @@ def export_run(
     is_folder = (format_of(target) if format is None else format) == "folder"
     if with_preprocessing and is_folder:
         raise ValueError("with_preprocessing must be left out for a folder, which contains its preprocessing.")
-    record = None if is_folder else preprocessing_file(user_path(target))
-    if not overwrite and (Path(target).is_file() or (Path(target).is_dir() and any(Path(target).iterdir()))):
+    format = format_of(target) if format is None else format
+    file = user_path(target) if is_folder else output_file(target, f"model{SUFFIXES.get(format, '')}")
+    record = None if is_folder else preprocessing_file(file)
+    if not overwrite and (file.is_file() or (file.is_dir() and any(file.iterdir()))):
         raise ModelError(f"{target} exists: add --overwrite, or choose another target.")
     run = load_run(path, checkpoint)
     for message in run.warnings:
@@ -247,11 +255,10 @@ def export_run(
         model, example = PixelInput(run.model, run.preprocessing).eval(), pixel_example(run.preprocessing)
     if record is None:
         return export_model(model, target, format, metadata=metadata, card=model_card(run), overwrite=overwrite)
-    format = format_of(target) if format is None else format
     content = preprocessing_record(run.preprocessing, pixel_input=with_preprocessing, metadata=metadata)
-    _require_own_record(record, content, Path(user_path(target)), overwrite)
+    _require_own_record(record, content, file, overwrite)
     # One block for both files, which must belong together.
-    with writing(output_file(target, f"model{SUFFIXES.get(format, '')}")) as file, atomic_file(file) as temporary:
+    with writing(file) as file, atomic_file(file) as temporary:
         try:
             export_model(model, temporary, format, example=example, metadata=metadata)
         except ModelError as error:
@@ -316,7 +323,7 @@ def commands_of(description: Mapping[str, Any]) -> list[str]:
 
 
 def _is_exported(path: str | Path) -> bool:
-    return (Path(path) / "model.safetensors").is_file()
+    return (user_path(path) / "model.safetensors").is_file()
 
 
 SPLITS = {"train": "training", "validation": "validation", "test": "test"}

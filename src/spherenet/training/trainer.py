@@ -90,6 +90,8 @@ class Trainer:
         # SyncBatchNorm may have replaced modules: the model that is saved and evaluated is the one that is trained.
         self.model: nn.Module = self.ddp.get_submodule("module") if self.uses_ddp else self.ddp
         self.protocols = Protocols(self.model, dataset.train, config, processes)
+        for split in filter(None, (dataset.validation, dataset.test)):
+            self.protocols.require_batches(split)
         if config.bn_eval is not None and not self.protocols.names:
             self.reporter.warned(
                 "--bn-eval has no effect: the network has no BatchNorm layers with running statistics."
