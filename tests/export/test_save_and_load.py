@@ -273,3 +273,10 @@ def test_invalid_arguments_raise(network, tmp_path):
     save_model(network(), tmp_path / "saved")
     with pytest.raises(ValueError, match=r"device must be a torch device such as .*, got 'gpu'"):
         load_model(tmp_path / "saved", device="gpu")
+
+
+def test_class_weights_that_were_replaced_are_saved(tmp_path):
+    model = sn.create_model("cnn-3", 3, widths=(4, 4, 4), loss_options={"class_weight": torch.tensor([1.0, 2.0, 3.0])})
+    model.criterion.class_weight = torch.tensor([0.1, 2.0, 5.0])
+    save_model(model, tmp_path / "model")
+    assert torch.equal(load_model(tmp_path / "model").criterion.class_weight, model.criterion.class_weight)

@@ -67,13 +67,15 @@ def metadata_as_json(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
 def model_description(model: Classifier) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Return the arguments of `create_model` that reproduce this model, and its conversion record, as JSON.
 
-    If the annealing was replaced later, its current value is used. The record is None if the model was not converted
+    If the annealing or the class weights were replaced later, their current values are used. The record is None if the model was not converted
     after its creation. Raises ModelError if the arguments contain objects, or if the model is not what they describe,
     e.g. because it has another loss.
     """
     if not model.config.get("name"):
         raise ModelError("model must be created by create_model to be saved as a folder, got a config without a name.")
     config = {name: to_json(name, value) for name, value in model.config.items()}
+    if "loss_options" in config and (weight := getattr(model.criterion, "class_weight", None)) is not None:
+        config["loss_options"] = {**config["loss_options"], "class_weight": to_json("class_weight", weight)}
     described = build_on_meta(config, "the model's config")
     if isinstance(model.criterion, MarginLoss) and isinstance(described.criterion, MarginLoss):
         if model.criterion.annealing != described.criterion.annealing:
