@@ -2,9 +2,9 @@
 
 python docs/images/protocol.py [FILE]
 
-authors_logs.csv has numbers of the logs that the authors released with their code (github.com/wy1iu/SphereNet), at the
-paper's widths: test accuracy every 500 iterations, and the mean training accuracy of the five batches logged since the
-last one.
+authors_logs.csv has averages of the logs that the authors released with their code (github.com/wy1iu/SphereNet), at the
+paper's widths: training and test accuracy over 1,000 iterations each (10 batches, 2 evaluations). Our curves beside
+them are averaged in the same way.
 """
 
 import csv
@@ -23,7 +23,7 @@ from spherenet.report.runs import Curve
 
 HERE = Path(__file__).parent
 RUNS = HERE.parents[1] / "results" / "long" / "fig-protocol"
-LAST, EVERY = 5000, 500
+LAST, EVERY = 5000, 1000
 NETWORKS = {
     "cnn-9": ("none_cnn-9", "cosine_cnn-9"),
     "resnet-32": ("none_resnet-32", "linear_resnet-32"),
@@ -33,20 +33,26 @@ DASHES: dict[str, Any] = {"training": (0, (1, 1.5)), "lagging": "solid", "runnin
 
 
 def read_authors_logs(path: Path = HERE / "authors_logs.csv") -> dict[str, dict[str, Curve]]:
-    """Return the training and the test accuracy by the name of our cell. Their test accuracy is a lagging one."""
+    """Return training and test accuracy by the name of our cell, at the middle of each interval.
+
+    Their test accuracy is one with lagging statistics.
+    """
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     curves: dict[str, dict[str, Curve]] = {}
     for row in rows:
         own = curves.setdefault(row["cell"], {"training": Curve([], []), "lagging": Curve([], [])})
-        for curve, column in ((own["training"], "training accuracy"), (own["lagging"], "test accuracy")):
-            curve.steps.append(int(row["iteration"]))
+        for curve, column in ((own["training"], "mean training accuracy"), (own["lagging"], "mean test accuracy")):
+            curve.steps.append(int(row["up to iteration"]) - EVERY // 2)
             curve.values.append(float(row[column]))
     return curves
 
 
 def our_curve(grid: Grid, cell: str, name: str) -> Curve:
-    """Return a mean over the seeds: test accuracy with BatchNorm statistics, or training accuracy in steps of 500."""
+    """Return a mean over the seeds: test accuracy with BatchNorm statistics, or training accuracy.
+
+    Those that are drawn beside the authors' are averaged over the same intervals.
+    """
     found = grid.cell(cell)
     if found is None or not found.runs:
         sys.exit(f"The figure needs finished runs of {cell} in {RUNS}, found none.")
@@ -54,16 +60,17 @@ def our_curve(grid: Grid, cell: str, name: str) -> Curve:
         run.curve("train", "accuracy") if name == "training" else run.curve("test", "accuracy", name)
         for run in found.runs.values()
     ]
-    if name == "training":
+    if name in ("training", "lagging"):
         curves = [_averaged(curve) for curve in curves]
     return Curve(curves[0].steps, [fmean(values) for values in zip(*(curve.values for curve in curves), strict=True)])
 
 
 def _averaged(curve: Curve) -> Curve:
-    """Return the means over `EVERY` iterations."""
-    steps = range(EVERY, max(curve.steps) + 1, EVERY)
+    """Return the means over `EVERY` iterations, at the middle of each interval."""
+    ends = range(EVERY, max(curve.steps) + 1, EVERY)
     points = list(zip(curve.steps, curve.values, strict=True))
-    return Curve([*steps], [fmean(v for s, v in points if step - EVERY < s <= step) for step in steps])
+    means = [fmean(value for step, value in points if end - EVERY < step <= end) for end in ends]
+    return Curve([end - EVERY // 2 for end in ends], means)
 
 
 def draw(axes: Axes, title: str, networks: list[dict[str, Curve]], names: tuple[str, ...]) -> None:

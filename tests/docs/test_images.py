@@ -52,9 +52,9 @@ def test_curves_of_the_authors_have_the_averages_of_the_experiment():
     for cell, averages in logs.accuracies.items():
         for name, average in zip(("training", "lagging"), averages, strict=True):
             curve = curves[cell][name]
-            # A mean of training accuracies is over the 500 iterations up to its own.
+            # Each is a mean over 1,000 iterations, the first after iteration 1,000.
             values = [v for s, v in zip(curve.steps, curve.values, strict=True) if logs.first <= s <= logs.last]
-            assert len(values) == 8
+            assert len(values) == 4
             assert round(100 * fmean(values), 1) == average
 
 

@@ -67,9 +67,9 @@ def metadata_as_json(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
 def model_description(model: Classifier) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Return the arguments of `create_model` that reproduce this model, and its conversion record, as JSON.
 
-    If the annealing or the class weights were replaced later, their current values are used. The record is None if the model was not converted
-    after its creation. Raises ModelError if the arguments contain objects, or if the model is not what they describe,
-    e.g. because it has another loss.
+    If the annealing or the class weights were replaced later, their current values are used. The record is None if the
+    model was not converted after its creation. Raises ModelError if the arguments contain objects, or if the model is
+    not what they describe, e.g. because it has another loss.
     """
     if not model.config.get("name"):
         raise ModelError("model must be created by create_model to be saved as a folder, got a config without a name.")
