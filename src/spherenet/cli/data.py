@@ -39,7 +39,6 @@ def data_parser() -> Parser:
     parser.add_argument("--download", action="store_true", help="download cifar10 or cifar100 if it is missing")
     text = "fraction of a folder without val/ or test/ that is used for testing"
     add_option(parser, "--test-fraction", type=float, default=0.1, help=text)
-    add_option(parser, "--seed", type=int, default=0, help="seed of the choice of these images")
     add_option(
         parser, "--workers", type=int, default=0, at_least=0, at_most=MAX_WORKERS, help="processes that decode images"
     )
@@ -90,7 +89,7 @@ def _list_datasets(arguments: Namespace) -> None:
     console = stdout_console()
     console.print(table)
     for row in rows:
-        missing = "any folder, given by --data-dir" if row["name"] == "folder" else "not available"
+        missing = "any folder, given by its path" if row["name"] == "folder" else "not available"
         if row["name"].startswith("cifar"):
             missing = f"not available; download with spherenet data {row['name']} --download"
         where = f"found at {row['found']}" if row["found"] else missing
@@ -107,7 +106,6 @@ def _check_dataset(arguments: Namespace) -> None:
             name,
             folder,
             test_fraction=arguments.test_fraction,
-            seed=arguments.seed,
             broken=(),  # all images are decoded below
             download=arguments.download,
             progress=progress,

@@ -25,7 +25,7 @@ def demo_parser() -> Parser:
   spherenet demo exported-model --port 8080 --no-browser""",
     )
     parser.add_argument("model", nargs="?", metavar="MODEL", help="folder of a run or an exported model")
-    text = "port of the page; by default a free one"
+    text = "port of the page; 0 for a free one"
     add_option(parser, "--port", type=int, default=0, at_least=0, at_most=65535, help=text)
     parser.add_argument("--no-browser", action="store_true", help="print the address only")
     return parser

@@ -62,7 +62,7 @@ def plan_parser() -> Parser:
     text = "fraction of the classes that a sharded head uses in each step"
     add_option(parser, "--sample-rate", type=float, default=1.0, help=text)
     parser.add_argument("--memory", type=_memory, metavar="SIZE", help="memory of one process, e.g. 80GB or 40GiB")
-    add_option(parser, "--device", type=Literal["gpu", "cpu"], default="gpu", help="size of blocks: on GPUs or CPUs")
+    add_option(parser, "--device", type=Literal["gpu", "cpu"], default="gpu", help="device whose block size is assumed")
     parser.add_argument("--json", action="store_true", help="print bytes as JSON instead of a table")
     return parser
 

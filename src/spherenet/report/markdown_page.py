@@ -9,7 +9,7 @@ from statistics import fmean
 from spherenet.report.claims import CONFIRMED, NOT_DECIDED, OUT_OF_REACH, REFUTED, Verdict, judge
 from spherenet.report.figure import figure_cells, main_grid
 from spherenet.report.grids import PRESETS, Grid, GridCell, presets_of
-from spherenet.report.runs import STEADY, ReportedRun, has_steady_pace, mean_between, provenance
+from spherenet.report.runs import STEADY, ReportedRun, command_and_details, has_steady_pace, mean_between
 from spherenet.report.tables import COLUMNS, PROTOCOLS, GridLayout, cell_text, protocol_rows, row_name, table_rows
 from spherenet.text import as_number, markdown
 
@@ -63,8 +63,9 @@ def _front_matter(grids: Sequence[Grid]) -> str:
     if not grids:
         return ""
     runs = sum(len(cell.runs) for grid in grids for cell in grid.cells)
+    experiments = len({grid.id for grid in grids if grid.has_runs})
     text = (
-        f"SphereNets against CNNs in {runs:,} runs of {len(grids)} experiments: test accuracies, and the paper's "
+        f"SphereNets against CNNs in {runs:,} runs of {experiments} experiments: test accuracies, and the paper's "
         "claims with differences and 95 % intervals."
     )
     return f"---\ndescription: {json.dumps(text, ensure_ascii=False)}\n---\n\n"
@@ -128,7 +129,9 @@ def _footer(grid: Grid) -> list[str]:
         one = len(finished) == 1
         times = f"{seconds[0]:.0f} s" if one else f"{min(seconds):.0f} to {max(seconds):.0f} s each"
         count = f"{len(finished)} run{'' if one else 's'}"
-        sections.append(f"{count}, {times}{shared}; {markdown(provenance(finished[0]))}.")
+        command, details = command_and_details(finished[0])
+        code = markdown(command) if "`" in command else f"`{command}`"
+        sections.append(f"{count}, {times}{shared}; {code} ({markdown(details)}).")
     if grid.problems:
         sections.append(f"Left out: {len(grid.problems)} unfinished or unreadable runs.")
     return sections

@@ -98,8 +98,8 @@ def section_of_grid(grid: Grid) -> Section:
         f"Preset {grid.preset}; {grid.shows}. Test accuracy in %, mean ± standard deviation (runs).",
         _accuracy_table(grid),
         _cost_table(measured),
-        [judge(grid, claim) for claim in grid.claims],
-        [_mean_curves(grid, measured)],
+        [judge(grid, claim) for claim in grid.claims] if measured else [],
+        [_mean_curves(grid, measured)] if measured else [],
     )
     for cell in measured:
         section.plots += _learned_k_plots(cell)

@@ -19,6 +19,7 @@ __all__ = [
     "Curve",
     "Quantity",
     "ReportedRun",
+    "command_and_details",
     "distinct_names",
     "early_accuracy",
     "final_accuracy",
@@ -113,7 +114,12 @@ def distinct_names(runs: Sequence[ReportedRun]) -> list[str]:
 
 
 def provenance(run: ReportedRun) -> str:
-    """Return the command of a run, and those that resumed it with changes, with its versions and hardware.
+    """Return the command of a run, and those that resumed it with changes, with its versions and hardware."""
+    return "{} ({})".format(*command_and_details(run))
+
+
+def command_and_details(run: ReportedRun) -> tuple[str, str]:
+    """Return the command of a run with those that resumed it with changes, and its versions and hardware.
 
     The operator is added to a command that does not state it, because its default differs between versions.
     """
@@ -127,7 +133,7 @@ def provenance(run: ReportedRun) -> str:
     entries = [_dict(entry) for entry in history[1:]] if isinstance(history, list) else []
     changes = [str(entry.get("command")) for entry in entries if entry.get("changes")]
     shown = ", ".join(f"{name} {value}" for name, value in details.items())
-    return f"{plain('; '.join([shlex.join(command), *changes]))} ({shown})"
+    return plain("; ".join([shlex.join(command), *changes])), shown
 
 
 def _dict(value: Any) -> dict[str, Any]:

@@ -83,7 +83,7 @@ class TrainConfig:
     )
     channels: int | None = _option(None, DATA, "channels of a folder's images: 1 for gray, 3 for color; default: 3")
     resize: Literal["squash", "crop"] = _option(
-        "crop", DATA, "a folder's images made square: crop keeps the aspect ratio, squash the borders"
+        "crop", DATA, "a folder's images made square: crop cuts the longer side, squash distorts"
     )
     test_fraction: float = _option(
         0.1, DATA, "fraction of each class of a folder without val/ or test/ that is held out for testing"
@@ -140,7 +140,12 @@ class TrainConfig:
     feature_batch_norm: bool = _option(False, NETWORK, "BatchNorm of the features, before the class weights")
     initialization: Literal["he", "orthogonal"] = _option("he", NETWORK, "initial weights: He's, or orthogonal kernels")
 
-    loss: str = _option("softmax", LOSS, "loss: softmax, w-cosine, w-linear, ga-linear, a, s-cosine, arcface, …")
+    loss: str = _option(
+        "softmax",
+        LOSS,
+        "loss: softmax; w-, ga- or s- with linear, cosine or sigmoid, e.g. w-cosine; a, cosface, arcface, sphereface2, "
+        "sphereface-r1, sphereface-r2",
+    )
     m: float | None = _option(None, LOSS, "margin of a margin loss; default: that of the loss")
     s: float | None = _option(None, LOSS, "scale of the logits of s-…, cosface and arcface; default: by class count")
     loss_k: float | None = _option(None, LOSS, "parameter k of a loss with the sigmoid; default: 0.3")
@@ -192,7 +197,7 @@ class TrainConfig:
     energy: float = _option(0.0, TRAINING, "weight of the hyperspherical energy of sphere layers")
     keep_norms: bool = _option(False, TRAINING, "sphere weights kept at their initial norm")
     keep_norms_mode: Literal["renormalize", "project"] = _option(
-        "renormalize", TRAINING, "kept norms: steps renormalized, or projected onto the sphere and relative to the norm"
+        "renormalize", TRAINING, "kept norms: weights rescaled after each step (renormalize) or only rotated (project)"
     )
     init_from: str | None = _option(
         None,
