@@ -93,3 +93,11 @@ def test_page_follows_a_change_of_the_color_scheme(browser, page_file):
     page.emulate_media(color_scheme="dark")
     page.wait_for_function("document.getElementById('plot-0').layout.font.color === '#edeef0'")
     page.close()
+
+
+def test_experiment_without_runs_has_no_plots_and_no_claims(tmp_path):
+    cells = {name: (name, "softmax", None, {}) for name in ("cosine", "none")}
+    grid = make_grid(tmp_path / "grid", cells, [("cosine beats none", [["cosine", "none"]], "accuracy")])
+    section = section_of_grid(read_grid(grid))
+    assert section.verdicts == []
+    assert section.plots == []

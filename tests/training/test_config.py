@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from spherenet.data import load_dataset
+from spherenet.losses import list_losses
 from spherenet.runs import RunDirectory
 from spherenet.training import TrainConfig
 from spherenet.training.build import build_model, lambda_setter
@@ -218,3 +219,10 @@ def test_options_without_effect_are_named():
     assert options_without_effect(TrainConfig(loss="a", margin_gradient="full", lambda_floor=1.0)) == []
     assert len(options_without_effect(TrainConfig(loss="w-cosine", loss_k=0.3))) == 1
     assert options_without_effect(TrainConfig(loss="w-sigmoid", loss_k=0.5)) == []
+
+
+def test_help_names_all_losses():
+    text = TrainConfig.__dataclass_fields__["loss"].metadata["help"]
+    for name in list_losses():
+        prefix, _, angle = name.partition("-")
+        assert name in text or (f"{prefix}-" in text and angle in text), name

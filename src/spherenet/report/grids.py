@@ -142,10 +142,14 @@ class GridClaim:
     protocol: str | None = None
 
     @property
+    def full_text(self) -> str:
+        """The text with the BatchNorm statistics, if they are part of the claim."""
+        return self.text if self.protocol is None else f"{self.text}, {self.protocol} BatchNorm statistics"
+
+    @property
     def statement(self) -> str:
-        """The text with the BatchNorm statistics, if they are part of the claim, and the source."""
-        statistics = "" if self.protocol is None else f", {self.protocol} BatchNorm statistics"
-        return f"{self.text}{statistics} ({self.source})"
+        """The text with the BatchNorm statistics, and the source."""
+        return f"{self.full_text} ({self.source})"
 
 
 @dataclass(frozen=True)
