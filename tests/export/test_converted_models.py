@@ -161,6 +161,13 @@ def test_transformers_models_stay_spherical(vit, tmp_path, operator):
     assert loaded.config.id2label == {0: "ant", 1: "bee"}
 
 
+def test_shared_k_of_transformers_is_refused_before_anything_is_written(vit, tmp_path):
+    model = sn.to_sphere(vit, "learnable", k_sharing="network")
+    with pytest.raises(ModelError, match="transformers does not save; use save_model"):
+        sn.save_pretrained(model, tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
+
+
 def test_bad_folders_of_transformers_are_refused(vit, tmp_path):
     converted, cls = sn.to_sphere(vit), type(vit)
     converted.save_pretrained(tmp_path / "hf")

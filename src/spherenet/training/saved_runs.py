@@ -207,9 +207,8 @@ def _require_image_size(model: Classifier, preprocessing: Preprocessing, path: s
         return
     except (RuntimeError, ValueError):
         shape = f"{height} × {width} with {preprocessing.channels} channels"
-        raise ModelError(
-            f"{path} has a preprocessing for images of {shape}, which its network does not take."
-        ) from None
+        message = f"{path} has a preprocessing for images of {shape}, which its network does not take."
+        raise ModelError(message) from None
 
 
 def export_run(
