@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "OptionCheck",
     "reject_unknown_options",
+    "require_device",
     "require_floating",
     "require_integer",
     "require_number",
@@ -66,6 +67,16 @@ def require_one_of(name: str, value: T, allowed: Iterable[T]) -> T:
     similar = get_close_matches(str(value), [str(choice) for choice in choices], n=1)
     hint = f" Did you mean {similar[0]!r}?" if similar else ""
     raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}.{hint}")
+
+
+def require_device(name: str, device: str | torch.device) -> torch.device:
+    """Return a device that can hold values; raise ValueError with torch's reason otherwise."""
+    try:
+        available = torch.device(device)
+        torch.zeros(1, device=available).item()  # fails on the meta device, whose tensors have no values
+    except (RuntimeError, AssertionError, ValueError) as error:
+        raise ValueError(f"{name} {str(device)!r} is not available here ({str(error).splitlines()[0]}).") from None
+    return available
 
 
 def require_floating(name: str, tensor: Tensor) -> None:

@@ -167,6 +167,29 @@ def test_scores_of_raw_features_ignore_their_length():
     np.testing.assert_allclose(np.linalg.norm(model.directions_, axis=1), 1)
 
 
+@pytest.mark.parametrize("scale", [1e-150, 1e-8, 1e150])
+def test_svc_does_not_depend_on_the_scale_of_raw_features(scale):
+    X, y = DATA["multiclass"]  # noqa: N806
+    expected, model = (
+        SphereSVC(standardize=False, fit_intercept=False, random_state=0).fit(factor * X, y) for factor in (1, scale)
+    )
+    np.testing.assert_allclose(model.directions_, expected.directions_, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(
+        model.decision_function(scale * X), expected.decision_function(X), rtol=1e-6, atol=1e-6
+    )
+    assert np.array_equal(model.decision_function(np.zeros((1, X.shape[1]))), np.zeros((1, len(model.classes_))))
+
+
+@both
+def test_parameters_set_after_fit_change_nothing_before_the_next_fit(cls):
+    X, y = DATA["multiclass"]  # noqa: N806
+    model = cls(angle="sigmoid", k=0.5, random_state=0).fit(X, y)
+    scores = model.decision_function(X)
+    model.set_params(angle="linear", k=0.3, fit_intercept=False, intercept_scaling=5.0, standardize=False)
+    assert np.array_equal(model.decision_function(X), scores)
+    assert not np.array_equal(model.fit(X, y).decision_function(X), scores)
+
+
 def test_smaller_c_gives_a_smaller_scale():
     X, y = DATA["multiclass"]  # noqa: N806
     scales = [SphereLogisticRegression(C=C, random_state=0).fit(X, y).scale_ for C in (0.01, 1.0, 100.0)]

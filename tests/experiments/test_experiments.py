@@ -324,6 +324,13 @@ INVALID = {
 }
 
 
+def test_help_of_tune_does_not_list_options_that_it_refuses():
+    text = tune_parser().format_help()
+    assert "--try-operators" in text
+    assert "--learning-rate" in text
+    assert not [option for option in TUNE_INSTEAD if re.search(rf"--{option}\b", text)]
+
+
 @pytest.mark.parametrize("case", INVALID)
 def test_invalid_input_exits_with_one_sentence(case, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)

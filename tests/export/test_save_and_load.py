@@ -271,8 +271,9 @@ def test_invalid_arguments_raise(network, tmp_path):
     with pytest.raises(TypeError, match="metadata must be None or a mapping"):
         save_model(network(), tmp_path / "saved", metadata=[("a", 1)])
     save_model(network(), tmp_path / "saved")
-    with pytest.raises(ValueError, match=r"device must be a torch device such as .*, got 'gpu'"):
-        load_model(tmp_path / "saved", device="gpu")
+    for device in ("gpu", "cuda:99", "meta"):
+        with pytest.raises(ValueError, match=rf"device '{device}' is not available here \("):
+            load_model(tmp_path / "saved", device=device)
 
 
 def test_class_weights_that_were_replaced_are_saved(tmp_path):

@@ -85,13 +85,13 @@ def run_bench(arguments: Namespace) -> None:
     from spherenet.bench.networks import compare, contestants, hardware
     from spherenet.kernels.dispatch import implementation_name
     from spherenet.models import list_models
-    from spherenet.validation import require_one_of
+    from spherenet.validation import require_device, require_one_of
 
     require_one_of("--network", arguments.network, list_models())
     for operator in arguments.operators:
         require_one_of("--operators", operator, OPERATORS)
     if arguments.device != "cpu":
-        _require_device(arguments.device)
+        require_device("--device", arguments.device)
     networks = contestants(arguments.operators, sphere_norm=arguments.sphere_norm, authors=arguments.authors)
     rows: list[Row] = []
     for mode in ["train", "inference"] if arguments.mode == "both" else [arguments.mode]:
@@ -135,15 +135,6 @@ def _run_suite(arguments: Namespace) -> None:
         print_json(results)
     else:
         _print_suite(results)
-
-
-def _require_device(device: str) -> None:
-    import torch
-
-    try:
-        torch.zeros(1, device=device).item()  # tensors on the device "meta" have no values
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"--device {device!r} is not available here ({str(error).splitlines()[0]}).") from None
 
 
 def _progress(rounds: Iterator[dict[str, float]], total: int, description: str) -> Iterable[dict[str, float]]:

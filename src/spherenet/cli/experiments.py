@@ -172,6 +172,15 @@ def _wrapped(text: str, width: int) -> str:
     )
 
 
+TUNE_INSTEAD = {
+    "operator": "which has --try-operators",
+    "loss": "which has --try-losses",
+    "folds": "which has --number-of-folds",
+    "fold": "which runs all folds",
+}
+"""Options of train that tune refuses, and why."""
+
+
 def tune_parser() -> ConfigParser:
     """Return the parser of `spherenet tune`."""
     parser = ConfigParser(
@@ -187,6 +196,7 @@ def tune_parser() -> ConfigParser:
   spherenet train --config best.yaml""",
         renamed_fields=RENAMED,
         exclusive=EXCLUSIVE,
+        hidden=TUNE_INSTEAD,
     )
     grid = parser.add_argument_group("settings to try")
     operators = ["sigmoid", "linear", "cosine"]
@@ -223,11 +233,9 @@ def run_tune(arguments: Any) -> int:
     for loss in arguments.try_losses:
         require_one_of("--try-losses", loss, list_losses())
     config = located(config_from(arguments, TrainConfig))
-    for option, instead in {"operator": "try-operators", "loss": "try-losses", "folds": "number-of-folds"}.items():
+    for option, instead in TUNE_INSTEAD.items():
         if (value := getattr(config, option)) != getattr(TrainConfig(), option):
-            raise ValueError(f"--{option} must be left out of tune, which has --{instead}, got {value}.")
-    if config.fold:
-        raise ValueError(f"--fold must be left out of tune, which runs all folds, got {config.fold}.")
+            raise ValueError(f"--{option} must be left out of tune, {instead}, got {value}.")
     tried_k, tried_s = arguments.try_k or [], arguments.try_s or []
     settings = create_settings(config, arguments.try_operators, tried_k, arguments.try_losses, tried_s)
     folder, folds = Path(arguments.output), arguments.number_of_folds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -135,6 +135,7 @@ class ConfigParser(_Sentences, jsonargparse.ArgumentParser):
         examples: Lines shown below the options.
         renamed_fields: Earlier names of fields with the current names, accepted as options and as keys of files.
         exclusive: Pairs of fields of which only one can be typed.
+        hidden: Fields that help does not show, because the verb refuses other values than the defaults.
     """
 
     def __init__(
@@ -146,6 +147,7 @@ class ConfigParser(_Sentences, jsonargparse.ArgumentParser):
         examples: str,
         renamed_fields: Mapping[str, str] | None = None,
         exclusive: Sequence[tuple[str, str]] = (),
+        hidden: Container[str] = (),
     ) -> None:
         super().__init__(
             prog=f"spherenet {verb}",
@@ -177,6 +179,8 @@ class ConfigParser(_Sentences, jsonargparse.ArgumentParser):
                 metavar = "DIR" if field.name.endswith("_dir") else None
                 hint = hints[field.name]
                 add_option(groups[title], name, type=hint, default=field.default, help=text, metavar=metavar)
+            if field.name in hidden:
+                self._option_string_actions[name].help = argparse.SUPPRESS
 
     def parse_args(self, args: Sequence[str] | None = None, *more: Any, **options: Any) -> Any:  # type: ignore[override]
         """Parse arguments; exit with one sentence if one is wrong."""

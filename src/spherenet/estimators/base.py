@@ -35,7 +35,9 @@ from sklearn.utils.validation import check_is_fitted, validate_data  # type: ign
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from spherenet.angles import AngleFunction
 from spherenet.layers import AngularHead
+from spherenet.losses.arguments import angle_of_loss
 from spherenet.validation import require_positive
 
 __all__ = ["EPS", "Minimum", "SphereClassifier", "minimize_over_parameters", "positive"]
@@ -109,7 +111,9 @@ class SphereClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     reached the same minimum from each of ten starts; the sigmoid, which is flat far from π/2, did not on two of them.
     """
 
+    angle_: AngleFunction
     classes_: Array
+    constant_: float | None
     directions_: npt.NDArray[np.float64]
     model_: nn.Module
     n_features_in_: int
@@ -134,12 +138,14 @@ class SphereClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"y must have at least 2 classes, got 1 class: {classes.tolist()[0]!r}.")
         max_iter, tol = _positive_integer("max_iter", self.max_iter), positive("tol", self.tol)
         scaler = StandardScaler().fit(X) if self.standardize else None
+        constant = positive("intercept_scaling", self.intercept_scaling) if self.fit_intercept else None
+        angle = angle_of_loss(self.angle, as_python(self.k))
         with torch.inference_mode(False), torch.enable_grad():  # whatever the caller has switched off
-            features = self._features(X, scaler)
+            features = self._features(X, scaler, constant)
             model = self._start(features.shape[1], classes)
             indices = torch.from_numpy(labels)
             minimum = minimize_over_parameters(
-                model, lambda: self._objective(model, features, indices), max_iter=max_iter, tol=tol
+                model, lambda: self._objective(model, angle, features, indices), max_iter=max_iter, tol=tol
             )
         if not minimum.converged:
             warnings.warn(
@@ -149,6 +155,8 @@ class SphereClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 stacklevel=2,
             )
         self.classes_, self.scaler_, self.model_ = classes, scaler, model.requires_grad_(False)
+        # Scores use these, so that set_params has no effect before the next fit.
+        self.angle_, self.constant_ = angle, constant
         self.n_iter_, self.objective_ = minimum.iterations, minimum.value
         self.directions_ = nn.functional.normalize(self._head().weight, eps=EPS).numpy()
         return self
@@ -170,7 +178,7 @@ class SphereClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Return a randomly initialized float64 module from features to an `AngularOutput`."""
 
     @abstractmethod
-    def _objective(self, model: Any, features: Tensor, labels: Tensor) -> Tensor:
+    def _objective(self, model: Any, angle: AngleFunction, features: Tensor, labels: Tensor) -> Tensor:
         """Return the objective: a mean over samples plus penalties."""
 
     @abstractmethod
@@ -185,13 +193,13 @@ class SphereClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float64, reset=False)  # noqa: N806
         with torch.no_grad():
-            return self._scores(self._features(X, self.scaler_))
+            return self._scores(self._features(X, self.scaler_, self.constant_))
 
-    def _features(self, X: Array, scaler: Any) -> Tensor:  # noqa: N803
-        """Return the samples standardized and with the constant feature appended, as configured."""
+    def _features(self, X: Array, scaler: Any, constant: float | None) -> Tensor:  # noqa: N803
+        """Return the samples standardized and with the constant feature appended, if there are any."""
         columns = [X if scaler is None else scaler.transform(X)]
-        if self.fit_intercept:
-            columns.append(np.full((len(X), 1), positive("intercept_scaling", self.intercept_scaling)))
+        if constant is not None:
+            columns.append(np.full((len(X), 1), constant))
         return torch.from_numpy(np.concatenate(columns, axis=1))
 
     def _start(self, in_features: int, classes: Array) -> nn.Module:

@@ -9,11 +9,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from spherenet.angles import DEFAULT_K
-from spherenet.estimators.base import EPS, SphereClassifier, as_python, positive
+from spherenet.angles import DEFAULT_K, AngleFunction
+from spherenet.estimators.base import EPS, SphereClassifier, positive
 from spherenet.layers import AngularHead
 from spherenet.losses import WSoftmaxLoss
-from spherenet.losses.arguments import angle_of_loss
 from spherenet.ops.angular import AngularOutput
 from spherenet.validation import require_one_of
 
@@ -64,7 +63,9 @@ class SphereLogisticRegression(SphereClassifier):
         directions_: Class weights [classes, features (+ 1)] of unit length.
         scale_: Learned scale s.
         model_: Fitted torch module.
+        angle_: Angle function of the scores.
         scaler_: Fitted scaler, or None.
+        constant_: Value of the constant feature, or None.
         n_iter_: Number of iterations.
         objective_: Final objective divided by C·n.
         n_features_in_: Number of features.
@@ -114,21 +115,18 @@ class SphereLogisticRegression(SphereClassifier):
         log_probabilities: npt.NDArray[np.float64] = self._scores_of_samples(X).log_softmax(1).numpy()
         return log_probabilities
 
-    def _loss(self) -> WSoftmaxLoss:
-        return WSoftmaxLoss(self.angle, as_python(self.k))
-
     def _module(self, in_features: int, num_classes: int) -> _ScaledHead:
         return _ScaledHead(in_features, num_classes)
 
-    def _objective(self, model: _ScaledHead, features: Tensor, labels: Tensor) -> Tensor:
+    def _objective(self, model: _ScaledHead, angle: AngleFunction, features: Tensor, labels: Tensor) -> Tensor:
         output: AngularOutput = model(features)
         squared_scale = (2 * model.log_scale).exp()
         penalty = output.cosine.shape[1] * squared_scale / (2 * positive("C", self.C) * len(features))
-        total: Tensor = self._loss()(output, labels) + penalty
+        total: Tensor = WSoftmaxLoss(angle)(output, labels) + penalty
         return total
 
     def _scores(self, features: Tensor) -> Tensor:
-        return self._loss().logits(self.model_(features))
+        return WSoftmaxLoss(self.angle_).logits(self.model_(features))
 
     def _head(self) -> AngularHead:
         return self.model_.head
@@ -198,23 +196,25 @@ class SphereSVC(SphereClassifier):
     def _module(self, in_features: int, num_classes: int) -> AngularHead:
         return AngularHead(in_features, num_classes, eps=EPS, dtype=torch.float64)
 
-    def _objective(self, model: AngularHead, features: Tensor, labels: Tensor) -> Tensor:
+    def _features(self, X: Any, scaler: Any, constant: float | None) -> Tensor:  # noqa: N803
+        """Return unit vectors: the scores do not depend on lengths, and tiny samples stay far above eps."""
+        features = super()._features(X, scaler, constant)
+        largest = features.abs().amax(1, keepdim=True)
+        return nn.functional.normalize(features / largest.where(largest > 0, 1.0), eps=EPS)
+
+    def _objective(self, model: AngularHead, angle: AngleFunction, features: Tensor, labels: Tensor) -> Tensor:
         margin = positive("margin", self.margin)
         if margin > 2:
             raise ValueError(f"margin must be at most 2, the width of the range of g, got {self.margin!r}.")
         squared = require_one_of("loss", self.loss, LOSSES) == "squared_hinge"
-        similarity = self._similarity(model(features))
+        similarity = angle(model(features).cosine)
         target = labels.unsqueeze(1)
         violation = (margin - (similarity.gather(1, target) - similarity)).clamp_min(0).scatter(1, target, 0)
         return (violation.square() if squared else violation).sum(1).mean()
 
     def _scores(self, features: Tensor) -> Tensor:
-        return self._similarity(self.model_(features))
+        similarity: Tensor = self.angle_(self.model_(features).cosine)
+        return similarity
 
     def _head(self) -> AngularHead:
         return self.model_
-
-    def _similarity(self, output: AngularOutput) -> Tensor:
-        """Return g(θ) [n, classes]."""
-        similarity: Tensor = angle_of_loss(self.angle, as_python(self.k))(output.cosine)
-        return similarity

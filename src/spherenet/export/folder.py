@@ -29,6 +29,7 @@ from spherenet.files import atomic_folder, parse_json, read_regular, user_path
 from spherenet.layers import SphereLayer
 from spherenet.models import Classifier
 from spherenet.text import first_line, is_utf8, short
+from spherenet.validation import require_device
 
 __all__ = [
     "CARD_FILE",
@@ -163,13 +164,10 @@ def load_model(
     Raises:
         ModelError: If a file is missing, corrupt or of an unknown format, or if the files or the module do not fit
             together, with the first names of tensors that are missing or unexpected.
-        ValueError: If the device is unknown.
+        ValueError: If the device is unknown or not available.
         TypeError: If model is neither a module nor callable.
     """
-    try:
-        target = torch.device(device)
-    except RuntimeError as error:
-        raise ValueError(f'device must be a torch device such as "cpu" or "cuda:0", got {device!r}.') from error
+    target = require_device("device", device)
     path = user_path(folder)
     config = _read(path)
     weights = StoredWeights.open(path / WEIGHTS_FILE)

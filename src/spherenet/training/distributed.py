@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from spherenet.errors import LostProcessError, RunError, SphereNetError
 from spherenet.kernels.dispatch import leave_out_of_ddp
+from spherenet.validation import require_device
 
 __all__ = ["TIMEOUT", "Processes"]
 
@@ -241,9 +242,4 @@ def _variable(name: str, default: int, least: int = 0, most: int | None = None) 
 def _device(name: str | None, local_rank: int | None) -> torch.device:
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device("cuda", local_rank) if name == "cuda" and local_rank is not None else torch.device(name)
-        torch.zeros(1, device=device).item()  # fails on the meta device, whose tensors have no values
-    except (RuntimeError, AssertionError, ValueError) as error:
-        raise ValueError(f"device {name!r} is not available here ({str(error).splitlines()[0]}).") from None
-    return device
+    return require_device("device", f"cuda:{local_rank}" if name == "cuda" and local_rank is not None else name)
