@@ -165,11 +165,11 @@ def test_trace_computes_the_layer(form, tmp_path):
     torch.testing.assert_close(torch.jit.load(tmp_path / "layer.ts")(second), layer(second))
 
 
-@pytest.mark.parametrize("form", FORMS[:3:2], ids=str)  # onnxruntime has no float64, which centered patches use
+@every_form
 @pytest.mark.parametrize("dynamo", [True, False])
 @pytest.mark.filterwarnings("ignore")
 def test_exporter_of_torch_writes_the_layer(form, dynamo, tmp_path):
-    layer, x = sn.SphereConv2d(3, 8, 3, padding=1, **form).eval(), torch.randn(1, 3, 6, 6)
+    layer, x = sn.SphereConv2d(3, 8, 3, padding=1, stride=2, **form).eval(), torch.randn(1, 3, 7, 6)
     file = str(tmp_path / "layer.onnx")
     torch.onnx.export(layer, (x,), file, dynamo=dynamo, verbose=False)
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from spherenet.angles import AngleFunction
 from spherenet.layers import SphereConv1d, SphereConv2d, SphereConv3d, SphereLayer, SphereLinear
 from spherenet.magnitudes import Magnitude
-from spherenet.ops.geometry import Geometry, convolve, resolve_padding
+from spherenet.ops.geometry import Geometry, convolve, resolve_padding, sum_slices
 from spherenet.ops.norms import SHRINK, autocast_is_on, direction, without_autocast, working_dtype
 from spherenet.ops.sphere_conv import FLAT, center_weight
 
@@ -253,8 +253,8 @@ class FrozenSphereConv(_FrozenSphereLayer):
         flat = None
         if self.center_patch:
             wide = _widened(x)
-            squares = _window_sum(self._per_group(wide * wide), geometry)
-            sums = _window_sum(self._per_group(wide), geometry)
+            squares = sum_slices(self._per_group(wide * wide), geometry)
+            sums = sum_slices(self._per_group(wide), geometry)
             inverse_norm, flat = self._centered_inverse_norm(squares, sums)
         else:
             maps = self._per_group(self._squares(x))
@@ -332,24 +332,6 @@ def restore_constants(constants: list[tuple[nn.Module, str, Tensor]], dtype: tor
 def _widened(x: Tensor) -> Tensor:
     """Return x in float64, in which Σx² − (Σx)²/n does not cancel; MPS has no float64."""
     return x if x.device.type == "mps" else x.double()
-
-
-def _window_sum(maps: Tensor, geometry: Geometry) -> Tensor:
-    """Return the sums over the windows of a convolution as sums of slices, one dimension after the other.
-
-    ONNX Runtime has neither convolutions nor poolings in float64, but slices.
-    """
-    padding = [int(amount) for amount in geometry.padding]
-    if any(padding):
-        maps = F.pad(maps, [amount for amount in reversed(padding) for _ in range(2)])
-    for dim, (size, stride, dilation) in enumerate(
-        zip(geometry.kernel_size, geometry.stride, geometry.dilation, strict=True), start=2
-    ):
-        before: tuple[slice, ...] = (slice(None),) * dim
-        length = (size - 1) * dilation
-        terms = [maps[(*before, slice(i * dilation, i * dilation - length or None, stride))] for i in range(size)]
-        maps = sum(terms[1:], terms[0])
-    return maps
 
 
 def _reusable(tensor: Tensor) -> Tensor | None:

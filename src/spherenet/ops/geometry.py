@@ -19,6 +19,7 @@ __all__ = [
     "per_dimension",
     "resolve_padding",
     "spread",
+    "sum_slices",
     "window_sum",
 ]
 
@@ -152,14 +153,35 @@ def window_sum(maps: Tensor, geometry: Geometry, *, of_squares: bool = True) -> 
     if geometry.is_pointwise:
         return maps
     kernel_size, stride, padding, dilation, _, _ = geometry
+    exported = torch.compiler.is_exporting() or is_jit_tracing()
+    if exported and maps.dtype == torch.float64:
+        return sum_slices(maps, geometry)
     # Not in files for other programs: torch's exporter to ONNX ignores divisor_override.
-    if geometry.is_pooling and not torch.compiler.is_exporting() and not is_jit_tracing():
+    if geometry.is_pooling and not exported:
         return F.avg_pool2d(maps, kernel_size, stride, padding, divisor_override=1)  # type: ignore[arg-type]
     groups = maps.shape[1]
     box = maps.new_ones(groups, 1, *kernel_size)
     sums = _CONVOLUTION[box.dim()](maps, box, None, stride, padding, dilation, groups)
     # Some convolution algorithms (Winograd, FFT) return a tiny negative number for a sum of zeros.
     return sums.clamp_min(0) if of_squares else sums
+
+
+def sum_slices(maps: Tensor, geometry: Geometry) -> Tensor:
+    """Return the sums of `window_sum` as sums of slices, one dimension after the other.
+
+    ONNX Runtime has neither convolutions nor poolings in float64, but slices.
+    """
+    padding = [int(amount) for amount in geometry.padding]
+    if any(padding):
+        maps = F.pad(maps, [amount for amount in reversed(padding) for _ in range(2)])
+    for dim, (size, stride, dilation) in enumerate(
+        zip(geometry.kernel_size, geometry.stride, geometry.dilation, strict=True), start=2
+    ):
+        before: tuple[slice, ...] = (slice(None),) * dim
+        length = (size - 1) * dilation
+        terms = [maps[(*before, slice(i * dilation, i * dilation - length or None, stride))] for i in range(size)]
+        maps = sum(terms[1:], terms[0])
+    return maps
 
 
 def spread(sums: Tensor, size: Sequence[int], geometry: Geometry) -> Tensor:
