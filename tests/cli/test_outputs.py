@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from command_line import TINY, command, one_sentence, spherenet
 from faults.folders import sign
-from made_runs import finish_job, make_grid
+from made_runs import finish_job, make_grid, make_run
 from spherenet.experiments.jobs import create_settings, create_tuning_jobs
 from spherenet.export import load_model
 from spherenet.runs import RunDirectory
@@ -185,6 +185,24 @@ def test_tables_in_a_pipe_are_complete(trained, tmp_path, capsys, monkeypatch):
     other = shutil.copytree(trained, tmp_path / ("a-long-name-of-a-run-" * 4))
     assert spherenet("report", trained, other) == 0
     assert other.name in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("columns", [10, 40, 60, 80, 100])
+def test_tables_in_narrow_terminals_do_not_cut_words_or_numbers(columns, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    long_name = make_run(tmp_path / ("long-" * 30), [0.1, 0.1234])
+    for arguments, words in {
+        ("plan", "--classes", "1000000", "--features", "64", "--gpus", "8"): ["strategy", "448 MB", "96.0 MB"],
+        ("data",): ["handwritten", "10,000", "class/name.jpg"],
+        ("report", long_name, make_run(tmp_path / "b", [0.2, 0.5678])): ["12.34%", "56.78%"],
+    }.items():
+        assert spherenet(*arguments) == 0
+        output = capsys.readouterr().out
+        assert "…" not in output
+        assert all(word in output for word in words)
+        lines = [len(line) for line in output.splitlines() if line.startswith(("┃", "│", "└"))]
+        assert len(set(lines)) == 1
+        assert lines[0] <= max(columns, 130)
 
 
 @pytest.mark.parametrize(

@@ -174,9 +174,7 @@ def test_svc_does_not_depend_on_the_scale_of_raw_features(scale):
         SphereSVC(standardize=False, fit_intercept=False, random_state=0).fit(factor * X, y) for factor in (1, scale)
     )
     np.testing.assert_allclose(model.directions_, expected.directions_, rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(
-        model.decision_function(scale * X), expected.decision_function(X), rtol=1e-6, atol=1e-6
-    )
+    np.testing.assert_allclose(model.decision_function(scale * X), expected.decision_function(X), rtol=1e-6, atol=1e-6)
     assert np.array_equal(model.decision_function(np.zeros((1, X.shape[1]))), np.zeros((1, len(model.classes_))))
 
 

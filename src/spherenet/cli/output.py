@@ -20,6 +20,7 @@ from spherenet.training import Reporter
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
+    from rich.table import Table
 
 __all__ = [
     "Reporters",
@@ -39,6 +40,9 @@ __all__ = [
 
 PIPE_WIDTH = 400
 """Width of tables that are not for a terminal. Tables are only as wide as their content."""
+
+LONGEST_WORD = 30
+"""Longer words in tables, such as names of files, are divided between lines if they do not fit the terminal."""
 
 REPLACEMENTS = {
     "–": "-", "−": "-", "…": "...", "·": ".", "×": "x", "±": "+-", "≤": "<=", "≥": ">=", "→": "->", "‖": "||", "ᵀ": "'",
@@ -101,16 +105,48 @@ def text_width(console: Console) -> int:
 def stdout_console() -> Console:
     """Return the console for tables on stdout. In a pipe or a file lines may have any length.
 
-    A closed pipe raises BrokenPipeError, as it does for `print`.
+    A table is at least as wide as its longest words and numbers require, because rich would cut them in a narrow
+    terminal. A closed pipe raises BrokenPipeError, as it does for `print`.
     """
     from rich.console import Console
+    from rich.table import Table
 
     class StdoutConsole(Console):
+        def print(self, *objects: Any, **options: Any) -> None:
+            for table in objects:
+                if isinstance(table, Table):
+                    self.width = max(self.width, _fit_columns(table, self))
+            super().print(*objects, **options)
+
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError
 
     is_sized = sys.stdout.isatty() or "COLUMNS" in os.environ
     return StdoutConsole(width=None if is_sized else PIPE_WIDTH)
+
+
+def _fit_columns(table: Table, console: Console) -> int:
+    """Set the widths of the columns to fit the console without cutting words or numbers; return the width needed."""
+    from rich.measure import measure_renderables
+
+    unlimited = console.options.update_width(PIPE_WIDTH)
+    ranges = []
+    for column in table.columns:
+        cells = measure_renderables(console, unlimited, [*column.cells] or [""])
+        header = measure_renderables(console, unlimited, [column.header])
+        is_text = not (column.no_wrap or column.justify == "right")
+        words = min(cells.minimum, LONGEST_WORD) if is_text else cells.maximum
+        if is_text:
+            column.overflow = "fold"
+        ranges.append((max(words, header.minimum), max(cells.maximum, header.maximum)))
+    needed = 1 + sum(shortest + len("  |") for shortest, _ in ranges)
+    spare = max(console.width - needed, 0)
+    if sum(longest - shortest for shortest, longest in ranges) > spare:
+        by_length = sorted(zip(table.columns, ranges, strict=True), key=lambda pair: pair[1][1] - pair[1][0])
+        for left, (column, (shortest, longest)) in zip(range(len(ranges), 0, -1), by_length, strict=True):
+            more = min(longest - shortest, spare // left)
+            column.width, spare = shortest + more, spare - more
+    return needed
 
 
 def discard_closed_streams() -> bool:

@@ -210,7 +210,8 @@ class SphereSVC(SphereClassifier):
         similarity = angle(model(features).cosine)
         target = labels.unsqueeze(1)
         violation = (margin - (similarity.gather(1, target) - similarity)).clamp_min(0).scatter(1, target, 0)
-        return (violation.square() if squared else violation).sum(1).mean()
+        objective: Tensor = (violation.square() if squared else violation).sum(1).mean()
+        return objective
 
     def _scores(self, features: Tensor) -> Tensor:
         similarity: Tensor = self.angle_(self.model_(features).cosine)
