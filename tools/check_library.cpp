@@ -72,8 +72,8 @@ int main(int count, char **arguments) {
                     sum += double(x[pixel * channels + c]) * unit[filter * channels + c];
                 product[pixel * filters + filter] = float(sum);
             }
-        kernels.forward(&geometry, &angle, x.data(), product.data(), inverse_norm.data(), nullptr, cosine.data(),
-                        1e-12, FLOAT32, threads);
+        kernels.forward(&geometry, &angle, x.data(), product.data(), product.data(), inverse_norm.data(), nullptr,
+                        cosine.data(), 1e-12, FLOAT32, threads);
         print("unit weight", unit);
         print("output", product);
         print("cosine", cosine);
@@ -82,7 +82,7 @@ int main(int count, char **arguments) {
         Backward pointers{};
         pointers.grad = grad.data(), pointers.saved = cosine.data(), pointers.inverse_norm = inverse_norm.data();
         pointers.grad_product = grad_product.data(), pointers.spread = spread.data(), pointers.sums = sums.data();
-        pointers.saved_is_cosine = 1;
+        pointers.saved_map = SAVED_COSINE;
         kernels.backward(&geometry, &angle, &pointers, FLOAT32, threads);
         kernels.correct(&geometry, grad_x.data(), x.data(), spread.data(), nullptr, FLOAT32, threads);
         print("gradient", grad_product);

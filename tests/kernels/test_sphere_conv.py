@@ -267,6 +267,8 @@ def samples_for_opcheck():
     yield "fixed k", call(x, w, None, (one, one, one, 1), "sigmoid")
     yield "grouped, strided", call(x, w[:, :2], None, (two, one, one, 2), "linear")
     yield "affine", call(x, w, k, (one, zero, one, 1), "sigmoid", True, beta * 0.1, beta, beta * 2)
+    half = (x.bfloat16(), w.bfloat16(), k.bfloat16())
+    yield "half precision", call(*half, (one, one, one, 1), "sigmoid", True)
     rows = (x.to(memory_format=torch.channels_last), w.to(memory_format=torch.channels_last))
     grouped = w[:, :2].contiguous(memory_format=torch.channels_last)
     yield "grouped rows", call(rows[0], grouped, k, (one, one, one, 2), "sigmoid")
@@ -326,12 +328,36 @@ def test_forward_saves_output_norms_and_small_tensors(operator):
 
 
 @pytest.mark.parametrize(("operator", "maps"), [("cosine", 0), ("linear", 1), ("sigmoid", 1)])
-def test_half_precision_saves_cosines_unless_g_is_cosine(operator, maps):
+def test_half_precision_saves_the_convolution_unless_g_is_cosine(operator, maps):
     layer = sn.SphereConv2d(16, 32, 3, padding=1, operator=operator, dtype=torch.bfloat16)
     x = torch.randn(4, 16, 12, 12, dtype=torch.bfloat16, requires_grad=True)
     out, kept = saved_bytes(layer, x)
     kept.pop(out.untyped_storage().data_ptr(), None)
-    assert sum(kept.values()) <= maps * out.numel() * 4 + 4 * 4 * 12 * 12 + 4 * 4 * layer.weight.numel()
+    assert sum(kept.values()) <= maps * out.numel() * 2 + 4 * 4 * 12 * 12 + 4 * 4 * layer.weight.numel()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("layout", ["planes", "rows"])
+@pytest.mark.parametrize("options", [{"operator": "sigmoid"}, {"operator": "learnable", "rescale": "learned"}], ids=str)
+def test_half_precision_gradients_of_zero_and_overflowing_patches(dtype, layout, options):
+    layer = sn.SphereConv2d(4, 6, 1, **options, dtype=dtype)
+    x = torch.randn(2, 4, 3, 3, dtype=dtype)
+    x[0, :, 0, 0] = 0
+    x[0, :, 1, 1] = 3e38 if dtype == torch.bfloat16 else math.inf
+    layer, x = in_layout(layout, layer, x)
+    results = {}
+    for backend in ("native", "reference"):
+        inputs = x.clone(memory_format=torch.preserve_format).requires_grad_()
+        with sn.backend(backend):
+            out = layer(inputs)
+            results[backend] = [out, *torch.autograd.grad(out.square().sum(), [inputs, *layer.parameters()])]
+    for got, expected in zip(*results.values(), strict=True):
+        assert torch.equal(got.isnan(), expected.isnan())
+        peak = expected.float().nan_to_num().abs().max()
+        assert (got.float() - expected.float()).nan_to_num().abs().max() <= 0.03 * peak
+    out, of_x = results["native"][:2]
+    assert out[0, :, 0, 0].eq(out[0, :, 1, 1]).all()  # g(π/2)
+    assert of_x[0, :, 0, 0].isfinite().all()
 
 
 @every_operator

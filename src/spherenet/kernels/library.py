@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 __all__ = ["AngleStruct", "BackwardStruct", "CellStruct", "GeometryStruct", "available", "instruction_set", "load"]
 
-INTERFACE_VERSION = 3
+INTERFACE_VERSION = 4
 """Version of csrc/api.h that this module was written for."""
 
 PATH = Path(__file__).with_name("_native.dll" if sys.platform == "win32" else "_native.so")
@@ -56,7 +56,7 @@ class BackwardStruct(ctypes.Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("grad", "saved", "inverse_norm", "mean", "grad_product")),
         *((name, c_void_p) for name in ("spread", "mean_spread", "sums")),
-        ("saved_is_cosine", c_int32),
+        ("saved_map", c_int32),
     ]
 
 
@@ -80,7 +80,7 @@ class _KernelTable(ctypes.Structure):
             "unit_weight_backward",
             _function(*[c_void_p] * 4, c_int64, c_int64, *[c_int32] * 4),
         ),
-        ("forward", _function(*[c_void_p] * 7, c_double, c_int32, c_int32)),
+        ("forward", _function(*[c_void_p] * 8, c_double, c_int32, c_int32)),
         ("backward", _function(*[c_void_p] * 3, c_int32, c_int32)),
         ("correct", _function(*[c_void_p] * 5, c_int32, c_int32)),
         ("cell_forward", _function(*[c_void_p] * 7, c_int32, c_int32)),

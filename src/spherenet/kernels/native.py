@@ -37,6 +37,8 @@ __all__ = ["available", "backward", "cell_backward", "cell_forward", "checksum",
 _ANGLES = {"cosine": 0, "linear": 1, "sigmoid": 2, "square-cosine": 3, "sharpened-cosine": 4}
 """Numbers of the angle functions in csrc/api.h, by `AngleFunction.kernel_id`."""
 
+_SAVED_OUTPUT, _SAVED_COSINE, _SAVED_PRODUCT = range(3)
+
 _TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 _WORK = {dtype: working_dtype(dtype) for dtype in _TYPES}
 
@@ -202,10 +204,11 @@ def forward(
     affine: Affine | None,
     radius: Tensor | float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Convert the output of the convolution to that of the layer, in place.
+    """Convert the output of the convolution to that of the layer, in place if nothing is saved for backward.
 
     Returns:
-        The output, 1/‖patch‖ [N, groups, *out], the cosines or None, and the means of centered patches or None.
+        The output, 1/‖patch‖ [N, groups, *out], what operation.save_cosine saves or None (the cosines; in half precision
+        the output of the convolution, which is half as large), and the means of centered patches or None.
     """
     geometry = operation.geometry
     x_layout, layout = layout_of(x.shape, x.stride()), layout_of(product.shape, product.stride())
@@ -217,7 +220,10 @@ def forward(
     dtype = x.dtype
     work = _WORK[dtype]
     inverse_norm = torch.empty_strided(*plan.out_map, dtype=work, device="cpu")
-    cosine = torch.empty_like(product, dtype=work) if operation.save_cosine else None
+    saved_map = torch.empty_like(product) if operation.save_cosine else None
+    out, cosine = product, saved_map
+    if saved_map is not None and work != dtype:
+        out, saved_map, cosine = saved_map, product, None
     mean = torch.empty_strided(*plan.out_map, dtype=work, device="cpu") if operation.center == "patch" else None
     kernel_id: Any = operation.angle.kernel_id
     if affine is None and not isinstance(k, Tensor) and operation.magnitude is None:
@@ -229,6 +235,7 @@ def forward(
         arguments.struct,
         x.data_ptr(),
         product.data_ptr(),
+        out.data_ptr(),
         inverse_norm.data_ptr(),
         None if mean is None else mean.data_ptr(),
         None if cosine is None else cosine.data_ptr(),
@@ -236,7 +243,7 @@ def forward(
         _TYPES[dtype],
         torch.get_num_threads(),
     )
-    return product, inverse_norm, cosine, mean
+    return out, inverse_norm, saved_map, mean
 
 
 def backward(
@@ -259,7 +266,7 @@ def backward(
 
     Args:
         grad: Gradient of the output.
-        saved: The cosines if operation.save_cosine, otherwise the output.
+        saved: If operation.save_cosine the cosines in the working dtype, or what `forward` saved; otherwise the output.
         inverse_norm: 1/‖patch‖ as `forward` returned it.
         x: Input of the layer.
         operation: What the layer computes.
@@ -298,7 +305,7 @@ def backward(
         None if spread is None else spread.data_ptr(),
         None if mean_spread is None else mean_spread.data_ptr(),
         None if sums is None else sums.data_ptr(),
-        operation.save_cosine,
+        _SAVED_OUTPUT if not operation.save_cosine else _SAVED_COSINE if saved.dtype == work else _SAVED_PRODUCT,
     )
     load().backward(plan.struct, arguments.struct, ctypes.byref(pointers), _TYPES[grad.dtype], torch.get_num_threads())
     return grad_product, None if spread is None else (spread, mean_spread), sums

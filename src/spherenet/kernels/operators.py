@@ -126,7 +126,9 @@ def _fake_forward(
     inverse_norm = out.new_empty((out.shape[0], groups, *out.shape[2:]), dtype=work)
     if groups > 1 and out.dim() > 2 and is_rows(out):
         inverse_norm = inverse_norm.movedim(1, -1).contiguous().movedim(-1, 1)
-    cosine = torch.empty_like(out, dtype=work) if operation.save_cosine else x.new_empty(0)
+    # The native kernels save the output of the convolution in half precision.
+    saved_dtype = x.dtype if operation.implementation == "native" else work
+    cosine = torch.empty_like(out, dtype=saved_dtype) if operation.save_cosine else x.new_empty(0)
     if unit_weight is not None:
         return out, x.new_empty(0), x.new_empty(0), inverse_norm, cosine
     return out, unit, weight.new_empty(weight.shape[0], dtype=working_dtype(weight.dtype)), inverse_norm, cosine

@@ -10,7 +10,7 @@ takes no additional memory if the next layer saves its input (BatchNorm does). T
 h = 1 unless the layer has a magnitude function (Eq. 15), and n = 0 unless its patches are centered (Eq. 14).
 
 There are three cases in which the cosine cannot be recovered. In half precision (unless g = cos), with an affine map or
-a magnitude function, the cosines are saved in float32. If the next layer changes the output in place (an in-place
+a magnitude function, the cosines are saved; on CPUs in half precision P instead, which has half their size. If the next layer changes the output in place (an in-place
 ReLU), backward detects it and convolves again. For double backward, autograd differentiates the plain formula.
 
 A weight of two dimensions [out, in] makes the same functions a fully connected layer on rows [N, in].
@@ -86,7 +86,10 @@ def per_filter(value: Tensor | float | None, weight: Tensor) -> Tensor | None:
 
 
 class Saved(NamedTuple):
-    """Results of forward that backward needs; scale is None if the unit weight was given, cosine unless it is saved."""
+    """Results of forward that backward needs; scale is None if the unit weight was given, cosine unless it is saved.
+
+    In half precision the native kernels save P in place of the cosine.
+    """
 
     unit_weight: Tensor
     scale: Tensor | None
@@ -150,7 +153,7 @@ def backward(
         k: Parameter of g.
         affine: The affine map after g.
         saved: Results of forward.
-        saved_map: The cosines if operation.save_cosine, otherwise the output.
+        saved_map: `saved.cosine` if operation.save_cosine, otherwise the output.
         operation: What the layer computes.
         weight_dtype: Dtype of the weight.
         needs: Whether each of the seven gradients is needed.

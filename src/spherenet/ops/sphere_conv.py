@@ -68,7 +68,7 @@ class Operation(NamedTuple):
     """Name of the implementation, see `kernels/dispatch.py`."""
 
     save_cosine: bool = False
-    """Whether kernels save the cosines for backward, because the output does not determine them."""
+    """Whether kernels save what determines the cosines for backward, because the output does not."""
 
     center: str | None = None
     """Whether kernels ("weight"), or kernels and patches ("patch"), are centered (Eq. 14)."""

@@ -15,6 +15,10 @@ enum AngleType : int32_t { COSINE = 0, LINEAR = 1, SIGMOID = 2, SQUARE_COSINE = 
 // α·log(1 + ‖x‖), and α‖x‖ + β·log(1 + ‖x‖).
 enum MagnitudeType : int32_t { SPHERE = 0, BALL = 1, TANH = 2, PROPORTIONAL = 3, SEGMENTED = 4, LOG = 5, MIXED = 6 };
 
+// What forward keeps for backward: the output without an affine map, the cosines in the working type, or the products,
+// which have the element type: half the size of the cosines in half precision.
+enum SavedMap : int32_t { SAVED_OUTPUT = 0, SAVED_COSINE = 1, SAVED_PRODUCT = 2 };
+
 // Geometry of a convolution. Dimensions are (depth, height, width); missing ones have size 1.
 struct Geometry {
     int64_t batch, channels, filters, groups;
@@ -40,7 +44,7 @@ struct Backward {
     void *spread;        // per pixel of x and group; null when the gradient of x is not needed
     void *mean_spread;   // the same with the means of the patches; null unless patches are centered
     void *sums;          // [4, filters]: Σ grad, Σ grad·hg, Σ grad·h·∂g/∂k, Σ grad·g·∂h/∂ρ; null if not needed
-    int32_t saved_is_cosine;
+    int32_t saved_map;   // a SavedMap; SAVED_PRODUCT only in half precision
 };
 
 // One step of a recurrent cell over `rows` rows and `hidden` units; see cells.h for the shapes.
@@ -55,9 +59,10 @@ struct Kernels {
     void (*unit_weight_backward)(const void *grad, const void *unit, const void *scale, void *grad_weight,
                                  int64_t filters, int64_t size, int32_t centered, int32_t type, int32_t unit_type,
                                  int32_t threads);
-    // mean: the mean of each patch, written if patches are centered; otherwise null.
-    void (*forward)(const Geometry *geometry, const Angle *angle, const void *x, void *product, void *inverse_norm,
-                    void *mean, void *cosine, double eps, int32_t type, int32_t threads);
+    // out: may be product. mean: the mean of each patch, written if patches are centered; otherwise null. cosine: null
+    // unless the cosines are kept.
+    void (*forward)(const Geometry *geometry, const Angle *angle, const void *x, void *product, void *out,
+                    void *inverse_norm, void *mean, void *cosine, double eps, int32_t type, int32_t threads);
     void (*backward)(const Geometry *geometry, const Angle *angle, const Backward *pointers, int32_t type,
                      int32_t threads);
     void (*correct)(const Geometry *geometry, void *grad_x, const void *x, const void *spread, const void *mean_spread,

@@ -143,7 +143,7 @@ void backward(const Geometry *geometry, const Angle *angle, const Backward *poin
         using E = typename decltype(tag)::type;
         Filters<Work<E>> filters(*angle, g.filters);
         auto run = pointwise ? backward_pointwise<E> : backward_windows<E>;
-        run(g, passes_for<E>(*angle, pointers->saved_is_cosine, size > 0), filters, *pointers, partial.get(),
+        run(g, passes_for<E>(*angle, pointers->saved_map, size > 0), filters, *pointers, partial.get(),
             tasks, used);
     });
     for (int64_t i = 0; i < size; ++i) {

@@ -128,7 +128,7 @@ SN_INLINE void inverse_norms(const T *sums, T *inverse, int64_t n, T shrunk_eps)
 
 template <class E>
 void forward_pointwise(const Geometry &g, const Passes<E> &passes, const Filters<Work<E>> &filters, const E *x,
-                       E *product, Work<E> *r, Work<E> *mean, Work<E> *cosine, double eps, int threads) {
+                       E *product, E *out, Work<E> *r, Work<E> *mean, Work<E> *cosine, double eps, int threads) {
     using T = Work<E>;
     Blocks blocks(g);
     int64_t channels = g.channels / g.groups, count = g.filters / g.groups;
@@ -148,7 +148,7 @@ void forward_pointwise(const Geometry &g, const Passes<E> &passes, const Filters
                               [&](int64_t i) { memset(product + first * g.filters + i * count, 0, sizeof(E) * count); });
         }
         int64_t at = first * g.filters;
-        passes.forward_rows({product + at, cosine == nullptr ? nullptr : cosine + at, r + first * g.groups,
+        passes.forward_rows({product + at, out + at, cosine == nullptr ? nullptr : cosine + at, r + first * g.groups,
                              last - first, g.filters, g.groups},
                             filters);
     }
@@ -168,7 +168,7 @@ void clear_flat(const Geometry &g, E *product, int64_t image, int64_t first, int
 
 template <class E>
 void forward_windows(const Geometry &g, const Passes<E> &passes, const Filters<Work<E>> &filters, const E *x,
-                     E *product, Work<E> *r, Work<E> *mean, Work<E> *cosine, double eps, int threads) {
+                     E *product, E *out, Work<E> *r, Work<E> *mean, Work<E> *cosine, double eps, int threads) {
     using T = Work<E>;
     Bands bands(g, threads);
     int64_t pixels = volume(g.out), count = g.filters / g.groups;
@@ -208,7 +208,7 @@ void forward_windows(const Geometry &g, const Passes<E> &passes, const Filters<W
                 }
                 if (g.out_rows) {
                     int64_t at = (image * pixels + first) * g.filters;
-                    passes.forward_rows({product + at, cosine == nullptr ? nullptr : cosine + at, inverse,
+                    passes.forward_rows({product + at, out + at, cosine == nullptr ? nullptr : cosine + at, inverse,
                                          length, g.filters, g.groups},
                                         filters);
                     continue;
@@ -216,7 +216,7 @@ void forward_windows(const Geometry &g, const Passes<E> &passes, const Filters<W
                 for (int64_t o = map * count; o < (map + 1) * count; ++o) {
                     int64_t at = (image * g.filters + o) * pixels + first;
                     passes.forward_plane(
-                        {product + at, cosine == nullptr ? nullptr : cosine + at, inverse, length, o},
+                        {product + at, out + at, cosine == nullptr ? nullptr : cosine + at, inverse, length, o},
                         filters);
                 }
             }
@@ -224,8 +224,8 @@ void forward_windows(const Geometry &g, const Passes<E> &passes, const Filters<W
     }
 }
 
-void forward(const Geometry *geometry, const Angle *angle, const void *x, void *product, void *inverse_norm,
-             void *mean, void *cosine, double eps, int32_t type, int32_t threads) {
+void forward(const Geometry *geometry, const Angle *angle, const void *x, void *product, void *out,
+             void *inverse_norm, void *mean, void *cosine, double eps, int32_t type, int32_t threads) {
     const Geometry &g = *geometry;
     int used = team(g.batch * (g.filters * volume(g.out) + g.channels * volume(g.in)), threads);
     for_type(type, [&](auto tag) {
@@ -233,8 +233,8 @@ void forward(const Geometry *geometry, const Angle *angle, const void *x, void *
         using T = Work<E>;
         Filters<T> filters(*angle, g.filters);
         auto run = is_pointwise(g) ? forward_pointwise<E> : forward_windows<E>;
-        run(g, passes_for<E>(*angle, true, false), filters, static_cast<const E *>(x),
-            static_cast<E *>(product), static_cast<T *>(inverse_norm), static_cast<T *>(mean),
+        run(g, passes_for<E>(*angle, SAVED_COSINE, false), filters, static_cast<const E *>(x),
+            static_cast<E *>(product), static_cast<E *>(out), static_cast<T *>(inverse_norm), static_cast<T *>(mean),
             static_cast<T *>(cosine), eps, used);
     });
 }

@@ -65,7 +65,8 @@ SN_INLINE V clamp_cosine(V c) {
 // What forward works on: `rows` pixels of `filters` filters in rows, or `length` pixels of one filter in a plane.
 template <class E>
 struct ForwardRows {
-    E *product;        // turned into the output
+    const E *product;
+    E *out;            // may be product
     Work<E> *cosine;   // null unless the cosines are kept
     const Work<E> *r;  // [rows, groups]
     int64_t rows, filters, groups;
@@ -73,7 +74,8 @@ struct ForwardRows {
 
 template <class E>
 struct ForwardPlane {
-    E *product;
+    const E *product;
+    E *out;
     Work<E> *cosine;
     const Work<E> *r;  // [length]
     int64_t length, filter;
@@ -100,7 +102,8 @@ template <class A, Form FORM, class E>
 void forward_rows(const ForwardRows<E> &a, const Filters<Work<E>> &filters) {
     using T = Work<E>;
     const int64_t n = a.filters / a.groups, groups = a.groups, segments = a.rows * groups;
-    E *product = a.product;
+    const E *product = a.product;
+    E *out = a.out;
     T *cosine = a.cosine;
     const T *__restrict r = a.r;
     const Constants<T> constants = filters.constants();
@@ -113,7 +116,7 @@ void forward_rows(const ForwardRows<E> &a, const Filters<Work<E>> &filters) {
             if (__builtin_expect(inverse == 0, 0)) c = Vec<T>{};
             if (__builtin_expect(cosine != nullptr, 0)) store<T>(cosine + at + i, c, count);
             Filter<Vec<T>> f = some(constants, group + i, count);
-            store<E>(product + at + i, output<A, FORM, T>(c, norm, f, constants.magnitude), count);
+            store<E>(out + at + i, output<A, FORM, T>(c, norm, f, constants.magnitude), count);
         });
         group = group + n == a.filters ? 0 : group + n;
     }
@@ -124,7 +127,8 @@ void forward_plane(const ForwardPlane<E> &a, const Filters<Work<E>> &filters) {
     using T = Work<E>;
     const Constants<T> constants = filters.constants();
     const Filter<Vec<T>> f = one(constants, a.filter);
-    E *product = a.product;
+    const E *product = a.product;
+    E *out = a.out;
     T *cosine = a.cosine;
     const T *__restrict r = a.r;
     for_each_vector<T>(a.length, [&](int64_t i, int count) SN_FORCE_INLINE {
@@ -132,23 +136,26 @@ void forward_plane(const ForwardPlane<E> &a, const Filters<Work<E>> &filters) {
         Vec<T> c = inverse == 0 ? Vec<T>{} : clamp_cosine(load<E>(product + i, count) * inverse);
         if (__builtin_expect(cosine != nullptr, 0)) store<T>(cosine + i, c, count);
         const Vec<T> norm = FORM == WITH_MAGNITUDE ? norm_of<T>(inverse) : Vec<T>{};
-        store<E>(product + i, output<A, FORM, T>(c, norm, f, constants.magnitude), count);
+        store<E>(out + i, output<A, FORM, T>(c, norm, f, constants.magnitude), count);
     });
 }
 
-// What forward saves for backward: out, which is g without an affine map, or the cosine.
-template <class A, bool IS_COSINE, class E>
+// The cosine as backward gets it from what forward has saved.
+template <class A, SavedMap MAP, class E>
 struct Saved {
     using T = Work<E>;
-    using Stored = typename std::conditional<IS_COSINE, T, E>::type;
-    // After an affine map only the cosine can be saved: with the output there is no scale, and no sum but that of k.
-    static constexpr bool AFFINE = IS_COSINE;
+    using Stored = typename std::conditional<MAP == SAVED_COSINE, T, E>::type;
+    // After an affine map the output does not suffice: with it there is no scale, and no sum but that of k.
+    static constexpr bool AFFINE = MAP != SAVED_OUTPUT;
     SN_INLINE Vec<T> scaled(Vec<T> grad, const Filter<Vec<T>> &f) { return AFFINE ? grad * f.scale : grad; }
-    SN_INLINE Local<Vec<T>> at(const Stored *saved, int count, const Filter<Vec<T>> &f) {
-        if constexpr (IS_COSINE)
-            return A::template from_cosine<T>(load<T>(saved, count), f);
-        else
+    SN_INLINE Local<Vec<T>> at(const Stored *saved, int count, Vec<T> inverse, const Filter<Vec<T>> &f) {
+        if constexpr (MAP == SAVED_OUTPUT)
             return A::template from_value<T>(load<E>(saved, count), f);
+        else if constexpr (MAP == SAVED_COSINE)
+            return A::template from_cosine<T>(load<T>(saved, count), f);
+        else  // as in forward
+            return A::template from_cosine<T>(
+                inverse == 0 ? Vec<T>{} : clamp_cosine(load<E>(saved, count) * inverse), f);
     }
 };
 
@@ -202,7 +209,7 @@ void backward_rows(const BackwardRows<E> &a, const Filters<Work<E>> &filters) {
         for_each_vector<T>(n, [&](int64_t i, int count) SN_FORCE_INLINE {
             int64_t o = group + i;
             Filter<Vec<T>> f = some(constants, o, count);
-            Local<Vec<T>> local = K::at(saved + at + i, count, f);
+            Local<Vec<T>> local = K::at(saved + at + i, count, broadcast<T>(inverse), f);
             Vec<T> incoming = load<E>(grad + at + i, count);
             Vec<T> scaled = K::scaled(incoming, f), u = scaled * local.slope;
             Length<Vec<T>> length{};
@@ -264,7 +271,7 @@ void backward_plane(const BackwardPlane<E> &a, const Filters<Work<E>> &filters) 
     Vec<T> by_grad{}, by_value{}, by_parameter{}, by_radius{};
     for_each_vector<T>(a.length, [&](int64_t i, int count) SN_FORCE_INLINE {
         Vec<T> inverse = load<T>(r + i, count), incoming = load<E>(grad + i, count);
-        Local<Vec<T>> local = K::at(saved + i, count, f);
+        Local<Vec<T>> local = K::at(saved + i, count, inverse, f);
         Vec<T> scaled = K::scaled(incoming, f), u = scaled * local.slope * inverse;
         Vec<T> along = u * local.cosine;
         if constexpr (MAGNITUDE) {
@@ -309,26 +316,34 @@ Passes<E> passes_with(bool with_sums) {
             with_sums ? backward_plane<K, true, MAGNITUDE, E> : backward_plane<K, false, MAGNITUDE, E>};
 }
 
-template <class E>
-Passes<E> passes_for(const Angle &angle, bool saved_is_cosine, bool with_sums) {
-    Passes<E> chosen{};
+// The passes if backward knows the cosine itself, and with it every g, h and affine map.
+template <class A, SavedMap MAP, class E>
+Passes<E> passes_from_cosine(const Angle &angle, bool with_sums) {
+    using K = Saved<A, MAP, E>;
+    if (angle.magnitude != SPHERE) return passes_with<A, WITH_MAGNITUDE, K, true, E>(with_sums);
     bool affine = angle.bias != nullptr || angle.scale != nullptr || angle.shift != nullptr;
+    return affine ? passes_with<A, AFFINE_MAP, K, false, E>(with_sums) : passes_with<A, PLAIN, K, false, E>(with_sums);
+}
+
+template <class E>
+Passes<E> passes_for(const Angle &angle, int32_t saved_map, bool with_sums) {
+    Passes<E> chosen{};
     for_angle(angle.type, [&](auto g) {
         using A = decltype(g);
-        using FromCosine = Saved<A, true, E>;
-        if (angle.magnitude != SPHERE) {
-            chosen = passes_with<A, WITH_MAGNITUDE, FromCosine, true, E>(with_sums);
-            return;
-        }
-        // An output in half precision does not determine the angle well enough: only that of the cosine is used.
-        if constexpr (sizeof(E) >= 4 || std::is_same<A, CosineAngle>::value) {
-            if (!saved_is_cosine) {
-                chosen = passes_with<A, PLAIN, Saved<A, false, E>, false, E>(with_sums);
+        if constexpr (sizeof(E) < 4) {
+            if (saved_map == SAVED_PRODUCT) {
+                chosen = passes_from_cosine<A, SAVED_PRODUCT, E>(angle, with_sums);
                 return;
             }
         }
-        chosen = affine ? passes_with<A, AFFINE_MAP, FromCosine, false, E>(with_sums)
-                        : passes_with<A, PLAIN, FromCosine, false, E>(with_sums);
+        // An output in half precision does not determine the angle well enough: only that of the cosine is used.
+        if constexpr (sizeof(E) >= 4 || std::is_same<A, CosineAngle>::value) {
+            if (saved_map == SAVED_OUTPUT && angle.magnitude == SPHERE) {
+                chosen = passes_with<A, PLAIN, Saved<A, SAVED_OUTPUT, E>, false, E>(with_sums);
+                return;
+            }
+        }
+        chosen = passes_from_cosine<A, SAVED_COSINE, E>(angle, with_sums);
     });
     return chosen;
 }
