@@ -22,6 +22,7 @@ CLAIMS = (
     ("SphereConv operators beat the plain convolution (Table 1, rows)",),
     ("SphereNets work without ReLU better than a plain network (",),
     ("SphereNets beat the plain network, cnn-3",),
+    ("SphereNets end above the plain network (resnet-32)",),
     ("At small batches SphereNorm converges faster than BatchNorm (",),
     ("At small batches centered SphereNorm beats BatchNorm (",),
     ("A SphereNet of 45 plain layers trains more easily than a CNN (",),

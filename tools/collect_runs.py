@@ -2,8 +2,8 @@
 
     python tools/collect_runs.py FOLDER/long [results/long]
 
-A cell that has all seeds that results/PLAN.md plans is copied to results/long, where reports read it, the runs of other
-cells, also of those without planned seeds, to results/unfinished. All runs of a preset without a plan are copied. Each
+The planned runs of a cell that has all seeds that results/PLAN.md plans are copied to results/long, where reports read
+them, all others, also those of cells without planned seeds, to results/unfinished. All runs of a preset without a plan are copied. Each
 experiment with planned seeds gets its experiment.json, also without runs, so that reports list what is missing. A run
 with other settings than those of the experiment, or with a folder of this machine in config.json, is an error. Runs
 that are there already are replaced, others stay. `make results` then writes the page.
@@ -39,19 +39,23 @@ def collect(source: Path, target: Path) -> dict[str, int]:
             continue
         write_experiment(experiment, source.name, target / experiment.id)
         seeds = sorted({int(path.name.removeprefix("seed-")) for path in source.glob(f"{experiment.id}/*/seed-*[0-9]")})
-        planned, done = experiment.planned_seeds(source.name), defaultdict[str, list[Job]](list)
+        planned, done = experiment.planned_seeds(source.name), defaultdict[str, dict[int, Job]](dict)
         for job in create_jobs(cells, source / experiment.id, seeds):
             if job.is_done():
-                done[job.folder.parent.name].append(job)
+                done[job.folder.parent.name][job.config.seed] = job
         counts[experiment.id] = 0
         for cell, jobs in done.items():
             unfinished = target.with_name("unfinished") / experiment.id / cell
-            complete = not planned or len(jobs) >= planned[cell] > 0
-            for job in jobs:
-                copy_run(job.folder, (target / experiment.id / cell if complete else unfinished) / job.folder.name)
-            if complete:
-                shutil.rmtree(unfinished, ignore_errors=True)
-                counts[experiment.id] += len(jobs)
+            wanted = set(range(planned[cell])) if planned else set(jobs)
+            complete = wanted if wanted <= jobs.keys() else set()
+            for seed, job in jobs.items():
+                folder = target / experiment.id / cell if seed in complete else unfinished
+                copy_run(job.folder, folder / job.folder.name)
+            for seed in complete:
+                shutil.rmtree(unfinished / f"seed-{seed}", ignore_errors=True)
+            if unfinished.is_dir() and not any(unfinished.iterdir()):
+                unfinished.rmdir()
+            counts[experiment.id] += len(complete)
     return counts
 
 

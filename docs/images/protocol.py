@@ -2,9 +2,9 @@
 
 python docs/images/protocol.py [FILE]
 
-authors_logs.csv has averages of the logs that the authors released with their code (github.com/wy1iu/SphereNet), at the
-paper's widths: training and test accuracy over 1,000 iterations each (10 batches, 2 evaluations). Our curves beside
-them are averaged in the same way.
+authors_logs.csv has averages of the logs that the authors released with their code (github.com/wy1iu/SphereNet):
+training and test accuracy over 1,000 iterations each (10 batches, 2 evaluations). Our curves beside them are averaged in
+the same way. The authors' networks are wider; their residual one is resnet-32-wide.
 """
 
 import csv
@@ -91,7 +91,8 @@ def main(path: Path) -> None:
     figure, axes = plt.subplots(2, 3, figsize=(10, 6.4), layout="constrained", sharex=True, sharey=True)
     for row, (model, names) in zip(axes, NETWORKS.items(), strict=True):
         ours = [{curve: our_curve(grid, name, curve) for curve in DASHES} for name in names]
-        draw(row[0], f"{model}, the authors' logs", [theirs[name] for name in names], ("training", "lagging"))
+        wide = "-wide" if model == "resnet-32" else ""
+        draw(row[0], f"{model}{wide}, the authors' logs", [theirs[name] for name in names], ("training", "lagging"))
         draw(row[1], f"{model}, ours", ours, ("training", "lagging"))
         draw(row[2], f"{model}, ours, other statistics", ours, ("running", "precise"))
         row[0].set_ylabel("accuracy %")

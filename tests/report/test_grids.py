@@ -90,7 +90,7 @@ def test_claim_about_a_protocol_that_runs_do_not_have_is_not_decided(folder):
         file.write_text(file.read_text().replace('"split": "test"', '"split": "test", "protocol": "running"'))
     grid = read_grid(folder)
     for claim in grid.claims[:2]:
-        assert judge(grid, claim).statistics == "no pair of cells has finished runs of the same seed"
+        assert judge(grid, claim).statistics == "runs of its cells are missing"
 
 
 def test_steadiness_is_the_mean_drop_in_the_first_half(tmp_path):
@@ -160,7 +160,7 @@ def test_markdown_page_of_several_experiments_starts_with_the_claims(folder, tmp
         "| claim | difference | experiment |",
         "| bad beats good",
         "| bad beats good",
-        "## Claims without runs (1)",
+        "## Claims whose runs are not complete (1)",
     ]
     assert "\n- empty beats good (Table 1)\n" in overview
     assert "| good beats bad (Table 1) | +10.00 [+7.52, +12.48] points, n = 3 | table1 |" in overview

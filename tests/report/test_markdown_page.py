@@ -33,7 +33,7 @@ def add_to_experiment(folder, **entries):
 def headline(tmp_path):
     cells = {name: (*name.split("_"), None, runs) for name, runs in ACCURACIES.items()}
     folder = make_grid(tmp_path / "results" / "long" / "headline", cells, CLAIMS, id="headline", preset="long")
-    seeds = {"none_softmax": 2, "cosine_softmax": 3, "none_margin": 2, "cosine_margin": 1, "linear_softmax": 0}
+    seeds = {"none_softmax": 2, "cosine_softmax": 2, "none_margin": 2, "cosine_margin": 2, "linear_softmax": 0}
     add_to_experiment(folder, baseline="none", seeds=seeds)
     return folder
 
@@ -85,11 +85,22 @@ def test_table_of_the_main_grid(headline):
 
 def test_missing_runs_are_named(headline, protocol):
     grids = [read_grid(headline), read_grid(protocol)]
-    assert grids[0].missing() == {"cosine_softmax": [2], "none_margin": [0, 1]}
+    assert grids[0].missing() == {"none_margin": [0, 1], "cosine_margin": [1]}
     page = markdown_page(grids, "Results")
-    assert "6 of 9 planned runs are finished; [Planned runs](#planned-runs)" in page
-    assert "| headline | 5 | 8 | cosine_softmax: seed 2; none_margin: seeds 0, 1 |\n" in page
+    assert "6 of 9 planned runs are in complete cells; [Planned runs](#planned-runs)" in page
+    assert "| headline | 5 | 8 | none_margin: seeds 0, 1; cosine_margin: seed 1 |\n" in page
     assert "| fig-protocol | 1 | 1 | none |\n" in page
+
+
+def test_claims_wait_for_the_planned_runs_of_all_their_cells(headline):
+    pairs = [["cosine_softmax", "none_softmax"], ["cosine_margin", "none_margin"]]
+    content = json.loads((headline / "experiment.json").read_text())
+    content["claims"][0]["pairs"] = pairs
+    (headline / "experiment.json").write_text(json.dumps(content))
+    page = markdown_page([read_grid(headline)], "Results")
+    assert "- **not decided**: cosine leads (Table 1). runs of its cells are missing." in page
+    add_to_experiment(headline, seeds={})  # without a plan, the pairs that have runs are judged
+    assert "cosine leads (Table 1). +10.00" in markdown_page([read_grid(headline)], "Results")
 
 
 def test_grids_without_runs_are_listed_as_planned_only(headline, tmp_path):
@@ -104,7 +115,7 @@ def test_grids_without_runs_are_listed_as_planned_only(headline, tmp_path):
     assert "| table3 | 0 | 4 | all |\n" in page
     add_to_experiment(folder, logs={"source": "logs", "first": 1, "last": 9, "accuracies": {"a": [86.5, 26.7]}})
     page = markdown_page([read_grid(headline), read_grid(folder)], "Results")
-    assert re.search(r"## table3: .*\n\nNo run is finished\.\n\nMean accuracy.*\n\n.*\n.*\n\| a \| x \| 86\.5 \|", page)
+    assert re.search(r"## table3: .*\n\nNo cell is complete\.\n\nMean accuracy.*\n\n.*\n.*\n\| a \| x \| 86\.5 \|", page)
 
 
 def test_published_logs_are_beside_our_means_of_the_same_iterations(protocol):

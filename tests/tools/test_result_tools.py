@@ -86,9 +86,15 @@ def test_complete_cells_are_collected_without_checkpoints(tmp_path):
     unfinished = target.with_name("unfinished")
     copied = sorted(str(path.relative_to(unfinished)) for path in unfinished.glob("*/*/*/*"))
     assert copied == [f"headline/{cells[0].name}/seed-0/{name}" for name in tool.FILES]
-    for job in create_jobs(cells[:1], source / "headline", [1, 2]):
+    for job in create_jobs(cells[:1], source / "headline", [2, 3]):
+        finish_job(job)
+    assert tool.collect(source, target)["headline"] == 0  # three runs, but not the planned ones
+    for job in create_jobs(cells[:1], source / "headline", [1]):
         finish_job(job)
     assert tool.collect(source, target)["headline"] == 3
+    assert sorted(read_grid(target / "headline").cell(cells[0].name).runs) == [0, 1, 2]
+    shutil.rmtree(source / "headline" / cells[0].name / "seed-3")
+    shutil.rmtree(unfinished / "headline" / cells[0].name / "seed-3")
     assert cells[0].name not in read_grid(target / "headline").missing()
     assert not list(unfinished.glob("*/*/*/*"))
     config = first.folder / "config.json"

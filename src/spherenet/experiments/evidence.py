@@ -38,7 +38,8 @@ def headline_cells(preset: str) -> list[Cell]:
     paper preset: 12 cells of 64,000 iterations; expected accuracy 90.6 to 91.4 % with softmax and W-Softmax.
     long preset: half the paper's widths, 32 × 32 pixels, batches of 128, 8,000 iterations in bfloat16. The claims
     require 85 % of the CNN. Expected accuracy with softmax (3 seeds): 86.0 % (CNN), 86.3 % (cosine), 86.4 % (sigmoid).
-    A run takes 30 to 45 minutes on one core with bfloat16 instructions (AMD EPYC), two at a time.
+    A run takes 30 to 45 minutes on one core with bfloat16 instructions (AMD EPYC), two at a time, longer beside other
+    work.
     cpu preset: no cells; table1 has the same operators and losses at a quarter of the widths.
 
         spherenet reproduce headline --preset long --seeds 2 --jobs 2
@@ -118,8 +119,9 @@ PROTOCOL_PAIRS = (("cosine_cnn-9", "none_cnn-9"), ("linear_resnet-32", "none_res
 PROTOCOLS = ("running", "lagging", "batch", "precise")
 
 AUTHORS_LOGS = Logs(
-    "logs that the authors released with their code, github.com/wy1iu/SphereNet, at the paper's widths: accuracy on "
-    "one training batch every 100 iterations, on the test images every 500 iterations",
+    "logs that the authors released with their code, github.com/wy1iu/SphereNet: accuracy on one training batch every "
+    "100 iterations, on the test images every 500 iterations. Their networks are wider than ours: 128/192/256 filters in "
+    "the code of cnn-9, 96/192/384 in the residual one (resnet-32-wide, CIFAR-10+)",
     1100,
     5000,
     {
@@ -137,8 +139,8 @@ def protocol_cells(preset: str) -> list[Cell]:
 
     The released code evaluates with moving averages of momentum 0.999 that start at 0. Between iterations 1,100 and
     5,000 its logs have 86.5 % training and 26.7 % test accuracy for the CNN, 88.4 and 72.6 % for the cosine SphereNet;
-    81.2 and 10.9 % for the residual CNN, 84.3 and 63.5 % for the linear residual SphereNet.
-    Varied: the networks of these four logs. Each run is evaluated with running, lagging, batch and precise statistics.
+    81.2 and 10.9 % for the residual CNN (resnet-32-wide), 84.3 and 63.5 % for the linear residual SphereNet.
+    Varied: narrower versions of these four networks. Each run is evaluated with running, lagging, batch and precise statistics.
     Claims, stated before the runs in results/PLAN.md: SphereNets lead with lagging statistics; they lead with precise
     statistics, too; lagging statistics cost the CNN more accuracy than the SphereNet.
 

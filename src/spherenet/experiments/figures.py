@@ -103,6 +103,10 @@ def convergence_resnet_cells(preset: str) -> list[Cell]:
     ]
 
 
+CONVERGENCE_RESNET_PAIRS = tuple(
+    (f"{row}_{name}", f"none_{name}") for row in CONVERGENCE_OPERATORS for name in ("cifar10", "plus")
+)
+
 CONVERGENCE_RESNET = Experiment(
     "fig-convergence-resnet",
     "Convergence of resnet-32",
@@ -112,8 +116,13 @@ CONVERGENCE_RESNET = Experiment(
         Claim(
             "SphereNets converge faster than the plain network (resnet-32)",
             "Figure: convergence",
-            tuple((f"{row}_{name}", f"none_{name}") for row in CONVERGENCE_OPERATORS for name in ("cifar10", "plus")),
+            CONVERGENCE_RESNET_PAIRS,
             "early",
+        ),
+        Claim(
+            "SphereNets end above the plain network (resnet-32)",
+            "Figure: convergence; added after the runs",
+            CONVERGENCE_RESNET_PAIRS,
         ),
     ),
 )
@@ -337,9 +346,9 @@ SPHERENORM = Experiment(
             "steadiness",
         ),
         Claim(
-            "Rescaled SphereNorm does not work as well as SphereNorm",
-            "Figure: SphereNorm",
-            tuple((f"spherenorm_{size}", f"spherenorm_rescaled_{size}") for size in BATCH_SIZES),
+            "Rescaled SphereNorm does not work as well as SphereNorm, both with orthogonality",
+            "Figure: SphereNorm; changed after the runs from SphereNorm without it",
+            tuple((f"spherenorm_orth_{size}", f"spherenorm_rescaled_{size}") for size in BATCH_SIZES),
         ),
         Claim(
             "SphereNorm with BatchNorm beats BatchNorm alone",

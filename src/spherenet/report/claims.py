@@ -34,7 +34,7 @@ class Verdict:
     Attributes:
         claim: The claim.
         verdict: "confirmed", "refuted", "not decided", or "out of reach" if the runs do not meet its requirement.
-        difference: Mean difference over seeds, or None without a common seed.
+        difference: Mean difference over seeds, or None without a common seed, or if planned runs are missing.
         interval: Confidence interval of the difference, or None for fewer than two seeds.
         seeds: Number of seeds.
         pairs: Number of pairs of cells.
@@ -62,7 +62,7 @@ class Verdict:
     def statistics(self) -> str:
         """The difference with its interval, the number of pairs and seeds, and a requirement that is not met."""
         if self.difference is None:
-            return "no pair of cells has finished runs of the same seed"
+            return "runs of its cells are missing"
         pairs = f"{self.pairs} pair{'s' if self.pairs > 1 else ''}"
         seeds = f"n = {self.seeds} seed{'s' if self.seeds > 1 else ''}"
         unmet = "" if self.unmet is None else f"; a test requires {self.claim.requires}, reached {self.unmet:.1f} %"
@@ -73,8 +73,11 @@ def judge(grid: Grid, claim: GridClaim) -> Verdict:
     """Decide a claim by the t-interval over seeds of the difference within pairs, averaged over the pairs.
 
     A seed is one observation however many pairs it has, because the pairs of a seed are not independent. One seed
-    decides nothing. If a requirement is not met, the claim is out of reach whatever the difference is.
+    decides nothing. If a requirement is not met, the claim is out of reach whatever the difference is. In a planned grid
+    a claim waits until all planned runs of its cells are finished, so that runs that happen to be first decide nothing.
     """
+    if not grid.missing().keys().isdisjoint(name for pair in claim.pairs for name in pair):
+        return Verdict(claim, NOT_DECIDED, None, None, 0, 0)
     measure, protocol = QUANTITIES[claim.quantity].measure, claim.protocol
     by_seed: dict[int, list[float]] = {}
     pairs = set()

@@ -25,8 +25,8 @@ READING = (
     "Test accuracy in % at the end of a run, never the best one, with running BatchNorm statistics unless others are "
     "named: mean ± standard deviation (number of seeds), [the paper's value]; the best of a column is bold. "
     "Differences are means over seeds with their 95 % confidence interval in brackets. A claim is confirmed or refuted "
-    "if the interval does not contain 0, and not decided otherwise. It is out of reach if the runs do not meet a "
-    "condition that was stated before them."
+    "if the interval does not contain 0, and not decided otherwise. It is out of reach if the runs do not meet its "
+    "condition (stated before the runs in the preset long, after them in the preset cpu)."
 )
 
 
@@ -91,7 +91,7 @@ def _main_part(grids: Sequence[Grid], figure: str | None) -> list[str]:
     missing = sum(len(seeds) for grid in grids for seeds in grid.missing().values())
     if planned:
         end = "" if not missing else "; [Planned runs](#planned-runs) lists the missing ones"
-        sections.append(f"{planned - missing} of {planned} planned runs are finished{end}.")
+        sections.append(f"{planned - missing} of {planned} planned runs are in complete cells{end}.")
     sections += _claims(grids, "##")
     if main is not None and len(grids) == 1:
         sections.append("\n".join(_claim_line(judge(main, claim)) for claim in main.claims))
@@ -139,7 +139,7 @@ def _footer(grid: Grid) -> list[str]:
 
 def as_markdown(grid: Grid, *, with_claims: bool = True) -> str:
     """Return the tables of an experiment as Markdown, and a list of its claims."""
-    table = _table(grid) if grid.has_runs else ["No run is finished."]
+    table = _table(grid) if grid.has_runs else ["No cell is complete."]
     lines = [*table, "", *_protocol_lines(grid), *_logs_lines(grid)]
     if with_claims:
         lines += [*_time_lines(grid), *(_claim_line(judge(grid, claim)) for claim in grid.claims)]
@@ -283,7 +283,7 @@ def _claims(grids: Sequence[Grid], level: str) -> list[str]:
             lines.append(f"| {markdown(verdict.claim.statement)} | {_difference(verdict)} | {markdown(grid.id)} |")
         tables += ["\n".join(lines)] if chosen else []
     if waiting:
-        lines = [f"{level} Claims without runs ({len(waiting)})", ""]
+        lines = [f"{level} Claims whose runs are not complete ({len(waiting)})", ""]
         tables.append("\n".join([*lines, *(f"- {markdown(verdict.claim.statement)}" for verdict in waiting)]))
     return tables
 
@@ -298,7 +298,7 @@ def _difference(verdict: Verdict) -> str:
 
 def _missing_table(grids: Sequence[Grid]) -> str:
     """Return finished and planned runs of each grid, and the seeds that each cell lacks."""
-    lines = ["| experiment | finished | planned | missing |", "|---|---|---|---|"]
+    lines = ["| experiment | in complete cells | planned | missing |", "|---|---|---|---|"]
     for grid in grids:
         texts = [f"{name}: seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
                  for name, seeds in grid.missing().items()]  # fmt: skip

@@ -104,7 +104,9 @@ def margin_slopes(angles: dict[str, AngleFunction], m: int) -> list[MarginSlopes
         # θ = 0 gives the slope of the right segment: rounding decides on which segment the other points lie.
         there = float(psi_slope(angle, m, torch.tensor([0.0, *points.tolist()], dtype=torch.float64)).abs().max())
         steepest = float(psi_slope(angle, m, grid).abs().max())
-        slopes.append(MarginSlopes(name, m, tuple(points.tolist()), there, steepest, there < FLAT))
+        # A sigmoid with small k is steep at π/2 and almost flat elsewhere, but its slope is never zero.
+        saddle = there < FLAT and angle.kernel_id != "sigmoid"
+        slopes.append(MarginSlopes(name, m, tuple(points.tolist()), there, steepest, saddle))
     return slopes
 
 
