@@ -3,10 +3,10 @@
     python tools/collect_runs.py FOLDER/long [results/long]
 
 The planned runs of a cell that has all seeds that results/PLAN.md plans are copied to results/long, where reports read
-them, all others, also those of cells without planned seeds, to results/unfinished. All runs of a preset without a plan are copied. Each
-experiment with planned seeds gets its experiment.json, also without runs, so that reports list what is missing. A run
-with other settings than those of the experiment, or with a folder of this machine in config.json, is an error. Runs
-that are there already are replaced, others stay. `make results` then writes the page.
+them, all others, also those of cells without planned seeds, to results/unfinished. All runs of a preset without a plan
+are copied. Each experiment with planned seeds gets its experiment.json, also without runs, so that reports list what is
+missing. A run with other settings than those of the experiment, or with a folder of this machine in config.json, is an
+error. Runs that are there already are replaced, others stay. `make results` then writes the page.
 """
 
 from __future__ import annotations

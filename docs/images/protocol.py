@@ -3,8 +3,8 @@
 python docs/images/protocol.py [FILE]
 
 authors_logs.csv has averages of the logs that the authors released with their code (github.com/wy1iu/SphereNet):
-training and test accuracy over 1,000 iterations each (10 batches, 2 evaluations). Our curves beside them are averaged in
-the same way. The authors' networks are wider; their residual one is resnet-32-wide.
+training and test accuracy over 1,000 iterations each (10 batches, 2 evaluations). Our curves beside them are averaged
+in the same way. The authors' networks are wider; their residual one is resnet-32-wide.
 """
 
 import csv

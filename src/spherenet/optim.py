@@ -333,12 +333,17 @@ def _scale_invariance(model: nn.Module) -> dict[nn.Module, bool]:
 def _invariant_kernels(model: nn.Module) -> dict[str, _Kernels]:
     """Return the scale-invariant weights of a model by name, shared ones once, without those other modules use, too.
 
+    A weight that a layer and a transposed layer share has other kernels in each of them and is left out as well.
+
     Raises ValueError for a weight that is lazy, parametrized, or sharded along a dimension other than the first one.
     """
     invariant = _scale_invariance(model)
     kernels: dict[str, _Kernels] = {}
     others = (module for module, is_invariant in invariant.items() if not is_invariant)
     owners = {id(parameter) for module in others for parameter in module._parameters.values()}  # their norms matter
+    layouts: dict[int, set[int | None]] = {}
+    for module in model.modules():
+        layouts.setdefault(id(module._parameters.get("weight")), set()).add(_transposed_groups(module))
     for prefix, module in model.named_modules():
         if not invariant[module]:
             continue
@@ -346,13 +351,13 @@ def _invariant_kernels(model: nn.Module) -> dict[str, _Kernels]:
         weight: Any = module._parameters.get("weight")
         if weight is None and getattr(module, "weight", None) is not None:
             raise ValueError(f"model must own its scale-invariant weights, but a parametrization computes {name}.")
-        if weight is None or id(weight) in owners:
+        if weight is None or id(weight) in owners or len(layouts[id(weight)]) > 1:
             continue
         _require_initialized(name, weight)
         owners.add(id(weight))
         if weight.dim() < 2:  # a vector of scales has no kernels
             continue
-        groups = getattr(module, "groups", 1) if getattr(module, "transposed", False) else None
+        groups = _transposed_groups(module)
         if _is_dtensor(weight):
             sharded = [placement for placement in weight.placements if not placement.is_replicate()]
             if any(not placement.is_shard(0) for placement in sharded) or (sharded and groups is not None):
@@ -362,6 +367,11 @@ def _invariant_kernels(model: nn.Module) -> dict[str, _Kernels]:
                 )
         kernels[name] = _Kernels(weight, groups)
     return kernels
+
+
+def _transposed_groups(module: nn.Module) -> int | None:
+    """Return the groups of a transposed convolution, whose kernels lie along the second dimension; None for others."""
+    return int(getattr(module, "groups", 1)) if getattr(module, "transposed", False) else None
 
 
 def _num_kernels(kernels: _Kernels) -> int:

@@ -8,6 +8,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
@@ -51,12 +52,12 @@ def require_positive(name: str, value: object) -> float:
 
 
 def require_integer(name: str, value: object, *, minimum: int) -> int:
-    """Return an integer of at least `minimum`."""
-    if isinstance(value, bool) or not isinstance(value, int):
+    """Return an integer of at least `minimum`; NumPy's are accepted."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} must be an integer, got {value!r} of type {type(value).__name__}.")
     if value < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {value!r}.")
-    return value
+    return int(value)
 
 
 def require_one_of(name: str, value: T, allowed: Iterable[T]) -> T:

@@ -179,3 +179,9 @@ def test_converted_cnn_equals_sphere_network_of_create_model(name):
     x = torch.randn(2, 3, 32, 32)
     torch.testing.assert_close(sphere.eval()(x), expected.eval()(x), rtol=0, atol=0)
     assert list(sn.sphere_layers(sphere)) == list(sn.sphere_layers(expected))
+
+
+def test_adaptive_softmax_stays_plain():
+    model = module(body=nn.Linear(16, 32), out=nn.AdaptiveLogSoftmaxWithLoss(32, 1000, [10, 100]))
+    assert plain_layers(model) == [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)][1:]
+    assert plain_layers(model, classifier=True) == []

@@ -80,3 +80,17 @@ def test_inplace_is_disabled_directly_after_sphere_layers_only_and_restored():
     assert [m.inplace for m in to_plain(sphere) if hasattr(m, "inplace")] == [True, True, True]
     rescaled = to_sphere(model, rescale="learned")
     assert [m.inplace for m in rescaled if hasattr(m, "inplace")] == [True, True, True]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_scripted_activation_stays_in_place():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), torch.jit.script(nn.ReLU(inplace=True)), nn.Conv2d(4, 2, 1))
+    assert isinstance(to_sphere(model, inplace=True)[0], sn.SphereConv2d)
+    assert model[1].inplace
+
+
+def test_compiled_activation_is_restored_in_a_copy():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), torch.compile(nn.ReLU(inplace=True)), nn.Conv2d(4, 2, 1))
+    sphere = to_sphere(model)
+    assert not sphere[1].inplace
+    assert to_plain(sphere)[1].inplace

@@ -246,3 +246,24 @@ def test_converted_layers_work_with_regularizers_and_compile():
     compiled = torch.compile(sphere, fullgraph=True, backend="eager")
     x = torch.randn(2, 3, 4, 4)
     torch.testing.assert_close(compiled(x), sphere(x))
+
+
+@pytest.mark.parametrize("k_sharing", ["filter", "layer", "network"])
+def test_frozen_layers_get_frozen_parameters_and_keep_their_mode(k_sharing):
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(8, 2)).eval()
+    model[:2].requires_grad_(False)
+    sphere = sn.to_sphere(model, "learnable", k_sharing=k_sharing, magnitude="tanh")
+    assert [name for name, parameter in sphere.named_parameters() if parameter.requires_grad] == ["3.weight", "3.bias"]
+    assert not any(module.training for module in sphere.modules())
+
+
+def test_first_input_of_a_lazy_layer_keeps_k_and_rescaling():
+    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.LazyLinear(8), nn.ReLU(), nn.Linear(8, 2))
+    sphere = sn.to_sphere(model, "learnable", k_sharing="network", rescale="learned")
+    nn.init.constant_(sphere[0].angle.raw_k, 2.0)
+    nn.init.constant_(sphere[2].beta, 0.1)
+    k = sphere[0].k.item()
+    sphere(torch.randn(2, 3))
+    assert sphere[0].k.item() == k != 0.5
+    assert sphere[2].beta.eq(0.1).all()
+    assert sphere[2].weight.std() > 0

@@ -195,3 +195,11 @@ def test_to_plain_restores_the_fast_path(encoder):
         torch.testing.assert_close(back(x := torch.randn(2, 5, 8)), encoder(x))
     untouched = to_sphere(nn.ModuleList([encoder, nn.Linear(3, 3)]), skip="0", classifier=True)
     assert untouched[0].use_nested_tensor
+
+
+@pytest.mark.parametrize("container", [nn.ModuleList, lambda modules: nn.ModuleDict(zip("abc", modules, strict=True))])
+def test_batch_norm_of_a_container_without_forward_is_kept(container):
+    model = container([nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Linear(8, 2)])
+    sphere = sn.to_sphere(model, drop_batch_norm=True)
+    assert [type(module) for module in sphere.children()] == [sn.SphereConv2d, nn.BatchNorm2d, nn.Linear]
+    assert "cannot be traced" in str(sn.sphere_summary(sphere))

@@ -143,3 +143,14 @@ def test_hostile_record_leaves_the_model_unchanged(case):
 def test_model_must_be_a_module():
     with pytest.raises(TypeError, match="model must be a module, got str"):
         apply_conversion("model", GOOD)
+
+
+def test_computed_weights_are_named():
+    def pruned(layer):
+        return torch.nn.utils.prune.random_unstructured(layer, "weight", 0.5)
+
+    for change, message in ((pruned, "in a hook"), (nn.utils.parametrizations.orthogonal, "is parametrized")):
+        model = to_sphere(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)))
+        change(model[0])
+        with pytest.raises(ModelError, match=f"layer '0' .* {message}"):
+            conversion_record(model)

@@ -104,3 +104,14 @@ def test_shared_k_is_removed_from_every_layer():
     )
     back = to_plain(sphere, inplace=True)
     assert list(back.state_dict()) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+
+
+@pytest.mark.parametrize("options", [{"operator": "sigmoid", "k": 0.5}, {"batch_norm": False, "magnitude": "tanh"}])
+def test_network_of_create_model_can_be_saved(options, tmp_path):
+    options = {"operator": "cosine", **options}
+    plain = to_plain(sn.create_model("cnn-3", widths=(4, 4, 4), input_size=8, **options))
+    x = torch.randn(2, 3, 8, 8)
+    for name, model in (("plain", plain), ("again", to_sphere(plain, "linear"))):
+        sn.save_model(model.eval(), tmp_path / name)
+        torch.testing.assert_close(sn.load_model(tmp_path / name)(x), model(x))
+    assert not any(isinstance(module, SphereLayer) for module in sn.create_model(**plain.config).modules())

@@ -250,6 +250,17 @@ def check_meta(rank, world, mesh):
     assert "processes=" in repr(model)
 
 
+def check_hooks(rank, world, mesh):
+    """Hooks of the head are called after it is sharded; a parametrization, which would be lost, is refused."""
+    model, calls = torch.nn.Sequential(torch.nn.Identity(), sn.AngularHead(FEATURES, 4 * world)), []
+    model[1].register_forward_hook(lambda *_: calls.append(rank))
+    sn.shard_head(model, mesh)(torch.randn(2, FEATURES))
+    assert calls == [rank]
+    head = torch.nn.utils.parametrizations.weight_norm(sn.AngularHead(FEATURES, 4 * world))
+    with pytest.raises(ValueError, match="a head without parametrizations"):
+        sn.shard_head(torch.nn.Sequential(head), mesh)
+
+
 def main(rank, world, store):
     torch.set_num_threads(1)
     timeout = timedelta(seconds=60)  # a failed process ends the others
@@ -257,7 +268,7 @@ def main(rank, world, store):
     mesh = init_device_mesh("cpu", (world,))
     checks = [check_losses, check_scores, check_rows_of_nan, check_communication, check_bad_input]
     if world == 2:
-        checks += [check_blocks_and_extremes, check_sampling, check_meta]
+        checks += [check_blocks_and_extremes, check_sampling, check_meta, check_hooks]
     for check in checks:
         check(rank, world, mesh)
     dist.destroy_process_group()

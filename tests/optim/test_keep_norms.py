@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from spherenet.layers import AngularHead, SphereConv1d, SphereConv2d, SphereConv3d, SphereLinear
+from spherenet.layers import AngularHead, SphereConv1d, SphereConv2d, SphereConv3d, SphereConvTranspose2d, SphereLinear
 from spherenet.losses import SoftmaxLoss, WSoftmaxLoss
 from spherenet.optim import keep_norms, param_groups
 
@@ -382,3 +382,16 @@ def test_weight_tied_to_an_embedding_is_left_alone():
     before = embedding.weight.detach().clone()
     optimizer.step()
     torch.testing.assert_close(embedding.weight.detach(), 0.8 * before)
+
+
+def test_weight_of_a_layer_and_a_transposed_layer_is_left_alone():
+    encoder, decoder = SphereConv2d(3, 8, 3), SphereConvTranspose2d(8, 3, 3)
+    decoder.weight = encoder.weight  # the kernels of the one lie across those of the other
+    model = nn.Sequential(encoder, nn.ReLU(), decoder)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    keep_norms(optimizer, model)
+    before, x = encoder.weight.detach().clone(), torch.randn(2, 3, 8, 8)
+    (model(x) - x).square().mean().backward()
+    gradient = encoder.weight.grad.clone()
+    optimizer.step()
+    torch.testing.assert_close(encoder.weight.detach(), before - gradient)

@@ -115,7 +115,7 @@ def test_grids_without_runs_are_listed_as_planned_only(headline, tmp_path):
     assert "| table3 | 0 | 4 | all |\n" in page
     add_to_experiment(folder, logs={"source": "logs", "first": 1, "last": 9, "accuracies": {"a": [86.5, 26.7]}})
     page = markdown_page([read_grid(headline), read_grid(folder)], "Results")
-    assert re.search(r"## table3: .*\n\nNo cell is complete\.\n\nMean accuracy.*\n\n.*\n.*\n\| a \| x \| 86\.5 \|", page)
+    assert re.search(r"## table3: .*\n\nNo cell is complete\.\n\nMean accuracy.*\n\n.*\n.*\n\| a \| x \| 86\.5", page)
 
 
 def test_published_logs_are_beside_our_means_of_the_same_iterations(protocol):

@@ -43,6 +43,7 @@ from spherenet.convert.swap import (
 from spherenet.errors import ModelError
 from spherenet.layers import AngularHead, SphereLayer
 from spherenet.magnitudes import Magnitude
+from spherenet.models import Classifier
 from spherenet.ops.norms import DEFAULT_EPS
 from spherenet.ops.sphere_conv import CENTERS
 from spherenet.validation import require_one_of, suggest_options
@@ -145,6 +146,9 @@ def to_sphere(
     selected = list(plan.convert.values())
     if k_sharing == "network":
         operator, k, k_sharing = _shared_angle(operator, k, selected), None, "layer"
+        if not any(cast(Tensor, layer.weight).requires_grad for layer in selected):
+            operator.requires_grad_(False)  # as the k of a frozen layer
+        operator.train(model.training)
     options = SphereOptions(operator, k, k_sharing, rescale, eps, center, magnitude, radius)
     for layer in selected:
         options.check(layer)
@@ -176,7 +180,7 @@ def to_plain(model: M, *, inplace: bool = False) -> M:
     """Return a model whose sphere layers are plain torch layers; the inverse of `to_sphere`.
 
     Weights and biases are kept. k, β, γ, centering and magnitude functions have no plain counterpart and are dropped,
-    which `sphere_summary` reports.
+    which `sphere_summary` reports. The `config` of a model of `create_model` describes the plain network then.
     In-place activations and fast paths that `to_sphere` disabled are restored, but a dropped BatchNorm is not.
 
     Args:
@@ -206,6 +210,8 @@ def to_plain(model: M, *, inplace: bool = False) -> M:
             record_reason(module, reason.split(";")[0] + "; not restored")
         else:
             record_reason(module, None)
+    if isinstance(model, Classifier):
+        model.config |= dict.fromkeys(("operator", "k", "rescale", "center", "magnitude", "radius"))
     return model
 
 

@@ -249,10 +249,14 @@ def find_classifiers(model: nn.Module) -> dict[int, str]:
     By position: the last layer in order of definition, which may be a convolution as in a UNet. It does not count if
     it is the only layer, or if a normalization or a rectifier follows it, because then it computes features. If an
     `AngularHead` comes last, there is no such layer.
+
+    By type: all layers of an `nn.AdaptiveLogSoftmaxWithLoss`, which compute logits of classes and clusters.
     """
     layers = list(weight_modules(model))
     reasons = {}
     for name, module in model.named_modules():
+        if isinstance(module, nn.AdaptiveLogSoftmaxWithLoss):
+            reasons |= {id(layer): "classifier (AdaptiveLogSoftmaxWithLoss)" for _, layer in weight_modules(module)}
         *ancestors, last = name.split(".")
         if _CLASSIFIER_NAME.fullmatch(last.lower()) and not any(ancestor.isdigit() for ancestor in ancestors):
             heads = module.children() if isinstance(module, (nn.ModuleList, nn.ModuleDict)) else [module]

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils.parametrize import is_parametrized
 
 from spherenet.angles import ANGLES, LearnableSigmoidAngle
 from spherenet.convert.layers import CONVERTIBLE, TRANSPOSED, num_filters
@@ -24,6 +25,7 @@ from spherenet.convert.swap import (
     make_spherical,
     overridden_methods,
     require_convertible,
+    weight_problem,
 )
 from spherenet.errors import ModelError
 from spherenet.layers import SphereLayer
@@ -50,12 +52,16 @@ def conversion_record(model: nn.Module) -> dict[str, Any]:
 
     Raises:
         ModelError: If a layer has an operator or magnitude that is not one of this library's, since a record contains
-            no code, or shares learned parameters in a way that options do not express.
+            no code, shares learned parameters in a way that options do not express, or computes its weight.
     """
     layers: dict[str, Any] = {}
     first_with: dict[object, str] = {}
     dropped: dict[str, str] = {}
     for name, module in model.named_modules():
+        if isinstance(module, SphereLayer) and (is_convertible_back(module) or is_parametrized(module)):
+            problem = weight_problem(module)
+            if problem is not None:
+                raise ModelError(f"layer {name!r} of type {type(module).__name__} {problem}.")
         if isinstance(module, SphereLayer) and is_convertible_back(module):
             layers[name] = _options_of(name, module)
             if next(module.angle.parameters(), None) is not None:

@@ -55,6 +55,7 @@ __all__ = [
     "overridden_methods",
     "require_convertible",
     "require_revertible",
+    "weight_problem",
 ]
 
 _SPHERE_CLASSES: dict[type[nn.Module], type[SphereLayer]] = {
@@ -111,6 +112,10 @@ def make_spherical(layer: Any, options: SphereOptions) -> None:
     """
     layer.__class__ = _SPHERE_CLASSES[_torch_class(layer)]
     options.apply(layer)
+    if isinstance(options.operator, str):  # an angle function object keeps its mode, as it keeps its parameters
+        layer.angle.train(layer.training)
+    if isinstance(options.magnitude, str) and layer.magnitude is not None:
+        layer.magnitude.train(layer.training)
     if not layer.weight.requires_grad:
         if isinstance(options.operator, str):  # an angle function object may be shared with trainable layers
             layer.angle.requires_grad_(False)
@@ -168,7 +173,7 @@ def require_convertible(name: str, module: nn.Module) -> None:
     sealed = sealed_reason(module)
     if sealed is not None:
         raise ModelError(f"{_quoted(name)} is {sealed}{hint}.")
-    problem = _weight_problem(module)
+    problem = weight_problem(module)
     if problem is not None:
         raise ModelError(f"{_quoted(name)} of type {type(module).__name__} {problem}{hint}.")
 
@@ -180,11 +185,11 @@ def require_revertible(model: nn.Module) -> None:
         if sealed is not None:
             raise ModelError(f"{_quoted(name)} is {sealed}.")
         if isinstance(module, SphereLayer) and type(module) not in _PLAIN_CLASSES:
-            problem = _weight_problem(module) or "is a subclass of a sphere layer, which has no plain counterpart"
+            problem = weight_problem(module) or "is a subclass of a sphere layer, which has no plain counterpart"
             raise ModelError(f"{_quoted(name)} of type {type(module).__name__} {problem}.")
 
 
-def _weight_problem(module: nn.Module) -> str | None:
+def weight_problem(module: nn.Module) -> str | None:
     """Return why the weight of a layer cannot be converted and what to do about it, or None if it can."""
     if not isinstance(module, (*CONVERTIBLE, *TRANSPOSED)) or type(module).__module__.startswith("torch.ao."):
         return "is quantized: convert the model before quantizing it"
@@ -197,7 +202,7 @@ def _weight_problem(module: nn.Module) -> str | None:
     if is_parametrized(module):
         return "is parametrized: call torch.nn.utils.parametrize.remove_parametrizations first"
     computed = [name for name in ("weight", "bias") if name not in module._parameters]
-    if computed and not overridden_methods(module):
+    if computed and (type(module) in _PLAIN_CLASSES or not overridden_methods(module)):
         return f"computes its {computed[0]} in a hook (weight_norm, spectral_norm, pruning): remove the hook first"
     return None
 
@@ -266,7 +271,10 @@ class _Inputs:
         """Return the modules whose output `module` takes, [] if it takes something else, None if that is unknown."""
         containers = (nn.ModuleList, nn.ModuleDict)
         ancestors = ancestor_names(self._names[module])
-        name = [name for name in ancestors if not isinstance(self._modules[name], containers)][-1]
+        owners = [name for name in ancestors if not isinstance(self._modules[name], containers)]
+        if not owners:
+            return None
+        name = owners[-1]
         owner = self._modules[name]
         if is_sequential(owner):
             return self._in_sequences.get(module, [])
@@ -302,7 +310,9 @@ def disable_inplace(model: nn.Module) -> None:
         saves_output = (
             isinstance(first, SphereLayer) and first.rescale is None and first._parameters.get("bias") is None
         )
-        if saves_output and getattr(then, "inplace", False) is True:
+        then = getattr(then, "_orig_mod", then)  # a compiled module calls this one
+        is_changeable = not isinstance(then, torch.jit.ScriptModule)
+        if saves_output and is_changeable and getattr(then, "inplace", False) is True:
             override_attribute(then, "inplace", False)
             record_reason(then, "inplace disabled: the sphere layer before it saves its output")
 

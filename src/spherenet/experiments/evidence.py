@@ -120,8 +120,8 @@ PROTOCOLS = ("running", "lagging", "batch", "precise")
 
 AUTHORS_LOGS = Logs(
     "logs that the authors released with their code, github.com/wy1iu/SphereNet: accuracy on one training batch every "
-    "100 iterations, on the test images every 500 iterations. Their networks are wider than ours: 128/192/256 filters in "
-    "the code of cnn-9, 96/192/384 in the residual one (resnet-32-wide, CIFAR-10+)",
+    "100 iterations, on the test images every 500 iterations. Their networks are wider than ours: 128/192/256 filters "
+    "in the code of cnn-9, 96/192/384 in the residual one (resnet-32-wide, CIFAR-10+)",
     1100,
     5000,
     {
@@ -140,7 +140,8 @@ def protocol_cells(preset: str) -> list[Cell]:
     The released code evaluates with moving averages of momentum 0.999 that start at 0. Between iterations 1,100 and
     5,000 its logs have 86.5 % training and 26.7 % test accuracy for the CNN, 88.4 and 72.6 % for the cosine SphereNet;
     81.2 and 10.9 % for the residual CNN (resnet-32-wide), 84.3 and 63.5 % for the linear residual SphereNet.
-    Varied: narrower versions of these four networks. Each run is evaluated with running, lagging, batch and precise statistics.
+    Varied: narrower versions of these four networks. Each run is evaluated with running, lagging, batch and precise
+    statistics.
     Claims, stated before the runs in results/PLAN.md: SphereNets lead with lagging statistics; they lead with precise
     statistics, too; lagging statistics cost the CNN more accuracy than the SphereNet.
 

@@ -207,8 +207,8 @@ def forward(
     """Convert the output of the convolution to that of the layer, in place if nothing is saved for backward.
 
     Returns:
-        The output, 1/‖patch‖ [N, groups, *out], what operation.save_cosine saves or None (the cosines; in half precision
-        the output of the convolution, which is half as large), and the means of centered patches or None.
+        The output, 1/‖patch‖ [N, groups, *out], what operation.save_cosine saves or None (the cosines; in half
+        precision the output of the convolution, which is half as large), and the means of centered patches or None.
     """
     geometry = operation.geometry
     x_layout, layout = layout_of(x.shape, x.stride()), layout_of(product.shape, product.stride())

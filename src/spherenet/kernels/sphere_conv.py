@@ -10,8 +10,9 @@ takes no additional memory if the next layer saves its input (BatchNorm does). T
 h = 1 unless the layer has a magnitude function (Eq. 15), and n = 0 unless its patches are centered (Eq. 14).
 
 There are three cases in which the cosine cannot be recovered. In half precision (unless g = cos), with an affine map or
-a magnitude function, the cosines are saved; on CPUs in half precision P instead, which has half their size. If the next layer changes the output in place (an in-place
-ReLU), backward detects it and convolves again. For double backward, autograd differentiates the plain formula.
+a magnitude function, the cosines are saved; on CPUs in half precision P instead, which has half their size. If the next
+layer changes the output in place (an in-place ReLU), backward detects it and convolves again. For double backward,
+autograd differentiates the plain formula.
 
 A weight of two dimensions [out, in] makes the same functions a fully connected layer on rows [N, in].
 `kernels/operators.py` registers them with torch.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -17,7 +18,15 @@ from spherenet.arguments import require_center
 from spherenet.magnitudes import Magnitude, make_magnitude
 from spherenet.validation import OptionCheck, require_number, require_one_of, require_positive
 
-__all__ = ["METADATA_KEY", "Proxy", "SphereLayer", "different_options", "make_lazy", "record_as_leaf"]
+__all__ = [
+    "METADATA_KEY",
+    "Proxy",
+    "SphereLayer",
+    "different_options",
+    "getting_weight",
+    "make_lazy",
+    "record_as_leaf",
+]
 
 Proxy: Any = fx.Proxy
 """Input of a layer while `torch.fx` traces it; `Any`, because annotations state a tensor."""
@@ -97,8 +106,9 @@ class SphereLayer(OptionCheck, nn.Module):
     def reset_parameters(self) -> None:
         """Initialize weight and bias as torch.nn does, and set k, β and γ to their initial values."""
         super().reset_parameters()  # type: ignore[misc]
-        # torch's constructors call this before the attributes of a sphere layer exist.
-        if isinstance(getattr(self, "angle", None), nn.Module):
+        # torch's constructors call this before the attributes of a sphere layer exist, and lazy layers when they get
+        # their weight from the first input: k, β and γ may have other values then, and k may belong to other layers.
+        if isinstance(getattr(self, "angle", None), nn.Module) and not getattr(self, "_is_getting_weight", False):
             reset_angle = getattr(self.angle, "reset_parameters", None)
             if reset_angle is not None:
                 reset_angle()
@@ -187,6 +197,16 @@ def record_as_leaf(module: nn.Module, input: Tensor, *arguments: Any) -> Tensor:
     arguments = tuple(argument for argument in arguments if argument is not None)
     node: Tensor = tracer.create_proxy("call_module", tracer.path_of_module(module), (input, *arguments), {})
     return node
+
+
+@contextmanager
+def getting_weight(layer: nn.Module) -> Iterator[None]:
+    """Let `reset_parameters` initialize only weight and bias, while a lazy layer creates them."""
+    layer.__dict__["_is_getting_weight"] = True
+    try:
+        yield
+    finally:
+        del layer.__dict__["_is_getting_weight"]
 
 
 def make_lazy(layer: Any, device: Any, dtype: Any) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from spherenet.angles import AngleFunction
 from spherenet.arguments import require_center
 from spherenet.functional import sphere_layer
-from spherenet.layers.base import Proxy, SphereLayer, make_lazy, record_as_leaf
+from spherenet.layers.base import Proxy, SphereLayer, getting_weight, make_lazy, record_as_leaf
 from spherenet.magnitudes import Magnitude
 from spherenet.ops.geometry import Geometry
 from spherenet.ops.norms import DEFAULT_EPS
@@ -239,8 +239,9 @@ class _LazySphereConv(nn.Module):
 
     def initialize_parameters(self, input: Tensor) -> None:
         """Create weight and bias for the channels of the first input."""
-        super().initialize_parameters(input)  # type: ignore[misc]
         layer: Any = self
+        with getting_weight(layer):
+            super().initialize_parameters(input)  # type: ignore[misc]
         require_center(layer.center, layer.weight[0].numel())
 
 
@@ -278,5 +279,6 @@ class LazySphereLinear(nn.LazyLinear, SphereLinear):
 
     def initialize_parameters(self, input: Tensor) -> None:
         """Create weight and bias for the features of the first input."""
-        super().initialize_parameters(input)
+        with getting_weight(self):
+            super().initialize_parameters(input)
         require_center(self.center, self.weight.shape[1])

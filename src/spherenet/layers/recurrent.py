@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -301,6 +302,6 @@ def _state_or_zeros(state: State | None, num_states: int, input: Tensor, shape: 
 
 
 def _require_size(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         raise ValueError(f"{name} must be an integer of at least 1, got {value!r}.")
-    return value
+    return int(value)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from spherenet.kernels.sharded import ClassShard, ShardedOutput, gather_rows
 from spherenet.layers.head import AngularHead
@@ -47,6 +48,9 @@ class ShardedHead(AngularHead):
             whole: nn.Parameter | None = getattr(head, name)
             parameter = None if whole is None else nn.Parameter(_own_part(whole, mesh), whole.requires_grad)
             self.register_parameter(name, parameter)
+        for name, hooks in vars(head).items():
+            if name.startswith(("_forward_", "_backward_")) or name == "_is_full_backward_hook":
+                setattr(self, name, hooks)
         self.train(head.training)
 
     @property
@@ -160,6 +164,8 @@ def shard_head(model: M, mesh: DeviceMesh, *, sample_rate: float = 1.0) -> M:
     name, head = next(iter(heads.items()))
     if isinstance(head, ShardedHead):
         raise ValueError("model must have a head that is not sharded yet.")
+    if is_parametrized(head):
+        raise ValueError("model must have a head without parametrizations; remove them first.")
     if head.num_classes < mesh.size():
         raise ValueError(
             f"num_classes must be at least the number of processes, {mesh.size()}, got {head.num_classes}."

@@ -193,7 +193,7 @@ def create_model(
     size: Any = network.input_size if input_size is None else input_size
     size = (size, size) if isinstance(size, SupportsIndex) else size
     height_width = cast(tuple[int, int], _positive_integers("input_size", size, 2))
-    in_channels = require_integer("in_channels", int(in_channels), minimum=1)
+    in_channels = require_integer("in_channels", in_channels, minimum=1)
     if loss_options is not None and not isinstance(loss_options, Mapping):
         raise TypeError(f"loss_options must be a mapping, got {type(loss_options).__name__}.")
     criterion = make_loss(loss, **(loss_options or {}))
@@ -204,7 +204,7 @@ def create_model(
     head = AngularHead(out_features, num_classes, head_bias, eps=eps)
     config = {
         "name": name,
-        "num_classes": num_classes,
+        "num_classes": head.num_classes,
         "operator": None if operator == "none" else operator,
         "k": k,
         "loss": loss,

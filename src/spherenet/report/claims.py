@@ -73,8 +73,8 @@ def judge(grid: Grid, claim: GridClaim) -> Verdict:
     """Decide a claim by the t-interval over seeds of the difference within pairs, averaged over the pairs.
 
     A seed is one observation however many pairs it has, because the pairs of a seed are not independent. One seed
-    decides nothing. If a requirement is not met, the claim is out of reach whatever the difference is. In a planned grid
-    a claim waits until all planned runs of its cells are finished, so that runs that happen to be first decide nothing.
+    decides nothing. If a requirement is not met, the claim is out of reach whatever the difference is. In a planned
+    grid a claim waits until all planned runs of its cells are finished: those that happen to be first decide nothing.
     """
     if not grid.missing().keys().isdisjoint(name for pair in claim.pairs for name in pair):
         return Verdict(claim, NOT_DECIDED, None, None, 0, 0)
