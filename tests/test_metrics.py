@@ -211,4 +211,6 @@ def test_cosines_do_not_depend_on_the_scale(scale):
     assert torch.allclose(sn.pair_similarities(first * scale, second), expected, atol=1e-6)
     labels = [f"class {index % 4}" for index in range(20)]
     assert sn.recall_at_k(first * scale, np.array(labels, dtype=object)) == sn.recall_at_k(first, labels)
+    extreme = first.double() * scale**10  # float64 has a larger range
+    assert torch.allclose(sn.pair_similarities(extreme, second.double()), expected.double(), atol=1e-6)
     assert sn.recall_at_k(first, torch.arange(20).remainder(4).bfloat16()) == sn.recall_at_k(first, labels)

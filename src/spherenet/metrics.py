@@ -329,9 +329,9 @@ def _embeddings(name: str, value: Any) -> Tensor:
 
 def _unit(embeddings: Tensor) -> Tensor:
     """Return rows of norm 1, or 0 for rows of zeros."""
-    # Divided by a power of two first, so that no square overflows or underflows.
-    exponent = torch.frexp(embeddings.abs().amax(1, keepdim=True)).exponent.clamp(-126, 126)
-    return F.normalize(torch.ldexp(embeddings, -exponent))
+    # Divided by the largest entry first, so that no square overflows or underflows.
+    largest = embeddings.abs().amax(1, keepdim=True)
+    return F.normalize(embeddings / largest.where(largest > 0, 1))
 
 
 def _tensor(name: str, value: Any) -> Tensor:

@@ -36,6 +36,10 @@ WRONG = {
     "option": (["bench", "--round", "3"], "unknown option --round, did you mean --rounds? see spherenet bench --help."),
     "network": (["bench", "--network", "cnn9"], "--network must be one of"),
     "operator": (["bench", "--operators", "cos"], "--operators must be one of"),
+    "operator of the authors": (
+        ["bench", "--operators", "square-cosine", "--authors"],
+        "--operators with --authors must be one of",
+    ),
     "rounds": (["bench", "--rounds", "1"], "--rounds must be at least 2, got 1"),
     "number": (["bench", "--rounds", "many"], "--rounds must be a whole number, got 'many'"),
     "choice": (["bench", "--mode", "fast"], "--mode must be train or inference or both, got 'fast'"),

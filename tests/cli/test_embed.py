@@ -177,6 +177,9 @@ def test_bad_input_of_embed_is_refused_in_one_sentence(world, tmp_path, capsys):
     fails("--retrieval requires folders of classes", "embed", model, images / "ant" / "0.png", "-o", tmp_path / "x.npy",
           "--retrieval")  # fmt: skip
     fails("is not", "embed", tmp_path / "empty", images, "-o", tmp_path / "x.npy")
+    fails("--output must be a file in an existing folder", "embed", model, images, "-o", tmp_path / "no" / "x.npy")
+    roc = ["--root", images, "--folds", 2, "--roc", tmp_path / "no" / "x.csv"]
+    fails("--roc must be a file in an existing folder", "verify", model, world.root / "pairs.csv", *roc)
     assert not (tmp_path / "x.npy").exists()
 
 
@@ -223,6 +226,21 @@ def test_pairs_of_labeled_faces_in_the_wild_are_read(tmp_path):
         ("Anna_Ahl/Anna_Ahl_0001.jpg", "Anna_Ahl/Anna_Ahl_0004.jpg", True),
         ("Anna_Ahl/Anna_Ahl_0001.jpg", "Berta_Bo/Berta_Bo_0012.jpg", False),
     ]
+
+
+def test_pairs_with_one_number_in_the_first_line_are_read(tmp_path):
+    (tmp_path / "pairsDevTest.txt").write_text("1\nAnna\t1\t4\nAnna\t1\tBerta\t12\n")
+    assert [pair.same for pair in read_pairs(tmp_path / "pairsDevTest.txt")] == [True, False]
+
+
+def test_images_that_are_given_twice_are_embedded_once(world, tmp_path, capsys):
+    images = world.root / "images"
+    arguments = ["-o", tmp_path / "x.npy", "--retrieval", "--json"]
+    printed = []
+    for sources in ([images], [images, f"{images}/../images", images / "ant" / "0.png"]):
+        assert spherenet("embed", world.root / "model", *sources, *arguments) == 0
+        printed.append(json.loads(capsys.readouterr().out))
+    assert printed[0] == printed[1]
 
 
 def test_model_that_does_not_exist_is_refused(world, capsys):

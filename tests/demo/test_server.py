@@ -20,7 +20,7 @@ import spherenet as sn
 from command_line import command, one_sentence, spherenet
 from spherenet.data import Preprocessing
 from spherenet.demo import Analyzer, DemoServer
-from spherenet.demo.server import LARGEST_UPLOAD
+from spherenet.demo.server import LARGEST_UPLOAD, own_hosts
 from spherenet.errors import ModelError
 from spherenet.training.saved_runs import Predictor
 
@@ -282,3 +282,8 @@ def test_page_shows_the_part_that_the_network_sees(tmp_path):
     shown = analyzer._display(tmp_path / "wide.png")
     pixels = Image.open(io.BytesIO(base64.b64decode(shown.partition(",")[2]))).convert("RGB")
     assert pixels.getcolors() == [(pixels.width * pixels.height, (0, 255, 0))]
+
+
+def test_default_port_may_be_left_out_of_the_address():
+    assert own_hosts(8000) == {"127.0.0.1:8000", "localhost:8000"}
+    assert own_hosts(80) == {"127.0.0.1:80", "localhost:80", "127.0.0.1", "localhost"}

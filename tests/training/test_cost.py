@@ -106,7 +106,12 @@ def test_too_little_memory_has_no_recommendation():
     chosen, reason = recommend(costs(Workload(10**8, 512, 8, 512)), memory=24 * 10**9)
     assert chosen is None
     assert reason.startswith("No strategy fits: sharded head takes least, 10")
-    assert "but there are 24.0 GB" in reason
+    assert "but there are 24.0 GB; use more processes or smaller batches." in reason
+    assert "but there are 1.0 MB" in recommend(costs(Workload(1000, 512, 1, 8)), memory=10**6)[1]
+
+
+def test_float16_is_data_parallel():
+    assert list(by_name(classes=1000, features=8, processes=4, batch_size=8, precision="float16")) == ["data parallel"]
 
 
 def test_fewer_classes_than_processes_are_not_sharded():

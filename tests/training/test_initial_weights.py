@@ -1,6 +1,7 @@
 """`--init-from`: runs, saved models, and checkpoints of torchvision and transformers as safetensors."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ from torch import nn
 
 import spherenet as sn
 from spherenet.errors import ModelError, RunError
+from spherenet.training import build
+from spherenet.training.config import TrainConfig
 from spherenet.training.initial_weights import start_from
 
 WIDTHS = (8, 12, 16, 20)
@@ -120,3 +123,23 @@ def test_bad_sources_are_refused(tmp_path):
     fails(ModelError, "pytorch_model.bin is a pickle, which can run code when it is loaded")
     (tmp_path / "text.safetensors").write_text("text")
     fails(ModelError, "is not a valid safetensors file", tmp_path / "text.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("options", "copies", "cause"),
+    [({}, 4, "the number of classes"), ({"optimizer": "sgd"}, 3, "the number"), ({"shard_head": True}, 1, "the number"),
+     ({"widths": [4096, 4096, 4096]}, 4, "widths")],
+)  # fmt: skip
+def test_network_that_does_not_fit_in_memory_is_refused(options, copies, cause, monkeypatch):
+    config = TrainConfig(data="folder", model="cnn-3", **options)
+    dataset = SimpleNamespace(classes=range(10 if "widths" in options else 10**6),
+                              preprocessing=SimpleNamespace(channels=3, size=(8, 8)))  # fmt: skip
+    with torch.device("meta"):
+        size = sum(parameter.nbytes for parameter in build._create(config, dataset).parameters())
+    pages = {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": copies * size - 1}
+    monkeypatch.setattr(build.os, "sysconf", pages.get)
+    with pytest.raises(ValueError, match=f"{cause}.* must make a network that fits in memory"):
+        build.build_model(config, dataset)
+    pages["SC_PHYS_PAGES"] += 1
+    with torch.device("meta"):
+        build._require_memory(build._create(config, dataset), config)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from spherenet.cli.option_types import add_option
-from spherenet.cli.options import Parser
+from spherenet.cli.options import Parser, require_folder
 from spherenet.cli.output import print_json, stdout_console
 
 if TYPE_CHECKING:
@@ -88,8 +88,11 @@ def run_bench(arguments: Namespace) -> None:
     from spherenet.validation import require_device, require_one_of
 
     require_one_of("--network", arguments.network, list_models())
+    authors = [name for name in OPERATORS if name in ("linear", "cosine", "sigmoid", "learnable")]
     for operator in arguments.operators:
         require_one_of("--operators", operator, OPERATORS)
+        if arguments.authors:
+            require_one_of("--operators with --authors", operator, authors)
     if arguments.device != "cpu":
         require_device("--device", arguments.device)
     networks = contestants(arguments.operators, sphere_norm=arguments.sphere_norm, authors=arguments.authors)
@@ -126,8 +129,7 @@ def _run_suite(arguments: Namespace) -> None:
     from spherenet.files import write_json
 
     output = None if arguments.output is None else Path(arguments.output)
-    if output is not None and not output.parent.is_dir():
-        raise ValueError(f"--output must be a file in an existing folder, got {arguments.output!r}.")
+    require_folder("--output", arguments.output)
     results = run_suite(arguments.rounds, _progress)
     if output is not None:
         write_json(output, results)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from spherenet.cli.evaluate import add_checkpoint
 from spherenet.cli.option_types import add_option
-from spherenet.cli.options import Parser, require_ending
+from spherenet.cli.options import Parser, require_ending, require_folder
 from spherenet.cli.output import print_json, print_message, progress_bar, warn
 from spherenet.text import plain
 
@@ -66,13 +66,16 @@ def run_embed(arguments: Namespace) -> int:
     from spherenet.training.embedding import find_images
 
     require_suffix("output", arguments.output)
+    require_folder("output", arguments.output)
     files, labels = find_images(arguments.images)
+    if arguments.retrieval:
+        _require_classes(labels)
     failures: dict[str, str] = {}
     embeddings = _embed(arguments.model, files, arguments, normalized=arguments.normalize, failures=failures)
     readable = [index for index, file in enumerate(files) if file not in failures]
     files, labels = [files[index] for index in readable], [labels[index] for index in readable]
-    retrieval = _retrieval(embeddings, labels) if arguments.retrieval else None
     written = write_embeddings(Embeddings(embeddings.numpy(), files, labels), arguments.output)
+    retrieval = _retrieval(embeddings, labels) if arguments.retrieval else None
     classes = len({label for label in labels if label})
     if arguments.json:
         numbers: dict[str, Any] = {
@@ -120,13 +123,19 @@ def _embed(
         )
 
 
+def _require_classes(labels: Sequence[str]) -> None:
+    """Raise DataError unless all images have a class and one class has two images."""
+    from spherenet.errors import DataError
+
+    if any(not label for label in labels) or max(Counter(labels).values(), default=0) < 2:
+        raise DataError("--retrieval requires folders of classes (class/name.jpg), one with at least two images.")
+
+
 def _retrieval(embeddings: Tensor, labels: Sequence[str]) -> dict[str, float]:
     """Return recall@k, for k up to the number of images, and mAP@R."""
-    from spherenet.errors import DataError
     from spherenet.metrics import mean_average_precision_at_r, recall_at_k
 
-    if any(not label for label in labels) or max(Counter(labels).values()) < 2:
-        raise DataError("--retrieval requires folders of classes (class/name.jpg), one with at least two images.")
+    _require_classes(labels)  # images that cannot be read are missing
     recalls = {f"recall@{k}": recall_at_k(embeddings, labels, k) for k in RECALLS if k < len(labels)}
     return recalls | {"mAP@R": mean_average_precision_at_r(embeddings, labels)}
 
@@ -141,7 +150,7 @@ def verify_parser() -> Parser:
         "uses the best threshold of the other folds.",
         examples="""\
   spherenet verify runs/faces pairs.csv --root photos           # embeds the images of the pairs
-  spherenet verify faces.npy pairs.csv                          # with embeddings of spherenet embed
+  spherenet verify faces.npy pairs.csv --root photos            # with embeddings of spherenet embed
   spherenet verify runs/faces lfw/pairs.txt --root lfw          # Labeled Faces in the Wild
   spherenet verify runs/faces pairs.csv --fpr 0.01 0.0001 --roc roc.csv --json""",
     )
@@ -163,6 +172,7 @@ def verify_parser() -> Parser:
 def run_verify(arguments: Namespace) -> None:
     """Measure the verification of pairs."""
     require_ending("--roc", arguments.roc, ".csv", inputs=[arguments.pairs, arguments.model])
+    require_folder("--roc", arguments.roc)
     import torch
 
     from spherenet import metrics

@@ -19,7 +19,7 @@ from spherenet.files import read_regular
 from spherenet.text import short
 from spherenet.training.config import option_name
 
-__all__ = ["ConfigParser", "Parser", "config_from", "option_name", "require_ending", "suggestion"]
+__all__ = ["ConfigParser", "Parser", "config_from", "option_name", "require_ending", "require_folder", "suggestion"]
 
 MAX_FILE_BYTES, MAX_NESTING = 100_000, 10  # a file of options has about 2 KB and one level of lists
 MAX_MESSAGE = 500
@@ -210,6 +210,14 @@ def require_ending(option: str, path: str | None, ending: str, *, inputs: Iterab
         raise ValueError(f"{option} must end in {ending}, got {path!r}.")
     if any(os.path.exists(path) and os.path.exists(other) and os.path.samefile(path, other) for other in inputs):
         raise ValueError(f"{option} must not be a file that is read, got {path!r}.")
+
+
+def require_folder(option: str, path: str | None) -> None:
+    """Check before a long computation that a file can be written: its folder exists, and no folder has its name."""
+    if path is not None and (
+        os.path.isdir(path) or not os.path.isdir(os.path.dirname(os.path.expanduser(path)) or ".")
+    ):
+        raise ValueError(f"{option} must be a file in an existing folder, got {path!r}.")
 
 
 def config_from(arguments: Any, config: type[T]) -> T:

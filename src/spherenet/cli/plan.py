@@ -102,6 +102,8 @@ def run_plan(arguments: Namespace) -> int:
         )
     else:
         _print_table(workload, estimates, arguments.memory)
+        if workload.precision == "float16" and workload.processes > 1:
+            print("float16 requires data parallel training; bfloat16 allows FSDP and sharded heads.")
         print(reason)
     return 0 if chosen is not None else 1
 

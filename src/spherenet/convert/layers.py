@@ -253,7 +253,7 @@ def find_classifiers(model: nn.Module) -> dict[int, str]:
     By type: all layers of an `nn.AdaptiveLogSoftmaxWithLoss`, which compute logits of classes and clusters.
     """
     layers = list(weight_modules(model))
-    reasons = {}
+    reasons: dict[int, str] = {}
     for name, module in model.named_modules():
         if isinstance(module, nn.AdaptiveLogSoftmaxWithLoss):
             reasons |= {id(layer): "classifier (AdaptiveLogSoftmaxWithLoss)" for _, layer in weight_modules(module)}

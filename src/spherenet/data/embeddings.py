@@ -154,8 +154,8 @@ def read_pairs(file: str | os.PathLike[str]) -> list[Pair]:
     """Read a file of pairs: one row per pair with two image files and 1 (same class) or 0, separated by commas or tabs.
 
     A first row first,second,same is skipped, and so are empty rows. The format of pairs.txt of Labeled Faces in the
-    Wild is read, too: a first line with the number of folds and of pairs, then NAME, number, number or NAME, number,
-    NAME, number, which stand for NAME/NAME_0001.jpg and so on.
+    Wild is read, too: a first line with the number of folds and of pairs, or of pairs, then NAME, number, number or
+    NAME, number, NAME, number, which stand for NAME/NAME_0001.jpg and so on.
 
     Raises:
         DataError: The file is missing, has a row of another form, no pair, or pairs of only one kind.
@@ -193,12 +193,17 @@ def _face_pair(path: Path, line: int, row: list[str]) -> Pair:
 
 
 def _rows(path: Path, largest: int) -> Iterator[tuple[int, list[str]]]:
-    """Yield line number and cells of the rows of a CSV file that are not empty; tabs separate if the first has one."""
+    """Yield line number and cells of the rows of a CSV file that are not empty.
+
+    Tabs separate if the first row has one, or the second if the first is a number, as in files of LFW.
+    """
     try:
         text = read_regular(path, largest, follow_links=True).decode("utf-8-sig", errors="surrogateescape")
     except OSError as error:
         raise DataError(f"{str(path)!r} cannot be read: {error.strerror}.") from None
-    delimiter = "\t" if "\t" in text.partition("\n")[0] else ","
+    first, _, rest = text.partition("\n")
+    header = rest.partition("\n")[0] if first.strip().isdecimal() else first
+    delimiter = "\t" if "\t" in header else ","
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
         for row in reader:

@@ -21,13 +21,19 @@ from spherenet.demo.analysis import Analyzer
 from spherenet.errors import DataError
 from spherenet.text import first_line
 
-__all__ = ["LARGEST_UPLOAD", "DemoServer"]
+__all__ = ["LARGEST_UPLOAD", "DemoServer", "own_hosts"]
 
 LARGEST_UPLOAD = 20 * 2**20
 """Largest image file in bytes."""
 
 PAGE = Path(__file__).with_name("page.html")
 UPLOAD_TYPE = "application/octet-stream"  # not a type of HTML forms, so other websites need a permission to send it
+
+
+def own_hosts(port: int) -> set[str]:
+    """Return the values of the header Host with which the page is requested; browsers leave out the default port."""
+    names = {"127.0.0.1", "localhost"}
+    return {f"{name}:{port}" for name in names} | (names if port == 80 else set())
 
 
 class DemoServer(ThreadingHTTPServer):
@@ -49,7 +55,7 @@ class DemoServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), _Handler)
         self.analyzer, self.title = analyzer, title
         self.lock = threading.Lock()  # one image at a time: the layers of a model share hooks
-        self.hosts = {f"{host}:{self.server_port}" for host in ("127.0.0.1", "localhost")}
+        self.hosts = own_hosts(self.server_port)
 
     @property
     def address(self) -> str:

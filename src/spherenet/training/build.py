@@ -165,7 +165,7 @@ def build_model(config: TrainConfig, dataset: Dataset) -> Classifier:
         ValueError: If training the network needs more memory than the machine has. Nothing is allocated then.
     """
     with torch.device("meta"):
-        _require_memory(_create(config, dataset))
+        _require_memory(_create(config, dataset), config)
     torch.manual_seed(config.seed)
     model = _create(config, dataset)
     if config.initialization == "orthogonal":
@@ -175,17 +175,24 @@ def build_model(config: TrainConfig, dataset: Dataset) -> Classifier:
     return model
 
 
-def _require_memory(model: Classifier) -> None:
-    """Raise ValueError if weights, gradients and the two moments of Adam exceed the memory of the machine."""
-    needed = 4 * sum(parameter.nbytes for parameter in model.parameters())
+def _require_memory(model: Classifier, config: TrainConfig) -> None:
+    """Raise ValueError if weights, gradients and the moments of the optimizer exceed the memory of the machine.
+
+    Sharded weights and heads are divided after they are created, so that they must fit once.
+    """
+    is_sharded = config.shard_head or config.sharding != "ddp"
+    copies = 1 if is_sharded else 3 if config.optimizer == "sgd" else 4
+    of_head = copies * sum(parameter.nbytes for parameter in model.head.parameters())
+    needed = copies * sum(parameter.nbytes for parameter in model.parameters())
     try:
         available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):  # not on every system
         return
     if needed > available:
+        cause = "the number of classes" if 2 * of_head > needed else "widths"
         raise ValueError(
-            f"widths must make a network that fits in memory: training this one takes {needed / 2**30:,.0f} GB, "
-            f"the machine has {available / 2**30:,.0f}."
+            f"{cause} must make a network that fits in memory: {'creating' if is_sharded else 'training'} this one "
+            f"takes {needed / 2**30:,.0f} GB, the machine has {available / 2**30:,.0f}."
         )
 
 

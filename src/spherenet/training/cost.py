@@ -138,9 +138,12 @@ class Cost:
 
 
 def costs(workload: Workload) -> list[Cost]:
-    """Return the cost of every strategy, from the simplest. A head with fewer classes than processes is not sharded."""
+    """Return the cost of every strategy, from the simplest.
+
+    A head with fewer classes than processes is not sharded, nor are weights in float16, whose gradients are scaled.
+    """
     strategies = [_data_parallel(workload)]
-    if workload.processes > 1:
+    if workload.processes > 1 and workload.precision != "float16":
         strategies.append(_fsdp(workload))
         if workload.classes >= workload.processes:
             strategies.append(_sharded_head(workload, fsdp=False))
@@ -161,7 +164,7 @@ def recommend(estimates: list[Cost], memory: int | None = None) -> tuple[Cost | 
         least = min(estimates, key=lambda cost: cost.total_memory)
         return None, (
             f"No strategy fits: {least.strategy} takes least, {_gigabytes(least.total_memory)} per process, but there "
-            f"are {_gigabytes(memory or 0)}; use more processes, a lower sample rate or smaller batches."
+            f"are {_gigabytes(memory or 0)}; use more processes or smaller batches."
         )
     least_sent = min(cost.total_sent for cost in fitting)
     chosen = next(cost for cost in fitting if cost.total_sent <= SIMPLER * least_sent)
@@ -181,7 +184,7 @@ def recommend(estimates: list[Cost], memory: int | None = None) -> tuple[Cost | 
 
 
 def _gigabytes(count: float) -> str:
-    return f"{count / 1e9:,.1f} GB"
+    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"
 
 
 def _optimizer_states(workload: Workload) -> int:

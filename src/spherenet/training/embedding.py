@@ -27,7 +27,8 @@ def find_images(sources: Sequence[str]) -> tuple[list[str], list[str]]:
 
     The label of an image in a folder is the name of its class as in training: of the folder below it that contains the
     image, or of the one below that if the folder has `train/` and `val/` or `test/`. Images that are given themselves,
-    and those beside the folders of classes, have the label "".
+    and those beside the folders of classes, have the label "". An image that is given twice, e.g. by overlapping
+    folders, is returned once: in retrieval it would find itself.
 
     Raises:
         DataError: A path does not exist, or a folder has no images.
@@ -53,7 +54,9 @@ def find_images(sources: Sequence[str]) -> tuple[list[str], list[str]]:
         else:
             files.append(source)
             labels.append("")
-    return files, labels
+    first = {os.path.realpath(file): index for index, file in reversed(list(enumerate(files)))}
+    kept = sorted(first.values())
+    return [files[index] for index in kept], [labels[index] for index in kept]
 
 
 class _Reader:
