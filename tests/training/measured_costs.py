@@ -120,9 +120,11 @@ def measure(rank, world, store):
     processes, measured = Processes(rank, world, torch.device("cpu")), []
     for case in CASES:
         if case.processes == world:
-            sizes = {}
-            peak = peak_bytes(lambda case=case, sizes=sizes: sizes.update(run(case, processes)))
-            measured.append((asdict(case), peak, sizes))
+            sizes, peaks = {}, []
+            for _ in range(3 if case.sharding == "fsdp" else 2):
+                peaks.append(peak_bytes(lambda case=case, sizes=sizes: sizes.update(run(case, processes))))
+            # The smallest one: what gloo's threads release late only adds to a peak.
+            measured.append((asdict(case), min(peaks), sizes))
     dist.destroy_process_group()
     return measured
 

@@ -142,9 +142,11 @@ def _fit_columns(table: Table, console: Console) -> int:
     needed = 1 + sum(shortest + len("  |") for shortest, _ in ranges)
     spare = max(console.width - needed, 0)
     if sum(longest - shortest for shortest, longest in ranges) > spare:
-        by_length = sorted(zip(table.columns, ranges, strict=True), key=lambda pair: pair[1][1] - pair[1][0])
-        for left, (column, (shortest, longest)) in zip(range(len(ranges), 0, -1), by_length, strict=True):
-            more = min(longest - shortest, spare // left)
+        # The longest text is wrapped first.
+        for column, (shortest, longest) in sorted(
+            zip(table.columns, ranges, strict=True), key=lambda pair: pair[1][1] - pair[1][0]
+        ):
+            more = min(longest - shortest, spare)
             column.width, spare = shortest + more, spare - more
     return needed
 
