@@ -103,6 +103,14 @@ def test_claims_wait_for_the_planned_runs_of_all_their_cells(headline):
     assert "cosine leads (Table 1). +10.00" in markdown_page([read_grid(headline)], "Results")
 
 
+def test_runs_with_other_versions_or_hardware_are_counted(small):
+    assert "other or unknown" not in markdown_page([read_grid(small[0])], "Results")
+    file = small[0] / "b" / "seed-1" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "hardware": {"device": "cuda"}}))
+    page = markdown_page([read_grid(small[0])], "Results")
+    assert "(torch 2.13.0, device cpu; other or unknown for 1 of the runs)." in page
+
+
 def test_grids_without_runs_are_listed_as_planned_only(headline, tmp_path):
     cells = {name: (name, "x", None, {}) for name in ("a", "b")}
     claims = [("a leads", [["a", "b"]], "accuracy")]

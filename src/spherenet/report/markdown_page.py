@@ -119,7 +119,7 @@ def _sections_of(grids: Sequence[Grid], level: str, *, with_claims: bool) -> lis
 
 
 def _footer(grid: Grid) -> list[str]:
-    """Return how long the runs took and the command of the first, and how many were left out."""
+    """Return how long the runs took, command, versions and hardware of the first, and how many were left out."""
     sections = []
     finished = [run for cell in grid.cells for run in cell.runs.values()]
     if finished:
@@ -131,7 +131,9 @@ def _footer(grid: Grid) -> list[str]:
         count = f"{len(finished)} run{'' if one else 's'}"
         command, details = command_and_details(finished[0])
         code = markdown(command) if "`" in command else f"`{command}`"
-        sections.append(f"{count}, {times}{shared}; {code} ({markdown(details)}).")
+        different = sum(command_and_details(run)[1] != details for run in finished)
+        others = f"; other or unknown for {different} of the runs" if different else ""
+        sections.append(f"{count}, {times}{shared}; {code} ({markdown(details)}{others}).")
     if grid.problems:
         sections.append(f"Left out: {len(grid.problems)} unfinished or unreadable runs.")
     return sections
