@@ -88,7 +88,7 @@ class _LogLines(_IterationCounter):
 
     def started(self, jobs: Sequence[Job], done: int) -> None:
         super().started(jobs, done)
-        self._print(f"{len(jobs)} runs to do, {done} done before")
+        self._print(f"{len(jobs)} run{'' if len(jobs) == 1 else 's'} to do, {done} done before")
 
     def running(self, job: Job) -> None:
         super().running(job)
