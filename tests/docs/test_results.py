@@ -63,10 +63,15 @@ def test_committed_runs_agree_with_experiment(folder, tmp_path):
 
 EFFECT = re.compile(r"[+-]\d+\.\d+ \[[+-]\d+\.\d+, [+-]\d+\.\d+\]")
 COMPARED = {
-    "## At 86 %": [("headline", "none_softmax"), ("headline", "cosine_softmax")],
-    "## At batches of 2 to 32": [("fig-spherenorm", f"batchnorm_{size}") for size in (2, 8, 32)],
+    "## At 86 %": [("headline", "none_softmax", None), ("headline", "cosine_softmax", None)],
+    "## At batches of 2 to 32": [("fig-spherenorm", f"batchnorm_{size}", None) for size in (2, 8, 32)],
+    "## Learning or evaluation": [
+        ("fig-protocol", baseline, statistics)
+        for baseline in ("none_cnn-9", "none_resnet-32")
+        for statistics in ("lagging", "running", "batch", "precise")
+    ],
 }
-"""Sections of docs/findings.md with the experiments and baselines of their numbers."""
+"""Sections of docs/findings.md with the experiments, baselines and BatchNorm statistics of their numbers."""
 
 
 @pytest.mark.parametrize("heading", COMPARED)
@@ -75,10 +80,10 @@ def test_differences_in_findings_are_those_of_the_committed_runs(heading):
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
     text = (DOCS / "results.md").read_text(encoding="utf-8")
-    for experiment, baseline in COMPARED[heading]:
+    for experiment, baseline, statistics in COMPARED[heading]:
         folder = RESULTS / "long" / experiment
         names = [cell.name for cell in read_grid(folder).cells if cell.runs]
-        text += tool.compare(str(folder), [baseline, *names], protocol=None, last=1250, reach=80.0)
+        text += tool.compare(str(folder), [baseline, *names], protocol=statistics, last=1250, reach=80.0)
     findings = " ".join((DOCS / "findings.md").read_text(encoding="utf-8").replace("−", "-").split())
     section = findings.partition(f" {heading}")[2].partition(" ## ")[0]
     stated = EFFECT.findall(section)
