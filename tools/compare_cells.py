@@ -4,7 +4,8 @@
 
 The first cell is the one that the others are compared with. These are the numbers of docs/findings.md that are no
 claims of the experiment: each cell by itself, and training accuracies, which are those of the rows `train` of
-metrics.jsonl. Below the table stands for each seed the first evaluation that reaches --reach percent.
+metrics.jsonl. Below the table stand for each seed the first evaluation that reaches --reach percent, and the median
+over layers of the variance of their outputs at the end (the last row `probes`).
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from statistics import fmean
+from statistics import fmean, median
 
 from spherenet.errors import RunError
 from spherenet.report.claims import confidence_interval
 from spherenet.report.grids import GridCell, read_grid
 from spherenet.report.runs import QUANTITIES, ReportedRun, mean_between
+from spherenet.text import as_number
 
 Measure = Callable[[ReportedRun], float]
 
@@ -69,6 +71,23 @@ def first_reaching(run: ReportedRun, percent: float, protocol: str | None) -> in
     return next((s for s, value in zip(curve.steps, curve.values, strict=True) if 100 * value >= percent), None)
 
 
+def median_variance(run: ReportedRun) -> float | None:
+    """Return the median over layers of the variance of their outputs at the end; None if it was not measured."""
+    rows = [row["output_variance"] for row in run.rows_of("probes") if isinstance(row.get("output_variance"), dict)]
+    variances = [value for value in map(as_number, rows[-1].values() if rows else ()) if value is not None]
+    return median(variances) if variances else None
+
+
+def by_seed(cells: list[GridCell], measure: Callable[[ReportedRun], float | None], form: str) -> list[str]:
+    """Return a line for each cell with a number of each of its runs."""
+    lines = []
+    for cell in cells:
+        values = {seed: measure(run) for seed, run in sorted(cell.runs.items())}
+        shown = (f"seed {seed}: {'–' if value is None else format(value, form)}" for seed, value in values.items())
+        lines.append(f"{cell.name}: {', '.join(shown)}")
+    return lines
+
+
 def compare(folder: str, names: list[str], *, protocol: str | None, last: int, reach: float) -> str:
     """Return the comparison of cells as text; the first name is the baseline.
 
@@ -88,10 +107,9 @@ def compare(folder: str, names: list[str], *, protocol: str | None, last: int, r
     for name, measure in measures(protocol, last).items():
         lines.append(f"| {name} | {' | '.join(difference(cell, baseline, measure) for cell in others)} |")
     lines.append(f"\nFirst evaluation with at least {reach:g} %:")
-    for cell in cells:
-        reached = {seed: first_reaching(run, reach, protocol) for seed, run in sorted(cell.runs.items())}
-        shown = (f"seed {seed}: {'–' if step is None else format(step, ',')}" for seed, step in reached.items())
-        lines.append(f"{cell.name}: {', '.join(shown)}")
+    lines += by_seed(cells, lambda run: first_reaching(run, reach, protocol), ",")
+    lines.append("\nMedian variance of the outputs of a layer at the end:")
+    lines += by_seed(cells, median_variance, ".2g")
     return "\n".join(lines)
 
 

@@ -18,6 +18,7 @@ from spherenet.experiments import find_experiment
 from spherenet.experiments.jobs import create_jobs
 from spherenet.export import load_metadata, load_model
 from spherenet.report.grids import read_grid
+from spherenet.report.runs import read_run
 
 TOOLS = Path(__file__).parents[2] / "tools"
 
@@ -140,12 +141,23 @@ def test_differences_between_cells_are_paired_by_seed(tmp_path, capsys):
     # Differences of 2 and 4 points: 3 ± 12.71 · 1.
     assert "| test accuracy, end | +3.00 [-9.71, +15.71] |" in output
     assert "| mean drop between evaluations, first half: smaller by | +10.00 [+10.00, +10.00] |" in output
-    first, second = output.splitlines()[-2:]
+    first, second, _, title, *variances = output.splitlines()[-6:]
     assert first.startswith("cnn: seed 0: ")
     assert second.endswith("seed 2: –")
+    assert title == "Median variance of the outputs of a layer at the end:"
+    assert variances == ["cnn: seed 0: –, seed 1: –", "cosine: seed 0: –, seed 1: –, seed 2: –"]
     assert tool.main([folder, "cnn", "empty"]) == 2
     assert "(cnn, cosine), got 'empty'." in capsys.readouterr().err
     assert tool.main([str(tmp_path), "cnn", "cosine"]) == 2
+
+
+def test_median_variance_is_that_of_the_last_probes(tmp_path):
+    folder = make_run(tmp_path / "run", [0.5])
+    rows = [{"a": 9.0}, {"a": 0.1, "b": 0.3, "c": 4.0, "d": None}]
+    with (folder / "metrics.jsonl").open("a") as stream:
+        for step, variances in enumerate(rows):
+            stream.write(json.dumps({"step": step, "split": "probes", "output_variance": variances}) + "\n")
+    assert load_tool("compare_cells").median_variance(read_run(folder)) == 0.3
 
 
 def test_best_sphere_net_of_a_grid(tmp_path):
