@@ -70,6 +70,7 @@ COMPARED = {
         for baseline in ("none_cnn-9", "none_resnet-32")
         for statistics in ("lagging", "running", "batch", "precise")
     ],
+    "## Eighteen layers without ReLU": [("table3", "none", None)],
 }
 """Sections of docs/findings.md with the experiments, baselines and BatchNorm statistics of their numbers."""
 
