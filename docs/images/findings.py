@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from spherenet.report.grids import Grid, GridCell, read_grid
 
 RESULTS = Path(__file__).parents[2] / "results" / "cpu"
-COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44")
+COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#aa3377")
 
 
 def draw_curves(axes: Axes, grid: Grid, cells: dict[str, str], title: str) -> None:
