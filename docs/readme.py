@@ -33,10 +33,9 @@ CLAIMS = (
 
 FIGURE = "![Test accuracy of a CNN and two SphereNets over iterations](docs/images/headline.svg)"
 LARGE = """\
-Grid "large": CIFAR-10, cnn-9 at half the paper's widths, 8,000 iterations, an eighth of the paper's (3,000 for claims
-on SphereNorm, at batches of 2 to 32; 5,000 for claims on BatchNorm statistics, also of a narrow resnet-32; 6,000 at a
-quarter of the widths for 18 layers without ReLU and, on 16 × 16 images, for 45 layers). Test accuracy in %, mean ±
-standard deviation (seeds):"""
+Grid "large": CIFAR-10, cnn-9 at half the paper's widths, 8,000 iterations, an eighth of the paper's (claims on
+SphereNorm, BatchNorm statistics, no ReLU, 45 layers: 3,000 to 6,000, some at a quarter of the widths). Test accuracy in
+%, mean ± standard deviation (seeds):"""
 SMALL = """\
 Claims of the paper and ours. Grid "small": 16 × 16 CIFAR-10 images, a quarter of the paper's widths, 300 to 2,000
 iterations; accuracies are far below the paper's. Differences are in points of test accuracy, n seeds each."""

@@ -71,6 +71,7 @@ COMPARED = {
         for statistics in ("lagging", "running", "batch", "precise")
     ],
     "## Eighteen layers without ReLU": [("table3", "none", None)],
+    "## Forty-five plain layers": [("fig-ultradeep", "none_softmax_45", None)],
 }
 """Sections of docs/findings.md with the experiments, baselines and BatchNorm statistics of their numbers."""
 

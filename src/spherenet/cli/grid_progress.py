@@ -88,7 +88,7 @@ class _LogLines(_IterationCounter):
 
     def started(self, jobs: Sequence[Job], done: int) -> None:
         super().started(jobs, done)
-        self._print(f"{len(jobs)} run{'' if len(jobs) == 1 else 's'} to do, {done} done before")
+        self._print(f"{_runs(len(jobs))} to do, {done} done before")
 
     def running(self, job: Job) -> None:
         super().running(job)
@@ -100,7 +100,7 @@ class _LogLines(_IterationCounter):
         when = "" if left is None else f", about {left / 60:.0f} min"
         prefix = "" if result.stopped else "failed: "
         outcome = "done" if result.failure is None else f"{prefix}{result.failure.rstrip('.')}"
-        self._print(f"{result.job.name}: {outcome}; {self.jobs_left} runs{when} left")
+        self._print(f"{result.job.name}: {outcome}; {_runs(self.jobs_left)}{when} left")
 
     def _print(self, line: str) -> None:
         # One write per line, because lines of two threads would be mixed otherwise.
@@ -133,7 +133,7 @@ class _ProgressBars(_IterationCounter):
         self._watcher.start()
 
     def _description(self) -> str:
-        return f"{self.title}: {self.jobs_left} runs left"
+        return f"{self.title}: {_runs(self.jobs_left)} left"
 
     def running(self, job: Job) -> None:
         super().running(job)
@@ -158,3 +158,7 @@ class _ProgressBars(_IterationCounter):
             for job, task in list(self._tasks.items()):
                 self._bars.update(task, completed=steps_done(job))
             self._bars.update(self._grid_task, completed=self.steps(), total=max(1, self.total))
+
+
+def _runs(count: int) -> str:
+    return "1 run" if count == 1 else f"{count} runs"

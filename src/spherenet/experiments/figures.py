@@ -200,7 +200,9 @@ def ultradeep_cells(preset: str) -> list[Cell]:
 
     paper preset: 6 cells of 64,000 iterations; expected accuracy nearly 90 % for the SphereNet of 69 layers.
     long preset: 45 layers on 16 × 16 pixels at a quarter of the widths for 6,000 iterations in bfloat16, also with
-    centered kernels and with orthogonal initial weights. The claims require 60 % of both networks.
+    centered kernels and with orthogonal initial weights. The claims on SphereNets and CNNs require 60 % of both, which
+    is not reached: expected accuracy (2 seeds) 40 to 45 %. A run takes 13 to 18 minutes on one core with bfloat16
+    instructions (AMD EPYC), two at a time.
     cpu preset: 45 layers for 2,000 iterations with one drop of the learning rate at seven eighths, and 69 layers
     without ReLU for 500. With ReLU, 69 layers are still at chance after 2,300 iterations (docs/findings.md). Expected
     accuracy (3 seeds) 26.2 and 25.5 % for 45 layers, 33.9 and 39.5 % without ReLU. One seed takes 18 minutes on one
