@@ -1,6 +1,6 @@
 """Run and experiment folders written by hand, so that reports can be tested without training."""
 
-from spherenet.files import write_json
+from spherenet._util.files import write_json
 from spherenet.runs import RunDirectory
 
 

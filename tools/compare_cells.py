@@ -15,11 +15,11 @@ import sys
 from collections.abc import Callable
 from statistics import fmean, median
 
+from spherenet._util.text import as_number
 from spherenet.errors import RunError
 from spherenet.report.claims import confidence_interval
 from spherenet.report.grids import GridCell, read_grid
 from spherenet.report.runs import QUANTITIES, ReportedRun, mean_between
-from spherenet.text import as_number
 
 Measure = Callable[[ReportedRun], float]
 

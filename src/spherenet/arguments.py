@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from spherenet._util.validation import require_floating, require_one_of
 from spherenet.angles import ANGLES, SMALLEST_K, AngleFunction, make_angle, require_k
 from spherenet.kernels.dispatch import can_read_values
 from spherenet.ops.norms import working_dtype
 from spherenet.ops.sphere_conv import CENTERS
-from spherenet.validation import require_floating, require_one_of
 
 __all__ = ["require_center", "require_per_filter", "resolve_angle"]
 

@@ -15,6 +15,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from spherenet._util.validation import require_floating, require_integer, require_one_of, require_positive
 from spherenet.angles import AngleFunction
 from spherenet.arguments import require_center, require_per_filter, resolve_angle
 from spherenet.kernels.dispatch import (
@@ -29,7 +30,6 @@ from spherenet.ops.geometry import Geometry, per_dimension, resolve_padding
 from spherenet.ops.norms import DEFAULT_EPS, autocast_is_on, without_autocast
 from spherenet.ops.sphere_conv import Affine, Operation, sphere_conv
 from spherenet.transposed import sphere_conv_transpose1d, sphere_conv_transpose2d, sphere_conv_transpose3d
-from spherenet.validation import require_floating, require_integer, require_one_of, require_positive
 
 __all__ = [
     "backend",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from spherenet.validation import require_integer, require_number, require_one_of, require_positive
+from spherenet._util.validation import require_integer, require_number, require_one_of, require_positive
 
 __all__ = [
     "MAGNITUDES",

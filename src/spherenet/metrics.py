@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from spherenet.validation import require_integer, require_number
+from spherenet._util.validation import require_integer, require_number
 
 __all__ = [
     "RocCurve",

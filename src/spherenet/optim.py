@@ -25,12 +25,12 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
+from spherenet._util.validation import require_number, require_one_of
 from spherenet.angles import AngleFunction
 from spherenet.layers import AngularHead, SphereLayer
 from spherenet.losses import AngularLoss
 from spherenet.magnitudes import Magnitude
 from spherenet.ops.norms import working_dtype
-from spherenet.validation import require_number, require_one_of
 
 __all__ = ["KeptNorms", "keep_norms", "param_groups"]
 

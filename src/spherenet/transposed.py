@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from spherenet._util.validation import require_floating, require_integer, require_positive
 from spherenet.angles import AngleFunction
 from spherenet.arguments import require_center, require_per_filter, resolve_angle
 from spherenet.magnitudes import Magnitude, make_magnitude
@@ -35,7 +36,6 @@ from spherenet.ops.sphere_conv import (
     sum_per_group,
     unit_weight,
 )
-from spherenet.validation import require_floating, require_integer, require_positive
 
 __all__ = ["sphere_conv_transpose1d", "sphere_conv_transpose2d", "sphere_conv_transpose3d", "transposed_layer"]
 

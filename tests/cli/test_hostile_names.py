@@ -13,11 +13,11 @@ import pytest
 from PIL import Image
 
 from command_line import command, one_sentence, spherenet
+from spherenet._util.files import read_json, to_json, write_json
+from spherenet._util.text import csv_cell
 from spherenet.data.embeddings import Embeddings, read_embeddings, write_embeddings
 from spherenet.errors import DataError
 from spherenet.export import load_metadata, load_model
-from spherenet.files import read_json, to_json, write_json
-from spherenet.text import csv_cell
 
 SMALL = ["--image-size", 16, "--widths", 4, 4, 4, "--batch-size", 4, "--iterations", 2, "--workers", 0, "--threads", 1]
 FOREIGN = os.fsdecode(b"caf\xe9")  # a name in the encoding of another system
@@ -151,8 +151,8 @@ def killed_at(change, monkeypatch):
 
         return changed
 
-    monkeypatch.setattr("spherenet.files.os.replace", interrupt(os.replace))
-    monkeypatch.setattr("spherenet.files.Path.unlink", interrupt(Path.unlink))
+    monkeypatch.setattr("spherenet._util.files.os.replace", interrupt(os.replace))
+    monkeypatch.setattr("spherenet._util.files.Path.unlink", interrupt(Path.unlink))
 
 
 @pytest.mark.parametrize("change", [1, 2, 3])

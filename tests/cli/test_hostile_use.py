@@ -13,18 +13,18 @@ from safetensors.torch import load_file, save_file
 from command_line import TINY, one_sentence, spherenet
 from faults.folders import sign
 from made_runs import finish_job, make_grid, make_run
+from spherenet._util.files import write_json
+from spherenet._util.text import plain
 from spherenet.cli.output import Reporters
 from spherenet.errors import RunError
 from spherenet.experiments.jobs import create_tuning_jobs, read_score
 from spherenet.export import load_model
-from spherenet.files import write_json
 from spherenet.report.csv_tables import grids_as_csv
 from spherenet.report.grids import read_grid
 from spherenet.report.markdown_page import markdown_page
 from spherenet.report.page import section_of_runs, write_page
 from spherenet.report.runs import read_run
 from spherenet.runs import RunDirectory
-from spherenet.text import plain
 from spherenet.training import Reporter
 from spherenet.training.config import TrainConfig
 

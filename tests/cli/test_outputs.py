@@ -129,7 +129,7 @@ def test_confusion_image_is_complete_or_unchanged(run, tmp_path, monkeypatch):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from spherenet import files
+from spherenet._util import files
 from spherenet.cli import main
 rename = os.replace
 def dying(source, target):

@@ -9,7 +9,7 @@ import torch
 from safetensors import torch as safetensors_torch
 
 import spherenet as sn
-from spherenet import files
+from spherenet._util import files
 from spherenet.errors import ModelError
 from spherenet.export import ModelCard, load_metadata, load_model, save_model
 

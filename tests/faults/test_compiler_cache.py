@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from command_line import TINY, one_sentence, spherenet
-from spherenet.caches import private_folder, use_private_compiler_cache
+from spherenet._util.caches import private_folder, use_private_compiler_cache
 from spherenet.kernels import dispatch
 
 POINT = 4

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from command_line import TINY, spherenet
+from spherenet._util.files import is_temporary
 from spherenet.errors import CheckpointError
-from spherenet.files import is_temporary
 from spherenet.runs import RunDirectory
 from spherenet.runs.checkpoints import load_checkpoint
 from spherenet.training import StopSignals

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from spherenet import files
+from spherenet._util import files
+from spherenet._util.files import atomic_file, atomic_folder, is_temporary, sync, write_json
 from spherenet.errors import CheckpointError, RunError
-from spherenet.files import atomic_file, atomic_folder, is_temporary, sync, write_json
 from spherenet.runs import Checkpoint, Checkpoints, MetricsFile, RunDirectory
 from spherenet.runs.checkpoints import load_checkpoint
 

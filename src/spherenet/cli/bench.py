@@ -81,11 +81,11 @@ def run_bench(arguments: Namespace) -> None:
     if arguments.suite:
         _run_suite(arguments)
         return
+    from spherenet._util.validation import require_device, require_one_of
     from spherenet.angles import OPERATORS
     from spherenet.bench.networks import compare, contestants, hardware
     from spherenet.kernels.dispatch import implementation_name
     from spherenet.models import list_models
-    from spherenet.validation import require_device, require_one_of
 
     require_one_of("--network", arguments.network, list_models())
     authors = [name for name in OPERATORS if name in ("linear", "cosine", "sigmoid", "learnable")]
@@ -125,8 +125,8 @@ def run_bench(arguments: Namespace) -> None:
 
 
 def _run_suite(arguments: Namespace) -> None:
+    from spherenet._util.files import write_json
     from spherenet.bench.suite import run_suite
-    from spherenet.files import write_json
 
     output = None if arguments.output is None else Path(arguments.output)
     require_folder("--output", arguments.output)

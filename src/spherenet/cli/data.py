@@ -5,10 +5,10 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
+from spherenet._util.text import plain
 from spherenet.cli.option_types import add_option
 from spherenet.cli.options import Parser
 from spherenet.cli.output import print_json, progress_bar, stdout_console
-from spherenet.text import plain
 
 if TYPE_CHECKING:
     from spherenet.data import Dataset, Split

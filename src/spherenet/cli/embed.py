@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from spherenet._util.text import plain
 from spherenet.cli.evaluate import add_checkpoint
 from spherenet.cli.option_types import add_option
 from spherenet.cli.options import Parser, require_ending, require_folder
 from spherenet.cli.output import print_json, print_message, progress_bar, warn
-from spherenet.text import plain
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -260,7 +260,7 @@ def _scores(arguments: Namespace, pairs: Sequence[Pair]) -> Tensor:
 
 
 def _write_roc(curve: Any, file: str) -> None:
-    from spherenet.files import user_path, write_text
+    from spherenet._util.files import user_path, write_text
 
     rows = zip(*(column.tolist() for column in curve), strict=True)
     lines = [",".join(map(repr, row)) for row in rows]

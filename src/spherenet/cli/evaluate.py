@@ -6,10 +6,10 @@ import os
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any, Literal
 
+from spherenet._util.text import plain
 from spherenet.cli.option_types import add_option
 from spherenet.cli.options import Parser
 from spherenet.cli.output import print_json, stdout_console, warn
-from spherenet.text import plain
 
 if TYPE_CHECKING:
     from torch import Tensor

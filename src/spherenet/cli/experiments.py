@@ -219,6 +219,7 @@ def tune_parser() -> ConfigParser:
 
 def run_tune(arguments: Any) -> int:
     """Train all folds of all settings, print the scores, write the best setting and return the exit code."""
+    from spherenet._util.validation import require_one_of
     from spherenet.angles import OPERATORS
     from spherenet.cli.grid_progress import run_watched
     from spherenet.experiments.jobs import best_score, create_settings, create_tuning_jobs, read_score
@@ -226,7 +227,6 @@ def run_tune(arguments: Any) -> int:
     from spherenet.experiments.runner import LocalLauncher, visible_gpus
     from spherenet.losses import list_losses
     from spherenet.training.build import located
-    from spherenet.validation import require_one_of
 
     for operator in arguments.try_operators:
         require_one_of("--try-operators", operator, [*OPERATORS, "none"])
@@ -254,7 +254,7 @@ def run_tune(arguments: Any) -> int:
     if best is not None and arguments.best is not None and not launch.stopped:
         import yaml  # type: ignore[import-untyped]
 
-        from spherenet.files import write_text
+        from spherenet._util.files import write_text
 
         write_text(Path(arguments.best), yaml.safe_dump(best.config.as_dict(), sort_keys=False))
     return _exit_code("tune", results, launch.stopped)

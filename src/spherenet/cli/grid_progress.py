@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from spherenet._util.text import plain
 from spherenet.experiments.jobs import Job
 from spherenet.experiments.runner import GridReporter, LocalLauncher, Result, run_jobs, steps_done
-from spherenet.text import plain
 
 if TYPE_CHECKING:
     from spherenet.experiments.runner import RayLauncher

@@ -6,7 +6,7 @@ import argparse
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from spherenet.text import short
+from spherenet._util.text import short
 
 __all__ = ["OptionType", "add_option"]
 

@@ -13,10 +13,10 @@ from typing import Any, NoReturn, TypeVar, get_args, get_type_hints
 
 import jsonargparse
 
+from spherenet._util.files import read_regular
+from spherenet._util.text import short
 from spherenet.cli.option_types import OptionType, add_option
 from spherenet.cli.output import print_message
-from spherenet.files import read_regular
-from spherenet.text import short
 from spherenet.training.config import option_name
 
 __all__ = ["ConfigParser", "Parser", "config_from", "option_name", "require_ending", "require_folder", "suggestion"]

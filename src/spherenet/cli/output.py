@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from functools import partialmethod
 from typing import TYPE_CHECKING, Any
 
+from spherenet._util.text import finite, plain
 from spherenet.errors import require_extra
-from spherenet.text import finite, plain
 from spherenet.training import Reporter
 
 if TYPE_CHECKING:

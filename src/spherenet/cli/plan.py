@@ -6,10 +6,10 @@ import re
 from argparse import ArgumentTypeError, Namespace
 from typing import Any, Literal
 
+from spherenet._util.text import short
 from spherenet.cli.option_types import add_option
 from spherenet.cli.options import Parser
 from spherenet.cli.output import print_json, stdout_console
-from spherenet.text import short
 from spherenet.training.cost import Cost, Workload, costs, recommend
 
 __all__ = ["plan_parser", "run_plan"]
@@ -137,8 +137,8 @@ def _network(arguments: Namespace) -> tuple[int, int]:
         return arguments.features, arguments.parameters or 0
     import torch
 
+    from spherenet._util.validation import require_one_of
     from spherenet.models import create_model, list_models
-    from spherenet.validation import require_one_of
 
     require_one_of("--model", arguments.model, list_models())
     with torch.device("meta"):

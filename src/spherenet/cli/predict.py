@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from spherenet._util.text import csv_cell, plain
 from spherenet.cli.evaluate import add_checkpoint
 from spherenet.cli.option_types import add_option
 from spherenet.cli.options import Parser, require_ending
 from spherenet.cli.output import print_json, print_message, warn
-from spherenet.text import csv_cell, plain
 
 if TYPE_CHECKING:
     import torch
@@ -65,8 +65,8 @@ def run_predict(arguments: Namespace) -> int:
     if arguments.csv is not None and arguments.json:
         raise ValueError("--json must be left out with --csv, which is written instead.")
     require_ending("--csv", arguments.csv, ".csv")
+    from spherenet._util.files import write_text
     from spherenet.export import shipped_model
-    from spherenet.files import write_text
     from spherenet.training import Processes
     from spherenet.training.saved_runs import load_predictor
 

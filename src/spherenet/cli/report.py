@@ -8,11 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spherenet._util.text import plain
 from spherenet.cli.option_types import add_option
 from spherenet.cli.options import Parser, require_ending
 from spherenet.cli.output import print_json, print_message, stdout_console, text_width
 from spherenet.errors import RunError
-from spherenet.text import plain
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -59,7 +59,7 @@ def run_report(arguments: Namespace) -> int:
     """Print tables, write the requested files and return the exit code."""
     for option, ending in (("output", ".html"), ("markdown", ".md"), ("csv", ".csv"), ("figure", ".svg")):
         require_ending(f"--{option}", getattr(arguments, option), ending)
-    from spherenet.files import write_text
+    from spherenet._util.files import write_text
     from spherenet.report.csv_tables import grids_as_csv, runs_as_csv
     from spherenet.report.figure import draw_curves, main_grid
     from spherenet.report.markdown_page import markdown_page

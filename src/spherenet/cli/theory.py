@@ -6,10 +6,10 @@ from argparse import Namespace
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from spherenet._util.text import plain
 from spherenet.cli.option_types import add_option
 from spherenet.cli.options import Parser
 from spherenet.cli.output import print_json, progress_bar, stdout_console
-from spherenet.text import plain
 
 if TYPE_CHECKING:
     from spherenet.theory.labs import LabResult

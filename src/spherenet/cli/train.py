@@ -10,10 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from spherenet._util.text import as_number, finite, plain
 from spherenet.cli.option_types import add_option
 from spherenet.cli.options import ConfigParser, config_from
 from spherenet.cli.output import print_message, progress_bar, warn
-from spherenet.text import as_number, finite, plain
 from spherenet.training.config import EXCLUSIVE, RENAMED, TrainConfig
 
 __all__ = ["run_train", "train_parser"]
@@ -82,9 +82,9 @@ def run_train(arguments: Any) -> int:
         raise ValueError("--output must be left out with --resume, which continues in the folder of the run.")
     # Otherwise torch reports a process that does not join with pages of C++ stack traces, besides our sentence.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    from spherenet._util.files import user_path
     from spherenet.cli.output import Reporters, TensorBoard, terminal_reporter
     from spherenet.errors import RunTakenError
-    from spherenet.files import user_path
     from spherenet.runs import RunDirectory
     from spherenet.training import StopRequested
     from spherenet.training.build import located

@@ -12,6 +12,7 @@ from typing import TypeAlias, TypeVar, cast
 
 from torch import Tensor, nn
 
+from spherenet._util.validation import require_one_of, suggest_options
 from spherenet.angles import AngleFunction, make_shared_angle
 from spherenet.convert.layers import (
     CONVERTIBLE,
@@ -46,7 +47,6 @@ from spherenet.magnitudes import Magnitude
 from spherenet.models import Classifier
 from spherenet.ops.norms import DEFAULT_EPS
 from spherenet.ops.sphere_conv import CENTERS
-from spherenet.validation import require_one_of, suggest_options
 
 __all__ = ["Plan", "Rule", "Rules", "Selection", "make_plan", "to_plain", "to_sphere"]
 

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.parametrize import is_parametrized
 
+from spherenet._util.text import first_line, short
 from spherenet.angles import ANGLES, LearnableSigmoidAngle
 from spherenet.convert.layers import CONVERTIBLE, TRANSPOSED, num_filters
 from spherenet.convert.summary import record_reason, recorded_reason
@@ -30,7 +31,6 @@ from spherenet.convert.swap import (
 from spherenet.errors import ModelError
 from spherenet.layers import SphereLayer
 from spherenet.magnitudes import MAGNITUDES
-from spherenet.text import first_line, short
 
 __all__ = ["apply_conversion", "conversion_record"]
 

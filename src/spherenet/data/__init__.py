@@ -12,6 +12,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Literal
 
+from spherenet._util.files import user_path
+from spherenet._util.validation import require_one_of
 from spherenet.data.archives import data_folder
 from spherenet.data.augmentation import AUGMENTATIONS, Augmentation
 from spherenet.data.cifar import CIFAR10, CIFAR100, cifar_info
@@ -19,8 +21,6 @@ from spherenet.data.digits import MNIST5K
 from spherenet.data.folder import FOLDER, FolderSplit, broken_images, check_images, describe_broken
 from spherenet.data.images import Preprocessing, read_image, read_pixels
 from spherenet.data.splits import Batch, Dataset, DatasetInfo, LoadOptions, Progress, Split, TensorSplit
-from spherenet.files import user_path
-from spherenet.validation import require_one_of
 
 __all__ = [
     "AUGMENTATIONS",

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 from urllib.parse import urlsplit
 
-from spherenet.caches import user_cache
+from spherenet._util.caches import user_cache
+from spherenet._util.files import APPEND, open_handle, open_regular, sync, user_path
 from spherenet.data.splits import Progress
 from spherenet.errors import DataError
-from spherenet.files import APPEND, open_handle, open_regular, sync, user_path
 
 __all__ = ["data_folder", "download", "read_members"]
 

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spherenet._util.files import read_regular
 from spherenet.data.archives import data_folder, download, read_members
 from spherenet.data.splits import DataDir, Dataset, DatasetInfo, LoadOptions, TensorSplit
 from spherenet.data.unpickling import Array, read_pickled_dict
 from spherenet.errors import DataError
-from spherenet.files import read_regular
 
 __all__ = ["CIFAR10", "CIFAR100", "CifarFormat", "CifarSource", "cifar_info", "find_cifar", "read_cifar"]
 

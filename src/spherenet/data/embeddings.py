@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from spherenet._util.files import atomic_file, open_regular, read_regular, user_path
+from spherenet._util.text import FORMULA, csv_cell, first_line, short
 from spherenet.errors import DataError
-from spherenet.files import atomic_file, open_regular, read_regular, user_path
-from spherenet.text import FORMULA, csv_cell, first_line, short
 
 __all__ = ["SUFFIXES", "Embeddings", "Pair", "files_beside", "read_embeddings", "read_pairs", "write_embeddings"]
 

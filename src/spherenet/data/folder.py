@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spherenet._util.files import user_path
 from spherenet.data.augmentation import Augmentation, Purpose, augment, draw
 from spherenet.data.images import Preprocessing, center_offset, decode, normalize, unsupported
 from spherenet.data.listing import Listing, held_out, list_folder
 from spherenet.data.splits import Batch, DataDir, Dataset, DatasetInfo, LoadOptions, Order, Progress, Split
 from spherenet.data.workers import read_ahead
 from spherenet.errors import DataError
-from spherenet.files import user_path
 
 __all__ = ["FOLDER", "FolderSplit", "broken_images", "check_images", "describe_broken"]
 

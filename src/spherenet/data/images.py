@@ -23,8 +23,8 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError, features
 from torch import Tensor
 
+from spherenet._util.files import open_regular
 from spherenet.errors import DataError
-from spherenet.files import open_regular
 
 __all__ = [
     "EARLIER_SUFFIXES",

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
 
+from spherenet._util.text import first_line
 from spherenet.demo.analysis import Analyzer
 from spherenet.errors import DataError
-from spherenet.text import first_line
 
 __all__ = ["LARGEST_UPLOAD", "DemoServer", "own_hosts"]
 

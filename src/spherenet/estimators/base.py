@@ -35,10 +35,10 @@ from sklearn.utils.validation import check_is_fitted, validate_data  # type: ign
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from spherenet._util.validation import require_positive
 from spherenet.angles import AngleFunction
 from spherenet.layers import AngularHead
 from spherenet.losses.arguments import angle_of_loss
-from spherenet.validation import require_positive
 
 __all__ = ["EPS", "Minimum", "SphereClassifier", "minimize_over_parameters", "positive"]
 

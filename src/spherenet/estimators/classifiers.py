@@ -9,12 +9,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from spherenet._util.validation import require_one_of
 from spherenet.angles import DEFAULT_K, AngleFunction
 from spherenet.estimators.base import EPS, SphereClassifier, positive
 from spherenet.layers import AngularHead
 from spherenet.losses import WSoftmaxLoss
 from spherenet.ops.angular import AngularOutput
-from spherenet.validation import require_one_of
 
 __all__ = ["LOSSES", "SphereLogisticRegression", "SphereSVC"]
 

@@ -7,9 +7,9 @@
 
 from __future__ import annotations
 
+from spherenet._util.validation import require_one_of
 from spherenet.experiments import evidence, figures, margins, studies, tables
 from spherenet.experiments.experiment import Experiment
-from spherenet.validation import require_one_of
 
 __all__ = ["EXPERIMENTS", "find_experiment"]
 

@@ -16,15 +16,15 @@ from statistics import fmean, stdev
 from typing import Any
 
 from spherenet import __version__
+from spherenet._util.files import write_json
+from spherenet._util.text import as_number
+from spherenet._util.validation import require_one_of, require_positive
 from spherenet.angles import ANGLES
 from spherenet.errors import RunError
 from spherenet.experiments.experiment import Cell, Claim, Experiment
-from spherenet.files import write_json
 from spherenet.runs import RunDirectory
-from spherenet.text import as_number
 from spherenet.training.config import FREE, TrainConfig, option_name
 from spherenet.training.saved_runs import config_of
-from spherenet.validation import require_one_of, require_positive
 
 __all__ = [
     "Job",

@@ -17,12 +17,12 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from spherenet._util.text import as_number, plain
 from spherenet.data import DATASETS, find_dataset
 from spherenet.errors import DataError, RunError, SphereNetError
 from spherenet.experiments.jobs import Job
 from spherenet.models import create_model
 from spherenet.runs import RunDirectory
-from spherenet.text import as_number, plain
 from spherenet.training.build import build_data
 from spherenet.training.config import TrainConfig
 

@@ -21,9 +21,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from spherenet._util.files import APPEND, open_handle, open_regular
 from spherenet.errors import RunError, SphereNetError, require_extra
 from spherenet.experiments.jobs import Job
-from spherenet.files import APPEND, open_handle, open_regular
 from spherenet.runs import Checkpoints, MetricsFile
 
 __all__ = [

@@ -13,8 +13,8 @@ import torch
 import yaml  # type: ignore[import-untyped]
 
 from spherenet import __version__
-from spherenet.text import markdown
-from spherenet.validation import require_number
+from spherenet._util.text import markdown
+from spherenet._util.validation import require_number
 
 __all__ = ["ModelCard", "library_versions"]
 

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from spherenet._util.text import first_line, short
 from spherenet.convert import apply_conversion, conversion_record
 from spherenet.convert.layers import CONVERTIBLE, TRANSPOSED
 from spherenet.errors import ModelError
 from spherenet.layers import SphereLayer
 from spherenet.losses import Annealing, MarginLoss, options_of_earlier_versions
 from spherenet.models import Classifier, create_model
-from spherenet.text import first_line, short
 
 __all__ = ["build_on_meta", "metadata_as_json", "model_description", "to_json"]
 

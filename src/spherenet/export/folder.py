@@ -19,17 +19,17 @@ from typing import Any, TypeVar, overload
 import torch
 from torch import nn
 
-from spherenet import files
+from spherenet._util import files
+from spherenet._util.files import atomic_folder, parse_json, read_regular, user_path
+from spherenet._util.text import first_line, is_utf8, short
+from spherenet._util.validation import require_device
 from spherenet.convert import apply_conversion, conversion_record
 from spherenet.errors import ModelError
 from spherenet.export.card import ModelCard, library_versions
 from spherenet.export.description import build_on_meta, metadata_as_json, model_description, to_json
 from spherenet.export.weights import WEIGHTS_FILE, StoredWeights, require_free, write_weights, writing
-from spherenet.files import atomic_folder, parse_json, read_regular, user_path
 from spherenet.layers import SphereLayer
 from spherenet.models import Classifier
-from spherenet.text import first_line, is_utf8, short
-from spherenet.validation import require_device
 
 __all__ = [
     "CARD_FILE",

@@ -17,13 +17,13 @@ from typing import Any, TypeVar, cast, overload
 import torch
 from torch import nn
 
+from spherenet._util.files import user_path
+from spherenet._util.text import first_line, plain, short
 from spherenet.errors import ModelError, require_extra
 from spherenet.export.card import ModelCard
 from spherenet.export.folder import CONFIG_FILE, load_metadata, load_model, save_model
 from spherenet.export.weights import WEIGHTS_FILE
-from spherenet.files import user_path
 from spherenet.models import Classifier
-from spherenet.text import first_line, plain, short
 
 __all__ = ["download_model", "from_pretrained", "push_to_hub"]
 

@@ -13,6 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from spherenet._util.files import atomic_file, to_json, user_path
+from spherenet._util.text import first_line
+from spherenet._util.validation import require_one_of
 from spherenet.errors import ModelError, require_extra
 from spherenet.export.card import ModelCard
 from spherenet.export.description import metadata_as_json
@@ -26,9 +29,6 @@ from spherenet.export.programs import (
     trace_program,
 )
 from spherenet.export.weights import writing
-from spherenet.files import atomic_file, to_json, user_path
-from spherenet.text import first_line
-from spherenet.validation import require_one_of
 
 __all__ = ["FORMATS", "export_model", "export_onnx", "format_of"]
 

@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from spherenet._util.files import user_path, write_json
+from spherenet._util.text import first_line, first_names
 from spherenet.convert import apply_conversion, conversion_record
 from spherenet.errors import ModelError
 from spherenet.export.folder import read_json_object
 from spherenet.export.weights import writing
-from spherenet.files import user_path, write_json
 from spherenet.layers import SphereLayer
-from spherenet.text import first_line, first_names
 
 __all__ = ["CONVERSION_FILE", "load_pretrained", "save_pretrained"]
 

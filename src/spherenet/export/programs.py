@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from spherenet._util.files import atomic_file, to_json, user_path
+from spherenet._util.text import first_line
 from spherenet.errors import ModelError
 from spherenet.export.description import metadata_as_json
 from spherenet.export.freeze import freeze
 from spherenet.export.weights import writing
-from spherenet.files import atomic_file, to_json, user_path
 from spherenet.models import Classifier
-from spherenet.text import first_line
 
 __all__ = [
     "METADATA_FILE",

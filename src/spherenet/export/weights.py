@@ -21,11 +21,11 @@ from safetensors import torch as safetensors_torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from spherenet._util.files import atomic_file, user_path
+from spherenet._util.text import first_line, first_names
 from spherenet.errors import ModelError
-from spherenet.files import atomic_file, user_path
 from spherenet.layers.base import SphereLayer, different_options
 from spherenet.losses import obsolete_state
-from spherenet.text import first_line, first_names
 
 __all__ = [
     "WEIGHTS_FILE",

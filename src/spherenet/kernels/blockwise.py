@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from spherenet.angles import AngleFunction
-from spherenet.elementary import gradients_of
+from spherenet.angles.elementary import gradients_of
 from spherenet.ops import angular
 from spherenet.ops.norms import SHRINK, without_autocast
 

@@ -32,9 +32,9 @@ from torch.nn.modules.module import _has_any_global_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from spherenet.caches import use_private_compiler_cache
+from spherenet._util.caches import use_private_compiler_cache
+from spherenet._util.validation import require_one_of
 from spherenet.kernels import native
-from spherenet.validation import require_one_of
 
 __all__ = [
     "BACKENDS",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from spherenet.angles import AngleFunction
-from spherenet.elementary import gradients_of
+from spherenet.angles.elementary import gradients_of
 from spherenet.kernels import native
 from spherenet.kernels.dispatch import has_global_hooks, implementation, is_traced, needs_operators
 from spherenet.kernels.sphere_conv import K, parameter_gradients, per_filter

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from spherenet.elementary import gradients_of
+from spherenet.angles.elementary import gradients_of
 from spherenet.kernels import native
 from spherenet.kernels.dispatch import ChangeDetector, is_traced, kernels_of, needs_operators
 from spherenet.kernels.layouts import is_dense

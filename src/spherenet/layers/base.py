@@ -13,10 +13,10 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
+from spherenet._util.validation import OptionCheck, require_number, require_one_of, require_positive
 from spherenet.angles import AngleFunction, make_angle
 from spherenet.arguments import require_center
 from spherenet.magnitudes import Magnitude, make_magnitude
-from spherenet.validation import OptionCheck, require_number, require_one_of, require_positive
 
 __all__ = [
     "METADATA_KEY",

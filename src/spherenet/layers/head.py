@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from spherenet._util.validation import OptionCheck, require_floating, require_integer, require_positive
 from spherenet.kernels import blockwise
 from spherenet.kernels.dispatch import blockwise as use_blocks
 from spherenet.layers.base import Proxy, record_as_leaf
 from spherenet.ops import angular
 from spherenet.ops.angular import AngularOutput
 from spherenet.ops.norms import DEFAULT_EPS, norm, without_autocast, working_dtype
-from spherenet.validation import OptionCheck, require_floating, require_integer, require_positive
 
 __all__ = ["AngularHead"]
 

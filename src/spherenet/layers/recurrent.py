@@ -24,13 +24,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from spherenet._util.validation import OptionCheck, require_floating, require_number
 from spherenet.angles import AngleFunction
 from spherenet.kernels.recurrent import fused_recurrence
 from spherenet.layers.base import Proxy, record_as_leaf
 from spherenet.layers.conv import SphereLinear
 from spherenet.magnitudes import Magnitude
 from spherenet.ops.norms import DEFAULT_EPS
-from spherenet.validation import OptionCheck, require_floating, require_number
 
 __all__ = ["SphereGRU", "SphereGRUCell", "SphereLSTM", "SphereLSTMCell"]
 

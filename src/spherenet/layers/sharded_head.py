@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
+from spherenet._util.validation import require_floating, require_number
 from spherenet.kernels.sharded import ClassShard, ShardedOutput, gather_rows
 from spherenet.layers.head import AngularHead
 from spherenet.ops.norms import norm, without_autocast, working_dtype
-from spherenet.validation import require_floating, require_number
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

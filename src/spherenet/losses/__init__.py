@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from spherenet._util.validation import require_one_of
 from spherenet.losses.additive_margins import ArcFaceLoss, CosFaceLoss, SphereFace2Loss
 from spherenet.losses.arguments import options_of, reject_unknown
 from spherenet.losses.base import AngularLoss
 from spherenet.losses.margins import Annealing, ASoftmaxLoss, GASoftmaxLoss, MarginLoss, obsolete_state
 from spherenet.losses.scales import default_scale
 from spherenet.losses.softmax import SoftmaxLoss, SSoftmaxLoss, WSoftmaxLoss
-from spherenet.validation import require_one_of
 
 __all__ = [
     "ASoftmaxLoss",

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
 import torch
 from torch import Tensor, nn
 
+from spherenet._util.validation import reject_unknown_options, require_floating, require_one_of, require_positive
 from spherenet.angles import ANGLES, DEFAULT_K, AngleFunction, make_angle
 from spherenet.kernels.dispatch import is_traced
-from spherenet.validation import reject_unknown_options, require_floating, require_one_of, require_positive
 
 if TYPE_CHECKING:
     from spherenet.losses.margins import Annealing

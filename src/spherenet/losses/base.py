@@ -19,6 +19,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from spherenet._util.validation import (
+    require_floating,
+    require_number,
+    require_one_of,
+    require_positive,
+    show_constructor,
+)
 from spherenet.angles import AngleFunction
 from spherenet.kernels.blockwise import angular_cross_entropy, has_kernel, with_label_column
 from spherenet.kernels.dispatch import blockwise
@@ -35,7 +42,6 @@ from spherenet.losses.scales import default_scale
 from spherenet.losses.sharded import distributed_logits, loss_on_shards
 from spherenet.ops.angular import AngularOutput, Columns, angular_logits, logit_at, with_target
 from spherenet.ops.norms import working_dtype
-from spherenet.validation import require_floating, require_number, require_one_of, require_positive, show_constructor
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from spherenet._util.validation import require_number, require_one_of, require_positive
 from spherenet.angles import DEFAULT_K, AngleFunction, angle_from_cosine
 from spherenet.kernels.sharded import ShardedOutput
 from spherenet.losses.arguments import Scale, angle_of_loss
@@ -27,7 +28,6 @@ from spherenet.losses.base import AngularLoss
 from spherenet.losses.scales import default_scale
 from spherenet.ops.angular import AngularOutput
 from spherenet.ops.norms import working_dtype
-from spherenet.validation import require_number, require_one_of, require_positive
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack

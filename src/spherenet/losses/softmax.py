@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from spherenet._util.validation import require_positive
 from spherenet.angles import DEFAULT_K, AngleFunction
 from spherenet.losses.arguments import angle_of_loss
 from spherenet.losses.base import AngularLoss, NamedScale
 from spherenet.losses.margins import Annealing, MarginLoss
-from spherenet.validation import require_positive
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -11,6 +11,7 @@ from typing import Any, Literal, SupportsIndex, cast, overload
 
 from torch import Tensor, nn
 
+from spherenet._util.validation import require_integer, require_one_of, suggest_options
 from spherenet.angles import AngleFunction
 from spherenet.layers import AngularHead
 from spherenet.layers.base import Proxy
@@ -19,7 +20,6 @@ from spherenet.magnitudes import Magnitude
 from spherenet.models.networks import LayerFactory, PlainFeatures, ResidualFeatures
 from spherenet.ops.norms import DEFAULT_EPS
 from spherenet.ops.sphere_conv import CENTERS
-from spherenet.validation import require_integer, require_one_of, suggest_options
 
 __all__ = ["Classifier", "create_model", "list_models"]
 

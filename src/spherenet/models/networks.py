@@ -16,11 +16,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from spherenet._util.validation import require_one_of
 from spherenet.angles import AngleFunction, make_shared_angle
 from spherenet.layers import SphereConv2d, SphereLinear
 from spherenet.magnitudes import Magnitude
 from spherenet.ops.norms import DEFAULT_EPS
-from spherenet.validation import require_one_of
 
 __all__ = ["LayerFactory", "PlainFeatures", "ResidualFeatures"]
 

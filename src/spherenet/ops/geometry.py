@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from spherenet.elementary import is_jit_tracing
+from spherenet.angles.elementary import is_jit_tracing
 
 __all__ = [
     "Geometry",

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from spherenet.angles import AngleFunction
-from spherenet.elementary import ElementaryFunction, elementary, save_tensors
+from spherenet.angles.elementary import ElementaryFunction, elementary, save_tensors
 from spherenet.magnitudes import Magnitude
 from spherenet.ops.geometry import Geometry, convolve, convolve_backward, spread, window_sum
 from spherenet.ops.norms import SHRINK, working_dtype

@@ -11,9 +11,9 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
+from spherenet._util.validation import require_number, require_one_of
 from spherenet.angles import angle_from_cosine
 from spherenet.regularizers.kernels import KernelStack, Modules, cosines, kernel_stacks, zero_of
-from spherenet.validation import require_number, require_one_of
 
 __all__ = ["DISTANCES", "LARGEST_S", "REDUCTIONS", "SOFTENING", "hyperspherical_energy"]
 

@@ -28,10 +28,10 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import UninitializedParameter
 
+from spherenet._util.validation import require_one_of
 from spherenet.kernels.dispatch import is_traced
 from spherenet.layers import AngularHead, SphereLayer
 from spherenet.ops.norms import DEFAULT_EPS, without_autocast, working_dtype
-from spherenet.validation import require_one_of
 
 __all__ = [
     "FORMS",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from spherenet._util.files import atomic_file
+from spherenet._util.text import plain
 from spherenet.errors import require_extra
-from spherenet.files import atomic_file
-from spherenet.text import plain
 
 __all__ = ["FIGURE_SUFFIXES", "draw_confusion"]
 

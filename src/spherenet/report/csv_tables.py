@@ -7,10 +7,10 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from spherenet._util.text import as_number, csv_cell
 from spherenet.report.grids import Grid, GridCell
 from spherenet.report.runs import ReportedRun, distinct_names, training_accuracy
 from spherenet.report.tables import COLUMNS
-from spherenet.text import as_number, csv_cell
 
 __all__ = ["CELL_COLUMNS", "grids_as_csv", "runs_as_csv"]
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from statistics import fmean
 
+from spherenet._util.text import plain
 from spherenet.report.grids import Grid, GridCell, presets_of
 from spherenet.report.tables import GridLayout, cell_text, row_name
-from spherenet.text import plain
 
 __all__ = ["draw_curves", "figure_cells", "main_grid"]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
+from spherenet._util.files import read_json
+from spherenet._util.text import as_number
 from spherenet.errors import RunError
-from spherenet.files import read_json
 from spherenet.report.runs import QUANTITIES, Curve, ReportedRun, final_accuracy, has_steady_pace, read_run
-from spherenet.text import as_number
 
 __all__ = [
     "PRESETS",

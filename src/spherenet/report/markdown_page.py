@@ -6,12 +6,12 @@ import json
 from collections.abc import Sequence
 from statistics import fmean
 
+from spherenet._util.text import as_number, markdown
 from spherenet.report.claims import CONFIRMED, NOT_DECIDED, OUT_OF_REACH, REFUTED, Verdict, judge
 from spherenet.report.figure import figure_cells, main_grid
 from spherenet.report.grids import PRESETS, Grid, GridCell, presets_of
 from spherenet.report.runs import STEADY, ReportedRun, command_and_details, has_steady_pace, mean_between
 from spherenet.report.tables import COLUMNS, PROTOCOLS, GridLayout, cell_text, protocol_rows, row_name, table_rows
-from spherenet.text import as_number, markdown
 
 __all__ = ["as_markdown", "markdown_page", "runs_as_markdown"]
 

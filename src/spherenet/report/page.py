@@ -10,13 +10,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from spherenet._util.files import atomic_file
+from spherenet._util.text import as_number, plain
 from spherenet.errors import require_extra
-from spherenet.files import atomic_file
 from spherenet.report.claims import Verdict, judge
 from spherenet.report.grids import Grid, GridCell
 from spherenet.report.runs import Curve, ReportedRun, distinct_names, provenance
 from spherenet.report.tables import COLUMNS, PROTOCOLS, GridLayout, cell_text, protocol_rows, table_rows
-from spherenet.text import as_number, plain
 
 __all__ = ["Plot", "Section", "Table", "section_of_grid", "section_of_runs", "sections_of_grids", "write_page"]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
+from spherenet._util.text import as_number, plain
 from spherenet.errors import RunError
 from spherenet.runs import RunDirectory
-from spherenet.text import as_number, plain
 
 __all__ = [
     "QUANTITIES",

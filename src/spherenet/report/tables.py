@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from spherenet._util.text import as_number, plain
 from spherenet.report.grids import Grid, GridCell
 from spherenet.report.runs import Curve, ReportedRun, distinct_names
-from spherenet.text import as_number, plain
 
 if TYPE_CHECKING:
     from rich.table import Table

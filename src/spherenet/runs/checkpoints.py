@@ -26,8 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from spherenet.errors import CheckpointError
-from spherenet.files import (
+from spherenet._util.files import (
     LARGEST_JSON,
     atomic_folder,
     discard,
@@ -41,6 +40,7 @@ from spherenet.files import (
     remove,
     to_json,
 )
+from spherenet.errors import CheckpointError
 from spherenet.runs.parts import PART_PREFIX, read_parts, read_tensors
 
 __all__ = ["Checkpoint", "Checkpoints", "file_digest", "is_distributed", "load_checkpoint", "write_tensors"]

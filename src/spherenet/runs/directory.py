@@ -11,8 +11,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from spherenet.errors import CheckpointError, RunError, RunTakenError
-from spherenet.files import (
+from spherenet._util.files import (
     atomic_file,
     file_kind,
     is_temporary,
@@ -25,9 +24,10 @@ from spherenet.files import (
     user_path,
     write_json,
 )
+from spherenet._util.text import is_utf8
+from spherenet.errors import CheckpointError, RunError, RunTakenError
 from spherenet.runs.checkpoints import Checkpoint, Checkpoints, load_checkpoint, write_tensors
 from spherenet.runs.metrics import MetricsFile
-from spherenet.text import is_utf8
 
 __all__ = ["Finding", "RunDirectory", "examine"]
 

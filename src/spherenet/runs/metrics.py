@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from spherenet._util.files import APPEND, atomic_file, open_handle, read_regular, sync
+from spherenet._util.text import finite
 from spherenet.errors import RunError
-from spherenet.files import APPEND, atomic_file, open_handle, read_regular, sync
-from spherenet.text import finite
 
 __all__ = ["MetricsFile"]
 

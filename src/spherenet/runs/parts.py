@@ -15,7 +15,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from spherenet.files import parse_json
+from spherenet._util.files import parse_json
 
 __all__ = ["PART_PREFIX", "read_parts", "read_tensors"]
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from spherenet._util.validation import require_one_of
 from spherenet.angles import OPERATORS
 from spherenet.data.splits import Progress
 from spherenet.theory import color as color_lab
@@ -18,7 +19,6 @@ from spherenet.theory import phase as phase_lab
 from spherenet.theory.conditioning import depth_curves, exponent_text, matrix_curves
 from spherenet.theory.drawing import draw_conditioning
 from spherenet.theory.spectra import compare_networks
-from spherenet.validation import require_one_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

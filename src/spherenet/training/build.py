@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spherenet.caches import use_private_compiler_cache
+from spherenet._util.caches import use_private_compiler_cache
+from spherenet._util.validation import require_one_of
 from spherenet.data import AUGMENTATIONS, Augmentation, Dataset, default_augmentation, load_dataset, locate
 from spherenet.losses import Annealing, MarginLoss
 from spherenet.models import Classifier, create_model, list_models
@@ -19,7 +20,6 @@ from spherenet.optim import param_groups
 from spherenet.regularizers import hyperspherical_energy, orthogonality, sphere_layers
 from spherenet.training.config import TrainConfig
 from spherenet.training.sharding import is_divided, split_by_mesh
-from spherenet.validation import require_one_of
 
 __all__ = [
     "build_augmentation",

@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from spherenet._util.validation import require_device
 from spherenet.errors import LostProcessError, RunError, SphereNetError
 from spherenet.kernels.dispatch import leave_out_of_ddp
-from spherenet.validation import require_device
 
 __all__ = ["TIMEOUT", "Processes"]
 

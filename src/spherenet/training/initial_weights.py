@@ -12,13 +12,13 @@ from pathlib import Path
 
 from torch import Tensor
 
+from spherenet._util.files import user_path
+from spherenet._util.text import first_names
 from spherenet.errors import ModelError, RunError
 from spherenet.export.folder import read_json_object
 from spherenet.export.weights import WEIGHTS_FILE, StoredWeights
-from spherenet.files import user_path
 from spherenet.layers.base import SphereLayer, different_options
 from spherenet.models import Classifier
-from spherenet.text import first_names
 from spherenet.training.saved_runs import load_run
 
 __all__ = ["start_from"]

@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 from spherenet import __version__
+from spherenet._util.files import user_path
 from spherenet.data import Dataset
 from spherenet.errors import DataError, RunError
-from spherenet.files import user_path
 from spherenet.kernels.dispatch import implementation_name
 from spherenet.runs import RunDirectory
 from spherenet.training.build import build_augmentation, build_data, build_model, located

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from spherenet._util.files import atomic_file, read_json, user_path, write_json
+from spherenet._util.text import markdown, plain, short
 from spherenet.data import Dataset, FolderSplit, Preprocessing, Split
 from spherenet.errors import CheckpointError, DataError, ModelError, RunError
 from spherenet.export import (
@@ -29,10 +31,8 @@ from spherenet.export.description import build_on_meta
 from spherenet.export.preprocessing import input_description, pixel_example, preprocessing_file
 from spherenet.export.programs import output_file
 from spherenet.export.weights import writing
-from spherenet.files import atomic_file, read_json, user_path, write_json
 from spherenet.models import Classifier
 from spherenet.runs import RunDirectory
-from spherenet.text import markdown, plain, short
 from spherenet.training.config import TrainConfig
 from spherenet.training.state import require_fitting, require_number
 

@@ -23,9 +23,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from spherenet.angle_function import AngleFunction, CustomAngle, Device, K
-from spherenet.cosine_powers import SharpenedCosineAngle, SquareCosineAngle
-from spherenet.elementary import (
+from spherenet._util.validation import require_integer, require_one_of, require_positive
+from spherenet.angles.base import AngleFunction, CustomAngle, Device, K
+from spherenet.angles.cosine_powers import SharpenedCosineAngle, SquareCosineAngle
+from spherenet.angles.elementary import (
     angle_from_cosine,
     asin,
     clamp_rounding,
@@ -34,7 +35,6 @@ from spherenet.elementary import (
     tanh,
     tanh_ratio,
 )
-from spherenet.validation import require_integer, require_one_of, require_positive
 
 __all__ = [
     "ANGLES",

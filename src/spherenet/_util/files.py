@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from spherenet.text import is_utf8
+from spherenet._util.text import is_utf8
 
 __all__ = [
     "APPEND",

@@ -9,7 +9,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from spherenet.files import file_kind
+from spherenet._util.files import file_kind
 
 __all__ = ["private_folder", "use_private_compiler_cache", "user_cache"]
 

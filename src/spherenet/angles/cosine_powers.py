@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from spherenet.angle_function import AngleFunction, Device, K
-from spherenet.elementary import ElementaryFunction, elementary, save_tensors
-from spherenet.validation import require_integer, require_positive
+from spherenet._util.validation import require_integer, require_positive
+from spherenet.angles.base import AngleFunction, Device, K
+from spherenet.angles.elementary import ElementaryFunction, elementary, save_tensors
 
 __all__ = ["DEFAULT_P", "SMALLEST_P", "SharpenedCosineAngle", "SquareCosineAngle"]
 

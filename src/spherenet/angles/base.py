@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from spherenet.elementary import angle_from_cosine
+from spherenet.angles.elementary import angle_from_cosine
 
 __all__ = ["AngleFunction", "CustomAngle", "Device", "K", "inside_range"]
 

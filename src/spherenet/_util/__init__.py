@@ -1,0 +1,1 @@
+"""Argument checks, messages, files and caches: nothing about spheres."""

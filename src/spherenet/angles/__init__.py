@@ -1,0 +1,41 @@
+"""Angle functions g(θ): one class per g (docs/concepts.md, Eq. 1)."""
+
+from spherenet.angles.functions import (
+    ANGLES,
+    DEFAULT_K,
+    DEFAULT_LEARNED_K,
+    OPERATORS,
+    SMALLEST_K,
+    AngleFunction,
+    CosineAngle,
+    CustomAngle,
+    LearnableSigmoidAngle,
+    LinearAngle,
+    SharpenedCosineAngle,
+    SigmoidAngle,
+    SquareCosineAngle,
+    angle_from_cosine,
+    make_angle,
+    make_shared_angle,
+    require_k,
+)
+
+__all__ = [
+    "ANGLES",
+    "DEFAULT_K",
+    "DEFAULT_LEARNED_K",
+    "OPERATORS",
+    "SMALLEST_K",
+    "AngleFunction",
+    "CosineAngle",
+    "CustomAngle",
+    "LearnableSigmoidAngle",
+    "LinearAngle",
+    "SharpenedCosineAngle",
+    "SigmoidAngle",
+    "SquareCosineAngle",
+    "angle_from_cosine",
+    "make_angle",
+    "make_shared_angle",
+    "require_k",
+]
