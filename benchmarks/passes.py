@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from spherenet.angles import CosineAngle, LinearAngle, SigmoidAngle
-from spherenet.kernels import native
+from spherenet.kernels.sphere_conv import native
 from spherenet.ops.geometry import Geometry
 from spherenet.ops.sphere_conv import Operation
 

@@ -24,7 +24,7 @@ from spherenet.kernels.dispatch import (
     implementation,
     needs_operators,
 )
-from spherenet.kernels.sphere_conv import SphereConvFunction, cached_unit_weight, forward, per_filter
+from spherenet.kernels.sphere_conv.autograd import SphereConvFunction, cached_unit_weight, forward, per_filter
 from spherenet.magnitudes import Magnitude, make_magnitude
 from spherenet.ops.geometry import Geometry, per_dimension, resolve_padding
 from spherenet.ops.norms import DEFAULT_EPS, autocast_is_on, without_autocast
@@ -265,7 +265,7 @@ def _evaluate(
         or weight.requires_grad
         or any(isinstance(value, Tensor) and value.requires_grad for value in arguments[2:])
     )
-    # The cosine cannot be recovered from the output in these cases, see kernels/sphere_conv.py.
+    # The cosine cannot be recovered from the output in these cases, see kernels/sphere_conv/autograd.py.
     if learns and (
         has_affine
         or magnitude is not None
@@ -278,7 +278,7 @@ def _evaluate(
         return out
     unit_weight = cached_unit_weight(weight, eps, batch.dtype, center is not None) if name == "native" else None
     if needs_operators(batch, weight):
-        from spherenet.kernels import operators
+        from spherenet.kernels.sphere_conv import operators
 
         return operators.forward(*arguments[:6], operation, unit_weight)[0]  # type: ignore[arg-type]
     return forward(*arguments[:6], operation, unit_weight, radius)[0]  # type: ignore[arg-type]

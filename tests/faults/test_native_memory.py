@@ -15,7 +15,8 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import pathlib, sys, torch
 sys.path.insert(0, "tests")
-from spherenet.kernels import library, native
+from spherenet.kernels import library
+from spherenet.kernels.sphere_conv import native
 library.PATH = pathlib.Path(sys.argv[1])
 import spherenet as sn
 from cases import GEOMETRIES, OPERATORS, POWERS

@@ -13,9 +13,11 @@ from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
 import spherenet as sn
-from spherenet.kernels import blockwise, dispatch, native
-from spherenet.kernels import sphere_conv as unit_weights
+from spherenet.kernels import dispatch
+from spherenet.kernels.classes import blockwise
 from spherenet.kernels.dispatch import compiled_or_plain
+from spherenet.kernels.sphere_conv import autograd as unit_weights
+from spherenet.kernels.sphere_conv import native
 from spherenet.layers.head import AngularHead
 from spherenet.losses import base as losses
 
@@ -135,7 +137,7 @@ def test_thread_pool_is_shared_with_torch():
     if sys.platform != "linux":
         pytest.skip("reads /proc")
     code = (
-        "import torch\nfrom spherenet.kernels import native\nassert native.available()\n"
+        "import torch\nfrom spherenet.kernels.sphere_conv import native\nassert native.available()\n"
         "print(len({line.split()[-1] for line in open('/proc/self/maps') if 'libgomp' in line or 'libiomp' in line}))"
     )
     assert run_fresh(code)[0].strip() == "1"

@@ -16,8 +16,9 @@ from spherenet.kernels import library
 
 SERVER = """
 import json, os, signal, sys, traceback
-import torch, spherenet.kernels.sphere_conv
-from spherenet.kernels import dispatch, library, native
+import torch, spherenet.kernels.sphere_conv.autograd
+from spherenet.kernels import dispatch, library
+from spherenet.kernels.sphere_conv import native
 assert not any("_native" in line for line in open("/proc/self/maps")), "the library is loaded"
 for line in sys.stdin:
     code, environment, folder = json.loads(line)
@@ -125,7 +126,7 @@ def test_instruction_sets_give_same_results(run_fresh, name):
         pytest.skip(f"this processor has no {name}")
     code = """
 import copy, torch, spherenet as sn
-from spherenet.kernels import native
+from spherenet.kernels.sphere_conv import native
 worst = 0
 names = ("cosine", "linear", "sigmoid", "learnable", "square-cosine")
 extended = {"center": "patch", "magnitude": "tanh", "radius": 4.0}

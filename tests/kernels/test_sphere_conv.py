@@ -10,8 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import spherenet as sn
 from cases import GEOMETRIES, OPERATORS, Geometry
-from spherenet.kernels import native
-from spherenet.kernels.operators import forward_operator
+from spherenet.kernels.sphere_conv import native
+from spherenet.kernels.sphere_conv.operators import forward_operator
 from spherenet.ops import sphere_conv as plain
 
 every_operator = pytest.mark.parametrize("operator", OPERATORS, ids=str)

@@ -16,8 +16,8 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
 
-from spherenet.kernels import triton as kernels  # noqa: E402
-from spherenet.kernels.triton.launch import OPTIONS  # noqa: E402
+from spherenet.kernels.sphere_conv import triton as kernels  # noqa: E402
+from spherenet.kernels.sphere_conv.triton.launch import OPTIONS  # noqa: E402
 
 MOST_REGISTERS = 128  # four warps per block: at least 16 of 64 warps stay resident per multiprocessor
 MOST_SPILLED = 16  # bytes per thread: ptxas spills a value or two outside of loops to fit one more block

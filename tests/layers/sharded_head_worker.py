@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import spherenet as sn
 from loss_cases import COMMON, LOSSES
-from spherenet.kernels import blockwise
+from spherenet.kernels.classes import blockwise
 from spherenet.losses import GASoftmaxLoss, SoftmaxLoss, SphereFace2Loss, make_loss
 
 FEATURES = 6

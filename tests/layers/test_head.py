@@ -7,8 +7,8 @@ import torch
 from torch.nn import functional as F
 
 from oracle import sphere_conv as reference
-from spherenet.kernels import blockwise as blocks
 from spherenet.kernels import dispatch
+from spherenet.kernels.classes import blockwise as blocks
 from spherenet.layers.head import AngularHead
 
 EPS = 1e-4

@@ -2,8 +2,8 @@
 
 import pytest
 
-from spherenet.kernels import blockwise as blocks
 from spherenet.kernels import dispatch
+from spherenet.kernels.classes import blockwise as blocks
 
 
 @pytest.fixture(params=["plain", "blockwise"])

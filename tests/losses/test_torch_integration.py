@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from loss_cases import COMMON, LOSSES, problem
-from spherenet.kernels import blockwise as blocks
+from spherenet.kernels.classes import blockwise as blocks
 from spherenet.layers.head import AngularHead
 from spherenet.losses import CosFaceLoss, GASoftmaxLoss, SoftmaxLoss, WSoftmaxLoss
 from spherenet.ops.angular import angular_cosine

@@ -11,7 +11,7 @@ To use your own g, wrap a function of θ:
 or, if g has parameters, subclass `AngleFunction` and define `forward(cosine)`.
 
 A built-in g has a line in `ANGLES`. It defines `value(cosine, k)`, and other methods if it has better formulas. If the
-kernels support it (`kernels/csrc/angles.h`, `kernels/triton/angles.py`), it sets `kernel_id`.
+kernels support it (`kernels/csrc/angles.h`, `kernels/sphere_conv/triton/angles.py`), it sets `kernel_id`.
 """
 
 from __future__ import annotations

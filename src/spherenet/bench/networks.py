@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
-from spherenet.kernels.native import release_scratch
+from spherenet.kernels.sphere_conv.native import release_scratch
 from spherenet.layers import SphereConv2d, SphereLinear
 from spherenet.models import create_model
 from spherenet.optim import param_groups

@@ -2,8 +2,8 @@
 
 | implementation | what it is | when |
 |---|---|---|
-| native | C++ library, `kernels/native.py` | CPU tensors, if the library was built |
-| triton | Triton kernels, `kernels/triton` | CUDA and ROCm tensors, if Triton can be imported |
+| native | C++ library, `kernels/sphere_conv/native.py` | CPU tensors, if the library was built |
+| triton | Triton kernels, `kernels/sphere_conv/triton` | CUDA and ROCm tensors, if Triton can be imported |
 | compiled | the plain formula through `torch.compile` | other devices |
 | plain | the plain formula of `ops/` | everything else: tracing, torch.func, forward mode, custom g |
 
@@ -34,7 +34,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from spherenet._util.caches import use_private_compiler_cache
 from spherenet._util.validation import require_one_of
-from spherenet.kernels import native
+from spherenet.kernels.sphere_conv import native
 
 __all__ = [
     "BACKENDS",
@@ -163,7 +163,7 @@ def kernels_of(name: str) -> ModuleType:
     if name == "native":
         return native
     use_private_compiler_cache()
-    return importlib.import_module("spherenet.kernels.triton")
+    return importlib.import_module("spherenet.kernels.sphere_conv.triton")
 
 
 @lru_cache(maxsize=1)

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from spherenet.angles import AngleFunction
 from spherenet.angles.elementary import gradients_of
-from spherenet.kernels import native
 from spherenet.kernels.dispatch import has_global_hooks, implementation, is_traced, needs_operators
-from spherenet.kernels.sphere_conv import K, parameter_gradients, per_filter
+from spherenet.kernels.sphere_conv import native
+from spherenet.kernels.sphere_conv.autograd import K, parameter_gradients, per_filter
 from spherenet.ops import sphere_conv as plain
 from spherenet.ops.geometry import Geometry
 from spherenet.ops.norms import autocast_is_on

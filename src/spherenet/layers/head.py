@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from spherenet._util.validation import OptionCheck, require_floating, require_integer, require_positive
-from spherenet.kernels import blockwise
+from spherenet.kernels.classes import blockwise
 from spherenet.kernels.dispatch import blockwise as use_blocks
 from spherenet.layers.base import Proxy, record_as_leaf
 from spherenet.ops import angular

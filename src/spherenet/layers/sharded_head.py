@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from spherenet._util.validation import require_floating, require_number
-from spherenet.kernels.sharded import ClassShard, ShardedOutput, gather_rows
+from spherenet.kernels.classes.sharded import ClassShard, ShardedOutput, gather_rows
 from spherenet.layers.head import AngularHead
 from spherenet.ops.norms import norm, without_autocast, working_dtype
 

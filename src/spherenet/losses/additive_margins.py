@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from spherenet._util.validation import require_number, require_positive
 from spherenet.angles import AngleFunction, CosineAngle
-from spherenet.kernels.sharded import ShardedOutput
+from spherenet.kernels.classes.sharded import ShardedOutput
 from spherenet.losses.arguments import checked_labels
 from spherenet.losses.base import AngularLoss, NamedScale
 from spherenet.ops.angular import AngularOutput, Columns, additive_angle, additive_cosine

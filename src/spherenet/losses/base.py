@@ -27,9 +27,9 @@ from spherenet._util.validation import (
     show_constructor,
 )
 from spherenet.angles import AngleFunction
-from spherenet.kernels.blockwise import angular_cross_entropy, has_kernel, with_label_column
+from spherenet.kernels.classes.blockwise import angular_cross_entropy, has_kernel, with_label_column
+from spherenet.kernels.classes.sharded import ShardedOutput
 from spherenet.kernels.dispatch import blockwise
-from spherenet.kernels.sharded import ShardedOutput
 from spherenet.losses.arguments import (
     Scale,
     checked_class_weight,
@@ -63,7 +63,7 @@ class AngularLoss(nn.Module):
     earlier calls.
 
     Logits and loss are computed in float32 or float64. If a head has very many classes, class indices are processed in
-    blocks that never store all logits (`kernels/blockwise.py`), with the same result.
+    blocks that never store all logits (`kernels/classes/blockwise.py`), with the same result.
 
     Args:
         angle: Angle function g, or None for the cosine itself, without clamping.

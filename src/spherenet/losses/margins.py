@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from spherenet._util.validation import require_number, require_one_of, require_positive
 from spherenet.angles import DEFAULT_K, AngleFunction, angle_from_cosine
-from spherenet.kernels.sharded import ShardedOutput
+from spherenet.kernels.classes.sharded import ShardedOutput
 from spherenet.losses.arguments import Scale, angle_of_loss
 from spherenet.losses.base import AngularLoss
 from spherenet.losses.scales import default_scale

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from spherenet.kernels.blockwise import has_kernel
-from spherenet.kernels.class_logits import ClassLogits, DirectLogits, FormulaLogits
-from spherenet.kernels.class_reduction import reduce_classes
+from spherenet.kernels.classes.blockwise import has_kernel
+from spherenet.kernels.classes.logits import ClassLogits, DirectLogits, FormulaLogits
+from spherenet.kernels.classes.reduction import reduce_classes
+from spherenet.kernels.classes.sharded import ShardedOutput, own_rows, total
 from spherenet.kernels.dispatch import current_backend
-from spherenet.kernels.sharded import ShardedOutput, own_rows, total
 from spherenet.losses.arguments import checked_labels
 from spherenet.ops.angular import AngularOutput, Columns, angular_logits
 

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from triton.runtime import interpreter
 
 import spherenet as sn
-from spherenet.kernels.triton import launch
+from spherenet.kernels.sphere_conv.triton import launch
 from spherenet.ops.geometry import Geometry
 
 MOST_LAUNCHES = 12

@@ -7,7 +7,7 @@ import torch
 from driver import triton_sphere_conv
 
 import spherenet as sn
-from spherenet.kernels.triton import fallback, gradients, launch, patches, weights
+from spherenet.kernels.sphere_conv.triton import fallback, gradients, launch, patches, weights
 from spherenet.ops.geometry import Geometry
 
 GEOMETRY = Geometry((3, 3), (2, 1), (1, 1), (1, 1), 2)

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 import spherenet as sn
 from cases import GEOMETRIES, OPERATORS, POWERS, Geometry, geometry_of, oracle_conv, oracle_linear
 from spherenet.angles import make_angle
-from spherenet.kernels import triton as kernels
-from spherenet.kernels.triton import launch, patches
+from spherenet.kernels.sphere_conv import triton as kernels
+from spherenet.kernels.sphere_conv.triton import launch, patches
 from spherenet.ops import geometry as conv
 from spherenet.ops.norms import direction
 from spherenet.ops.sphere_conv import Operation

@@ -8,7 +8,7 @@ import spherenet as sn
 from cases import OPERATORS, POWERS, Geometry
 from spherenet.kernels import dispatch
 from spherenet.kernels.dispatch import backend
-from spherenet.kernels.triton import launch
+from spherenet.kernels.sphere_conv.triton import launch
 
 SOME = [
     Geometry(1, (9,), 4, arguments={"stride": 2, "padding": 2, "dilation": 2}),

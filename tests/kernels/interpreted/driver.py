@@ -2,7 +2,7 @@
 
 import torch
 
-from spherenet.kernels import triton as kernels
+from spherenet.kernels.sphere_conv import triton as kernels
 from spherenet.ops.geometry import convolve, convolve_backward
 from spherenet.ops.sphere_conv import Affine, Operation
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from spherenet.kernels.triton.gradients import Spread
+from spherenet.kernels.sphere_conv.triton.gradients import Spread
 from spherenet.ops import sphere_conv as plain_formula
 from spherenet.ops.geometry import spread as spread_windows
 from spherenet.ops.geometry import window_sum

@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from spherenet.kernels.triton.angles import derivatives, parameters, value
-from spherenet.kernels.triton.launch import (
+from spherenet.kernels.sphere_conv.triton.angles import derivatives, parameters, value
+from spherenet.kernels.sphere_conv.triton.launch import (
     block_of_channels,
     block_of_pixels,
     dense,
@@ -29,7 +29,7 @@ from spherenet.kernels.triton.launch import (
     with_map_strides,
     work_dtype,
 )
-from spherenet.kernels.triton.patches import contiguous_or_none, position
+from spherenet.kernels.sphere_conv.triton.patches import contiguous_or_none, position
 from spherenet.ops.geometry import Geometry
 from spherenet.ops.sphere_conv import Affine, Operation
 

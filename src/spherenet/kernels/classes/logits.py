@@ -81,7 +81,7 @@ class DirectLogits:
     ) -> None:
         self._angle, self._scale, self._uses_length = angle, scale, uses_length
         self._target_similarity = target_similarity
-        # g = gain·shape(c, inner), as in kernels/blockwise.py.
+        # g = gain·shape(c, inner), as in kernels/classes/blockwise.py.
         factors = None if angle is None else angle.factors(angle.k)
         self._inner: Any = None if factors is None else factors[0]
         self._gain: float = 1.0 if factors is None else factors[1]

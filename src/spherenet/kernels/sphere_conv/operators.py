@@ -1,7 +1,7 @@
 """SphereConv as torch operators: `spherenet::sphere_conv` and `spherenet::sphere_conv_backward`.
 
-They pass the functions of `kernels/sphere_conv.py` through torch's dispatcher, for tools that watch or trace every
-operation: FLOP counters, FakeTensor, opcheck. Their arguments are flat, because a schema has no structures.
+They pass the functions of `kernels/sphere_conv/autograd.py` through torch's dispatcher, for tools that watch or trace
+every operation: FLOP counters, FakeTensor, opcheck. Their arguments are flat, because a schema has no structures.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.utils.flop_counter import conv_flop_count, register_flop_formula
 
 from spherenet.angles import ANGLES
-from spherenet.kernels import sphere_conv
 from spherenet.kernels.dispatch import below_autograd, current_backend
-from spherenet.kernels.layouts import is_rows
-from spherenet.kernels.sphere_conv import K, Saved, SphereConvFunction
+from spherenet.kernels.sphere_conv import autograd as sphere_conv
+from spherenet.kernels.sphere_conv.autograd import K, Saved, SphereConvFunction
+from spherenet.kernels.sphere_conv.layouts import is_rows
 from spherenet.ops.geometry import Geometry, convolve
 from spherenet.ops.norms import working_dtype
 from spherenet.ops.sphere_conv import Affine, Operation

@@ -15,7 +15,7 @@ layer changes the output in place (an in-place ReLU), backward detects it and co
 autograd differentiates the plain formula.
 
 A weight of two dimensions [out, in] makes the same functions a fully connected layer on rows [N, in].
-`kernels/operators.py` registers them with torch.
+`kernels/sphere_conv/operators.py` registers them with torch.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ import torch
 from torch import Tensor
 
 from spherenet.angles.elementary import gradients_of
-from spherenet.kernels import native
 from spherenet.kernels.dispatch import ChangeDetector, is_traced, kernels_of, needs_operators
-from spherenet.kernels.layouts import is_dense
+from spherenet.kernels.sphere_conv import native
+from spherenet.kernels.sphere_conv.layouts import is_dense
 from spherenet.ops import sphere_conv as plain
 from spherenet.ops.geometry import convolve, convolve_backward
 from spherenet.ops.sphere_conv import Affine, Operation
@@ -225,7 +225,7 @@ class SphereConvFunction(torch.autograd.Function):
         if results is not None:
             out, saved = results
         elif needs_operators(x, weight):
-            from spherenet.kernels import operators
+            from spherenet.kernels.sphere_conv import operators
 
             out, saved = operators.forward(x, weight, k, bias, beta, gamma, operation)
         else:
@@ -270,7 +270,7 @@ class SphereConvFunction(torch.autograd.Function):
             operation = operation._replace(save_cosine=True)
         saved = Saved(unit_weight, scale, inverse_norm, saved_map, mean)
         if through_operators:
-            from spherenet.kernels import operators
+            from spherenet.kernels.sphere_conv import operators
 
             six = operators.backward(grad, x, k, affine, saved, saved_map, operation, weight.dtype, needs[:6])
             return (*six, None, None)

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from spherenet.kernels.blockwise import BLOCK_ELEMENTS, BLOCK_ELEMENTS_ELSEWHERE, exponential_
-from spherenet.kernels.class_logits import ClassLogits
-from spherenet.kernels.sharded import ClassShard, ShardedOutput, finite
+from spherenet.kernels.classes.blockwise import BLOCK_ELEMENTS, BLOCK_ELEMENTS_ELSEWHERE, exponential_
+from spherenet.kernels.classes.logits import ClassLogits
+from spherenet.kernels.classes.sharded import ClassShard, ShardedOutput, finite
 from spherenet.ops.angular import AngularOutput, Columns
 from spherenet.ops.norms import SHRINK, without_autocast
 

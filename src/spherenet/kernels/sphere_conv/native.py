@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from spherenet.kernels.layouts import dense_like, layout_of
 from spherenet.kernels.library import (
     AngleStruct,
     BackwardStruct,
@@ -26,6 +25,7 @@ from spherenet.kernels.library import (
     instruction_set,
     load,
 )
+from spherenet.kernels.sphere_conv.layouts import dense_like, layout_of
 from spherenet.magnitudes import Magnitude
 from spherenet.ops.geometry import Geometry
 from spherenet.ops.norms import working_dtype

@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from spherenet.kernels.triton.angles import clamp_to_one, parameters, value
-from spherenet.kernels.triton.launch import (
+from spherenet.kernels.sphere_conv.triton.angles import clamp_to_one, parameters, value
+from spherenet.kernels.sphere_conv.triton.launch import (
     block_of_channels,
     block_of_pixels,
     dense,

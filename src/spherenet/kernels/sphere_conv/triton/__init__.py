@@ -12,9 +12,9 @@ magnitude functions have no Triton kernels (`kernels/dispatch.py`); their argume
 | fallback | plain operations for kernels that cannot be compiled or launched |
 """
 
-from spherenet.kernels.triton import fallback, gradients, patches, weights
-from spherenet.kernels.triton.fallback import guarded
-from spherenet.kernels.triton.gradients import Spread
+from spherenet.kernels.sphere_conv.triton import fallback, gradients, patches, weights
+from spherenet.kernels.sphere_conv.triton.fallback import guarded
+from spherenet.kernels.sphere_conv.triton.gradients import Spread
 
 __all__ = ["Spread", "backward", "correct", "forward", "unit_weight", "unit_weight_backward"]
 

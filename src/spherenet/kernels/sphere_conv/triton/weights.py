@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from spherenet.kernels.triton.launch import index_dtype, launch, work_dtype
+from spherenet.kernels.sphere_conv.triton.launch import index_dtype, launch, work_dtype
 from spherenet.ops.norms import SHRINK, working_dtype
 
 __all__ = ["unit_weight", "unit_weight_backward"]

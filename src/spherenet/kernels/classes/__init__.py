@@ -1,0 +1,1 @@
+"""Heads and losses with very many classes: in blocks, and divided among processes."""

@@ -1,0 +1,1 @@
+"""Fused kernels of SphereConv and SphereLinear: native on CPUs, Triton on GPUs."""
