@@ -199,18 +199,40 @@ def test_hostile_files_of_embeddings_are_refused(tmp_path):
     fails("is not a valid .npy file", "x.npy", b"")
     header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (%d, 1000000), }" % (1 << 30)
     large = b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + header.ljust(117) + b"\n"
-    fails("is not a valid .npy file", "x.npy", large)
+    fails("must have at most 16,777,216 rows, 65,536 columns", "x.npy", large)
     fails("must have the header file,label and one row for each of 2", "x.files.csv", b"file,label\na,\n")
     fails("must have 2 columns, got 3", "x.files.csv", b"file,label\na,,\nb,\n")
     fails("must have the header file,label,x0", "y.csv", b"a,b\n")
     fails("must have numbers after file and label", "y.csv", b"file,label,x0\na,,one\n")
     fails("must hold finite numbers", "y.csv", b"file,label,x0\na,,nan\n")
     np.save(tmp_path / "z.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    fails("is not a valid .npy file", "x.npy", (tmp_path / "z.npy").read_bytes())
+    fails("must hold one floating point matrix", "x.npy", (tmp_path / "z.npy").read_bytes())
     np.save(tmp_path / "z.npy", np.ones(3))
     fails("must hold one floating point matrix", "x.npy", (tmp_path / "z.npy").read_bytes())
     with pytest.raises(DataError, match="cannot be read: No such file"):
         read_embeddings(tmp_path / "nowhere.npy")
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("dtype", ["<f2", "<f4", ">f4", "<f8"])
+def test_matrices_of_other_programs_are_read(tmp_path, monkeypatch, order, dtype):
+    """Rows or columns first, any precision and byte order, in blocks of a few lines."""
+    monkeypatch.setattr("spherenet.data.arrays.BLOCK", 100)
+    values = np.random.default_rng(0).standard_normal((37, 11)).astype(dtype)
+    write_embeddings(
+        Embeddings(np.ones((37, 1), np.float32), [f"{n}.jpg" for n in range(37)], [""] * 37), tmp_path / "x.npy"
+    )
+    np.save(tmp_path / "x.npy", np.asarray(values, order=order))
+    read = read_embeddings(tmp_path / "x.npy").values
+    assert read.dtype == np.float32
+    assert np.array_equal(read, values.astype(np.float32))
+
+
+def test_numbers_beyond_float32_are_refused(tmp_path):
+    write_embeddings(Embeddings(np.ones((2, 1), np.float32), ["a", "b"], [""] * 2), tmp_path / "x.npy")
+    np.save(tmp_path / "x.npy", np.array([[1e300], [1.0]]))
+    with pytest.raises(DataError, match="must hold finite numbers"):
+        read_embeddings(tmp_path / "x.npy")
 
 
 def test_names_survive_the_files(tmp_path):

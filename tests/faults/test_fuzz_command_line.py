@@ -30,7 +30,8 @@ POINT = 15
 CODES = {0, 1, 2}
 """Allowed exit codes; 70 is an internal error."""
 
-SHARES = {"runs": 36, "models": 10, "option files": 14, "grids": 12, "data": 10, "images": 4, "options": 14}
+SHARES = {"runs": 30, "models": 8, "option files": 14, "grids": 12, "data": 10, "images": 4, "embeddings": 8,
+          "options": 14}  # fmt: skip
 """Percent of the command lines per test."""
 
 TINY = TrainConfig(widths=[4, 4, 4], milestones=[3], iterations=1, batch_size=32)
@@ -274,6 +275,46 @@ def test_mutated_images(tmp_path, capsys, tried):
     assert {0, 2} <= codes
 
 
+@pytest.fixture
+def embedded(run, data, tmp_path, capsys):
+    """Return the files of `verify` and `embed`: embeddings in two forms, pairs, and images in folders of classes."""
+    photos = sorted(data["folder"].rglob("*.*"))
+    for name in ("x.npy", "x.csv"):
+        assert spherenet("embed", run, data["folder"], "-o", tmp_path / name, "--checkpoint", "last") == 0
+    pairs = [f"{a},{b},{int(a.parent == b.parent)}" for i, a in enumerate(photos) for b in photos[:i]]
+    (tmp_path / "pairs.csv").write_text("\n".join(["first,second,same", *pairs]) + "\n")
+    capsys.readouterr()
+    return tmp_path
+
+
+def test_mutated_embeddings(embedded, run, data, capsys, tried):
+    chance, codes = random.Random(7), set()
+    pairs, photos = embedded / "pairs.csv", sorted(data["folder"].rglob("*.*"))
+    model = [path for path in sorted((run / "checkpoints").rglob("model.safetensors")) if "step" in path.parent.name]
+    verify = ["--folds", 2, "--json"]
+    verbs = {
+        "verify x.npy": (["verify", embedded / "x.npy", pairs, *verify],
+                         [embedded / "x.npy", embedded / "x.files.csv", pairs]),
+        "verify x.csv": (["verify", embedded / "x.csv", pairs, *verify], [embedded / "x.csv", pairs]),
+        "verify RUN": (["verify", run, pairs, "--checkpoint", "last", *verify],
+                       [run / "config.json", model[-1], pairs, *photos]),
+        "embed": (["embed", run, data["folder"], "-o", embedded / "new.npy", "--checkpoint", "last", "--retrieval"],
+                  [run / "config.json", model[-1], *photos]),
+    }  # fmt: skip
+    for arguments, _ in verbs.values():
+        assert run_command(arguments, capsys) == 0, arguments
+    for _ in trials("embeddings"):
+        verb = chance.choice(list(verbs))
+        arguments, files = verbs[verb]
+        path = chance.choice(files)
+        content = path.read_bytes()
+        path.write_bytes(mutated_file(content, path.name, chance))
+        codes.add(run_command(arguments, capsys))
+        path.write_bytes(content)
+        tried(f"{verb} with a mutated file")
+    assert {0, 2} <= codes
+
+
 TEXTS = ("", " ", "x", "-1", "0", "1", "2", "0.5", "-0.0", "1e-400", "1e400", "nan", "-inf", "9" * 30, "1_0", "0x1",
          "²", "none", "null", "true", "[]", "{}", "[/x]", "\x1b[2J", "\u202e", "\udcff", "../x", "~no-such-user/x",
          "x.png", "x/y.png", "x" * 300, "cosine", "softmax", "train", "cpu", "meta", "cuda:99", "=", "--")  # fmt: skip
@@ -304,7 +345,7 @@ def mutated_options(options, chance):
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more processes than processors
-def test_unexpected_options(run, image, grids, data, no_training, tmp_path, capsys, monkeypatch, tried):
+def test_unexpected_options(run, image, grids, data, embedded, no_training, tmp_path, capsys, monkeypatch, tried):
     """Every verb of which no test above covers the options."""
     use_few_digits(monkeypatch)
     monkeypatch.setattr("torch.set_num_threads", lambda count: None)  # would apply to the next commands too
@@ -319,6 +360,8 @@ def test_unexpected_options(run, image, grids, data, no_training, tmp_path, caps
         "evaluate": (["evaluate", run], verb_parser("evaluate")),
         "reproduce": (["reproduce", "table3", "--preset", "smoke", "--output", reproduced], verb_parser("reproduce")),
         "tune": ([*TUNE, "--output", tuned], verb_parser("tune")),
+        "embed": (["embed", run, data["folder"], "-o", embedded / "new.npy"], verb_parser("embed")),
+        "verify": (["verify", embedded / "x.npy", embedded / "pairs.csv", "--folds", 2], verb_parser("verify")),
         "data": (["data", "folder", "--data-dir", data["folder"]], verb_parser("data")),
         "bench": (bench, verb_parser("bench")),
         "theory operators": (["theory", "operators"], labs["operators"]),

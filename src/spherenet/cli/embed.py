@@ -231,8 +231,8 @@ def _scores(arguments: Namespace, pairs: Sequence[Pair]) -> Tensor:
             f"MODEL must be the folder of a run or a model, or a file ending in .npy or .csv, got {arguments.model!r}."
         )
     root = arguments.root or ""
-    named = [tuple(os.path.normpath(os.path.join(root, name)) for name in pair[:2]) for pair in pairs]
-    wanted = dict.fromkeys(name for names in named for name in names)
+    paths = {name: os.path.normpath(os.path.join(root, name)) for pair in pairs for name in pair[:2]}
+    wanted = dict.fromkeys(paths.values())
     if os.path.isdir(arguments.model):
         missing = [name for name in wanted if not os.path.isfile(name)]
         source = "do not exist"
@@ -255,7 +255,8 @@ def _scores(arguments: Namespace, pairs: Sequence[Pair]) -> Tensor:
         rows, values = {name: row for row, name in enumerate(wanted)}, _embed(arguments.model, list(wanted), arguments)
     else:
         values = torch.from_numpy(embeddings.values)
-    first, second = (torch.tensor([rows[names[side]] for names in named]) for side in (0, 1))
+    first = torch.tensor([rows[paths[pair.first]] for pair in pairs])
+    second = torch.tensor([rows[paths[pair.second]] for pair in pairs])
     return pair_similarities(values[first], values[second])
 
 

@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import os
+from array import array
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 
-from spherenet._util.files import atomic_file, open_regular, read_regular, user_path
+from spherenet._util.files import atomic_file, open_regular, user_path
 from spherenet._util.text import FORMULA, csv_cell, first_line, short
+from spherenet.data.arrays import MAX_NUMBERS, MAX_ROWS, Matrix, matrix_shape, read_matrix
 from spherenet.errors import DataError
 
 __all__ = ["SUFFIXES", "Embeddings", "Pair", "files_beside", "read_embeddings", "read_pairs", "write_embeddings"]
@@ -25,8 +29,7 @@ __all__ = ["SUFFIXES", "Embeddings", "Pair", "files_beside", "read_embeddings", 
 SUFFIXES = (".npy", ".csv")
 MAX_CSV_BYTES = 1 << 32
 MAX_PAIRS_BYTES = 1 << 30
-
-Matrix = np.ndarray[Any, np.dtype[np.float32]]
+MAX_ROW = 1 << 22  # characters
 
 
 class Embeddings(NamedTuple):
@@ -113,41 +116,43 @@ def read_embeddings(file: str | os.PathLike[str]) -> Embeddings:
     """
     path = user_path(file)
     if require_suffix("file", path) == ".csv":
-        rows = list(_rows(path, MAX_CSV_BYTES))
-        if len(rows) < 2 or rows[0][1][:2] != ["file", "label"] or len(rows[0][1]) < 3:
-            raise DataError(f"{str(path)!r} must have the header file,label,x0,… and a row per image.")
-        _require_columns(path, rows, len(rows[0][1]))
-        try:
-            values = np.array([row[2:] for _, row in rows[1:]], dtype=np.float32)
-        except ValueError as error:
-            raise DataError(f"{str(path)!r} must have numbers after file and label: {first_line(error)}.") from None
-    else:
-        values = _read_matrix(path)
-        rows = list(_rows(files_beside(path), MAX_CSV_BYTES))
-        if len(rows) != len(values) + 1 or rows[0][1] != ["file", "label"]:
-            raise DataError(
-                f"{str(files_beside(path))!r} must have the header file,label and one row for each of {len(values)} "
-                "embeddings."
-            )
-        _require_columns(files_beside(path), rows, 2)
+        return _read_table(path)
+    count = matrix_shape(path)[0]
+    beside = files_beside(path)
+    names, labels = [], []
+    with _opened_rows(beside, MAX_CSV_BYTES) as rows:
+        header = next(rows, (0, []))[1]
+        for line, row in itertools.islice(rows, count + 1):
+            _require_columns(beside, line, row, 2)
+            names.append(row[0])
+            labels.append(row[1])
+    if len(names) != count or header != ["file", "label"]:
+        text = f"the header file,label and one row for each of {count} embeddings"
+        raise DataError(f"{str(beside)!r} must have {text}.")
+    return Embeddings(read_matrix(path, count), names, labels)
+
+
+def _read_table(path: Path) -> Embeddings:
+    """Read a CSV file with file, label and the numbers of an embedding per row."""
+    names, labels, numbers = [], [], array("f")
+    with _opened_rows(path, MAX_CSV_BYTES) as rows:
+        header = next(rows, (0, []))[1]
+        for line, row in rows:
+            _require_columns(path, line, row, len(header))
+            try:
+                numbers.extend(map(float, row[2:]))
+            except ValueError as error:
+                raise DataError(f"{str(path)!r} must have numbers after file and label: {first_line(error)}.") from None
+            if len(numbers) > MAX_NUMBERS:
+                raise DataError(f"{str(path)!r} must have at most {MAX_NUMBERS:,} numbers.")
+            names.append(row[0])
+            labels.append(row[1])
+    if not names or header[:2] != ["file", "label"] or len(header) < 3:
+        raise DataError(f"{str(path)!r} must have the header file,label,x0,… and a row per image.")
+    values = np.frombuffer(numbers, np.float32).reshape(len(names), -1)
     if not np.isfinite(values).all():
         raise DataError(f"{str(path)!r} must hold finite numbers.")
-    return Embeddings(values, [row[0] for _, row in rows[1:]], [row[1] for _, row in rows[1:]])
-
-
-def _read_matrix(path: Path) -> Matrix:
-    try:
-        with open_regular(path, follow_links=True):  # raises OSError for a pipe, at which np.load would wait forever
-            # Mapped, so that a header that states a large shape allocates nothing.
-            values = np.load(path, mmap_mode="r", allow_pickle=False)
-    except OSError as error:
-        raise DataError(f"{str(path)!r} cannot be read: {error.strerror or first_line(error)}.") from None
-    except (ValueError, EOFError, SyntaxError, TypeError) as error:
-        raise DataError(f"{str(path)!r} is not a valid .npy file: {first_line(error)}.") from None
-    if not isinstance(values, np.ndarray) or values.ndim != 2 or values.dtype.kind != "f" or values.size == 0:
-        got = f"{values.dtype} {list(values.shape)}" if isinstance(values, np.ndarray) else "several arrays"
-        raise DataError(f"{str(path)!r} must hold one floating point matrix, a row per image, got {got}.")
-    return np.array(values, dtype=np.float32)
+    return Embeddings(values, names, labels)
 
 
 def read_pairs(file: str | os.PathLike[str]) -> list[Pair]:
@@ -161,24 +166,28 @@ def read_pairs(file: str | os.PathLike[str]) -> list[Pair]:
         DataError: The file is missing, has a row of another form, no pair, or pairs of only one kind.
     """
     path = user_path(file)
-    rows = list(_rows(path, MAX_PAIRS_BYTES))
-    if rows and len(rows[0][1]) == 3 and rows[0][1][2].strip().lower() == "same":
-        rows = rows[1:]
-    pairs = []
-    if rows and len(rows[0][1]) <= 2 and all(cell.strip().isdecimal() for cell in rows[0][1]):
-        pairs = [_face_pair(path, line, row) for line, row in rows[1:]]
-        rows = []
-    for line, row in rows:
-        if len(row) != 3:
-            raise DataError(f"line {line} of {str(path)!r} must have 3 columns (file, file, 1 or 0), got {len(row)}.")
-        if row[2].strip() not in ("0", "1"):
-            raise DataError(f"line {line} of {str(path)!r} must end in 1 (same) or 0, got {short(row[2])!r}.")
-        pairs.append(Pair(row[0].strip(), row[1].strip(), row[2].strip() == "1"))
+    names: dict[str, str] = {}  # each name once in memory, also with millions of pairs
+    pairs, of_faces = [], False
+    with _opened_rows(path, MAX_PAIRS_BYTES) as rows:
+        for number, (line, row) in enumerate(rows):
+            if number == 0 and len(row) <= 2 and all(cell.strip().isdecimal() for cell in row):
+                of_faces = True
+            elif number > 0 or len(row) != 3 or row[2].strip().lower() != "same":
+                first, second, same = (_face_pair if of_faces else _pair)(path, line, row)
+                pairs.append(Pair(names.setdefault(first, first), names.setdefault(second, second), same))
     kinds = {pair.same for pair in pairs}
     if len(kinds) < 2:
         got = "no pairs" if not pairs else f"{len(pairs)} pairs, all {'same' if pairs[0].same else 'different'}"
         raise DataError(f"{str(path)!r} must have same and different pairs, got {got}.")
     return pairs
+
+
+def _pair(path: Path, line: int, row: list[str]) -> Pair:
+    if len(row) != 3:
+        raise DataError(f"line {line} of {str(path)!r} must have 3 columns (file, file, 1 or 0), got {len(row)}.")
+    if row[2].strip() not in ("0", "1"):
+        raise DataError(f"line {line} of {str(path)!r} must end in 1 (same) or 0, got {short(row[2])!r}.")
+    return Pair(row[0].strip(), row[1].strip(), row[2].strip() == "1")
 
 
 def _face_pair(path: Path, line: int, row: list[str]) -> Pair:
@@ -192,28 +201,52 @@ def _face_pair(path: Path, line: int, row: list[str]) -> Pair:
     return Pair(first, second, len(row) == 3)
 
 
-def _rows(path: Path, largest: int) -> Iterator[tuple[int, list[str]]]:
-    """Yield line number and cells of the rows of a CSV file that are not empty.
+@contextmanager
+def _opened_rows(path: Path, largest: int) -> Iterator[Iterator[tuple[int, list[str]]]]:
+    """Yield an iterator of line number and cells of the rows of a CSV file that are not empty; it is not read at once.
 
     Tabs separate if the first row has one, or the second if the first is a number, as in files of LFW.
     """
     try:
-        text = read_regular(path, largest, follow_links=True).decode("utf-8-sig", errors="surrogateescape")
+        with open_regular(path, follow_links=True) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > largest:
+                raise DataError(f"{str(path)!r} must have at most {largest:,} bytes, got {size:,}.")
+            with io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="") as text:
+                yield _parsed_rows(path, text)
     except OSError as error:
         raise DataError(f"{str(path)!r} cannot be read: {error.strerror}.") from None
-    first, _, rest = text.partition("\n")
-    header = rest.partition("\n")[0] if first.strip().isdecimal() else first
-    delimiter = "\t" if "\t" in header else ","
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+
+
+def _parsed_rows(path: Path, text: IO[str]) -> Iterator[tuple[int, list[str]]]:
+    rest = MAX_ROW  # characters that the current row may still have
+
+    def lines() -> Iterator[str]:
+        nonlocal rest
+        while line := text.readline(rest + 1):
+            rest -= len(line)
+            if rest < 0:
+                raise csv.Error(f"a row must have at most {MAX_ROW:,} characters")
+            yield line
+
+    source = lines()
+    reader, count = None, 0
     try:
+        start = list(itertools.islice(source, 2))
+        header = start[-1] if start and start[0].strip().isdecimal() else "".join(start[:1])
+        reader = csv.reader(itertools.chain(start, source), delimiter="\t" if "\t" in header else ",", strict=True)
         for row in reader:
+            rest = MAX_ROW
+            count += 1
+            if count > MAX_ROWS + 1:
+                raise csv.Error(f"a file must have at most {MAX_ROWS:,} rows")
             if row:
                 yield reader.line_num, row
     except csv.Error as error:
-        raise DataError(f"line {reader.line_num} of {str(path)!r} is not valid CSV: {first_line(error)}.") from None
+        line = 1 if reader is None else reader.line_num
+        raise DataError(f"line {line} of {str(path)!r} is not valid CSV: {first_line(error)}.") from None
 
 
-def _require_columns(path: Path, rows: Sequence[tuple[int, list[str]]], count: int) -> None:
-    for line, row in rows:
-        if len(row) != count:
-            raise DataError(f"line {line} of {str(path)!r} must have {count} columns, got {len(row)}.")
+def _require_columns(path: Path, line: int, row: Sequence[str], count: int) -> None:
+    if len(row) != count:
+        raise DataError(f"line {line} of {str(path)!r} must have {count} columns, got {len(row)}.")
