@@ -93,7 +93,10 @@ from .models import Classifier as Classifier
 from .models import create_model as create_model
 from .models import list_models as list_models
 from .ops.angular import AngularOutput as AngularOutput
+from .optim import Hyperball as Hyperball
 from .optim import KeptNorms as KeptNorms
+from .optim import MixedOptimizer as MixedOptimizer
+from .optim import Muon as Muon
 from .optim import keep_norms as keep_norms
 from .optim import param_groups as param_groups
 from .regularizers import KernelNorms as KernelNorms

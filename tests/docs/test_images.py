@@ -25,7 +25,7 @@ def load_script(name):
     return module
 
 
-@pytest.mark.parametrize("name", ["operators", "findings", "small_batches", "protocol", "deep"])
+@pytest.mark.parametrize("name", ["operators", "findings", "optimizers", "small_batches", "protocol", "deep"])
 def test_figure_of_script_is_up_to_date(name, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(IMAGES)  # a script may import the one beside it
     load_script(name).main(tmp_path / "drawn.svg")

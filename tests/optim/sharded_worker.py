@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from spherenet.layers import AngularHead, SphereConv2d, SphereLinear
 from spherenet.losses import WSoftmaxLoss
-from spherenet.optim import keep_norms, param_groups
+from spherenet.optim import Hyperball, MixedOptimizer, keep_norms, param_groups
 from spherenet.regularizers import hyperspherical_energy, layer_diagnostics, orthogonality
 
 INCLUDE = ("sphere", "head", "plain")
@@ -117,6 +117,37 @@ def check_replicas(rank, world, mode):
         assert all(torch.equal(copies[0], other) for other in copies)
 
 
+def sphere_optimizers(network):
+    """Optimizers that need whole weights or their norms, and the rest of the network in SGD."""
+    groups = param_groups(network, 0.01, filters="muon", rest="sgd")
+    others = [parameter for group in groups[1:] for parameter in group["params"]]
+    for options in ({"norm": "frobenius"}, {"norm": "filter"}, {}):
+        yield [MixedOptimizer(groups, muon={"lr": 0.1, **options}, sgd={"lr": 0.05})]
+    for scope in ("weight", "filter"):
+        for inner in ("adam", "muon"):
+            hyperball = Hyperball(groups[0]["params"], inner, lr=0.05, scope=scope)
+            yield [hyperball, torch.optim.SGD(others, lr=0.05)]
+
+
+def check_sphere_optimizers(mesh):
+    torch.manual_seed(0)
+    start = Network()
+    for number in range(7):
+        reference = copy.deepcopy(start)
+        sharded = copy.deepcopy(start)
+        fully_shard(sharded, mesh=mesh)
+        for network in (sharded, reference):
+            optimizers = list(sphere_optimizers(network))[number]
+            for seed in range(3):
+                generator = torch.Generator().manual_seed(seed)
+                images = torch.randn(4, 3, 5, 5, generator=generator)
+                network.zero_grad()
+                network(images, torch.randint(5, (4,), generator=generator)).backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+        assert_same_weights(sharded, reference)
+
+
 def main(rank, world, store):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world)
@@ -125,6 +156,7 @@ def main(rank, world, store):
         check_sharded(mesh, mode)
         check_replicas(rank, world, mode)
     check_other_dimension(mesh)
+    check_sphere_optimizers(mesh)
     dist.destroy_process_group()
     print(f"process {rank} of {world}: all checks succeeded")
 

@@ -1,0 +1,92 @@
+"""One optimizer whose groups use different algorithms, so that schedulers, scalers and checkpoints see one object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, overload
+
+import torch
+from torch.optim import Optimizer
+
+from spherenet._util.validation import require_one_of
+from spherenet.optim.muon import Muon
+
+__all__ = ["ALGORITHMS", "MixedOptimizer"]
+
+ALGORITHMS: dict[str, type[Optimizer]] = {
+    "muon": Muon,
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+}
+
+
+class MixedOptimizer(Optimizer):
+    """Update each group of parameters with the algorithm that it names.
+
+    A group is a dictionary with `params`, `algorithm` ("muon", "sgd", "adam", "adamw" or an optimizer class) and the
+    options of that algorithm. Groups with the same algorithm are updated together. The state dict has the ordinary form
+    of an optimizer.
+
+    Args:
+        groups: The groups, for instance `sn.param_groups(model, 0.01, filters="muon", rest="adamw")`.
+        **options: Options for each algorithm by its name, which groups may override: `muon={"lr": 0.24}`.
+
+    Raises:
+        ValueError: If an algorithm is unknown, or an option is out of its range.
+
+    Example:
+        >>> groups = sn.param_groups(model, 5e-4, filters="muon", rest="sgd")
+        >>> optimizer = sn.optim.MixedOptimizer(groups, muon={"lr": 0.24}, sgd={"lr": 0.1, "momentum": 0.9})
+    """
+
+    def __init__(self, groups: Iterable[Mapping[str, Any]], **options: Mapping[str, Any]) -> None:
+        own: list[dict[str, Any]] = [dict(group) for group in groups]
+        for group in own:
+            algorithm = group.get("algorithm")
+            if not (isinstance(algorithm, type) and issubclass(algorithm, Optimizer)):
+                require_one_of("algorithm", algorithm, ALGORITHMS)
+                for name, value in options.get(str(algorithm), {}).items():
+                    group.setdefault(name, value)
+        for name in options:
+            require_one_of("an option", name, ALGORITHMS)
+        self._parts: list[Optimizer] = []
+        super().__init__(own, {})
+        self._connect()
+
+    def _connect(self) -> None:
+        """Create an optimizer per algorithm on the same groups and the same state."""
+        by_algorithm: dict[Any, list[dict[str, Any]]] = {}
+        for group in self.param_groups:
+            by_algorithm.setdefault(group["algorithm"], []).append(group)
+        self._parts = []
+        for algorithm, groups in by_algorithm.items():
+            part = ALGORITHMS.get(algorithm, algorithm)(groups)
+            part.state = self.state
+            self._parts.append(part)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, which must name its algorithm."""
+        super().add_param_group(param_group)
+        if self._parts:  # otherwise the constructor connects all groups
+            self._connect()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a copied or loaded optimizer."""
+        super().__setstate__(state)
+        self._connect()
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Make one step with every algorithm; return the loss of the closure, if there is one."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for part in self._parts:
+            part.step()
+        return loss
