@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from spherenet.data import Preprocessing, read_image
-from spherenet.data.images import MAX_PIXELS, decode
+from spherenet.data.images import MAX_PIXELS, decode, pixel_limit
 from spherenet.errors import DataError
 
 # An image with four different corners, which shows any rotation or flip: red, green / blue, gray.
@@ -179,7 +179,7 @@ BROKEN = {
     "corrupt png": (encoded("PNG").replace(b"IDAT", b"IDAT\0\0\0\0"), "cannot be read: "),
     "header only": (png_of(100, 100), "cannot be read: "),
     "bomb": (png_of(10_000, 10_000), f"must have at most {MAX_PIXELS} pixels, got 10000 × 10000"),
-    "big bomb": (png_of(60_000, 60_000), "cannot be read: "),
+    "big bomb": (png_of(60_000, 60_000), f"must have at most {MAX_PIXELS} pixels, got 60000 × 60000"),
     "postscript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n", "it is not a JPEG"),
     "svg": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "it is not a JPEG"),
     "icon": (encoded("ICO"), "it is not a JPEG"),
@@ -204,6 +204,20 @@ def test_bomb_is_refused_without_pillow_limit(tmp_path, monkeypatch):
     (tmp_path / "bomb.png").write_bytes(png_of(60_000, 60_000))
     with pytest.raises(DataError, match=str(MAX_PIXELS)):
         decode(tmp_path / "bomb.png", (32, 32), 3)
+
+
+def test_limit_can_be_raised(tmp_path, monkeypatch):
+    path = tmp_path / "large.png"
+    Image.new("L", (300, 200), 7).save(path)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10_000)  # Pillow refuses more than twice as many
+    with pytest.raises(DataError, match=r"at most 59999 pixels, got 300 × 200 \(--max-megapixels sets the limit\)\.$"):
+        decode(path, (8, 8), 1, max_pixels=59_999)
+    assert decode(path, (8, 8), 1, max_pixels=60_000).max() == 7
+    preprocessing = Preprocessing.standard((8, 8), 1)
+    with pytest.raises(DataError, match="at most 5 pixels"):
+        read_image(path, preprocessing, max_pixels=5)
+    assert Image.MAX_IMAGE_PIXELS == 10_000
+    assert (pixel_limit(None), pixel_limit(120.5)) == (MAX_PIXELS, 120_500_000)
 
 
 def test_floating_point_pixels_are_refused(save):

@@ -132,7 +132,7 @@ OPTIONS = {
 def test_trainer_steps_do_not_wait(tmp_path, options):
     prepared = on_device(tmp_path, **OPTIONS[options])
     count, train = 2 * prepared.config.accumulate, prepared.dataset.train
-    order = training_order(len(train), prepared.config, prepared.processes)
+    order = training_order(train.labels, prepared.config, prepared.processes)
     source = train.batches(order, device=torch.device("cpu"), augmentation=None)
     batches = iter([next(source) for _ in range(count)])
     prepared.model.train()

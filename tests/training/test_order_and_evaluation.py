@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 def batches(count, *, first_step=0, processes=SINGLE, **changes):
     config = TrainConfig(**{"batch_size": 5, "seed": 1, **changes})
-    return list(islice(training_order(23, config, processes, first_step), count))
+    return list(islice(training_order(torch.zeros(23, dtype=torch.int64), config, processes, first_step), count))
 
 
 def test_epoch_is_a_permutation_without_remainder():
@@ -102,6 +102,8 @@ def test_empty_batch_that_keeps_processes_together_does_not_count(monkeypatch):
     monkeypatch.setattr(evaluation, "evaluation_order", lambda *arguments, together: iter(order))
     result = evaluate(network, test, CLASSES, SINGLE, batch_size=20, together=True)
     assert (result.loss, result.accuracy, result.count) == (expected.loss, expected.accuracy, 40)
+    assert torch.equal(result.per_class, expected.per_class)
+    assert result.balanced_accuracy == expected.balanced_accuracy
 
 
 def test_very_many_classes_have_no_confusion_matrix(monkeypatch):
@@ -111,13 +113,16 @@ def test_very_many_classes_have_no_confusion_matrix(monkeypatch):
     result = evaluate(network, test, CLASSES, SINGLE)
     assert result.confusion is None
     assert (result.loss, result.accuracy, result.count) == (expected.loss, expected.accuracy, 40)
+    assert torch.equal(result.per_class, expected.per_class)
+    assert result.balanced_accuracy == expected.balanced_accuracy
 
 
 @pytest.mark.parametrize(("batch_size", "world", "accumulate"), [(33, 2, 1), (33, 4, 3), (8, 2, 2)])
 def test_joint_micro_batches_are_those_of_all_processes(batch_size, world, accumulate):
     config = TrainConfig(batch_size=batch_size, accumulate=accumulate)
     ranks = [
-        islice(training_order(batch_size, config, Processes(rank, world, CPU)), accumulate) for rank in range(world)
+        islice(training_order(torch.zeros(batch_size), config, Processes(rank, world, CPU)), accumulate)
+        for rank in range(world)
     ]
     sizes = [sum(len(indices) for _, indices in micro_batches) for micro_batches in zip(*ranks, strict=True)]
     assert joint_micro_batches(config, world) == sizes

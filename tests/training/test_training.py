@@ -14,7 +14,7 @@ def plain_loop(network, chosen):
     """Train with a loop written by hand and return the loss of each step."""
     network = network.to(memory_format=torch.channels_last)
     optimizer = torch.optim.Adam(sn.param_groups(network, chosen.weight_decay), lr=chosen.learning_rate, fused=True)
-    order = training_order(70, chosen, SINGLE)
+    order = training_order(torch.zeros(70, dtype=torch.int64), chosen, SINGLE)
     batches = split(70, 0).batches(order, device=torch.device("cpu"), augmentation=FLIP, seed=chosen.seed)
     losses = []
     for step in range(chosen.iterations):

@@ -6,7 +6,7 @@ from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
 from spherenet._util.text import plain
-from spherenet.cli.option_types import add_option
+from spherenet.cli.option_types import add_max_megapixels, add_option
 from spherenet.cli.options import Parser
 from spherenet.cli.output import print_json, progress_bar, stdout_console
 
@@ -42,6 +42,7 @@ def data_parser() -> Parser:
     add_option(
         parser, "--workers", type=int, default=0, at_least=0, at_most=MAX_WORKERS, help="processes that decode images"
     )
+    add_max_megapixels(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     return parser
 
@@ -106,6 +107,7 @@ def _check_dataset(arguments: Namespace) -> None:
             name,
             folder,
             test_fraction=arguments.test_fraction,
+            max_megapixels=arguments.max_megapixels,
             broken=(),  # all images are decoded below
             download=arguments.download,
             progress=progress,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from spherenet._util.text import plain
 from spherenet.cli.evaluate import add_checkpoint
-from spherenet.cli.option_types import add_option
+from spherenet.cli.option_types import add_max_megapixels, add_option
 from spherenet.cli.options import Parser, require_ending, require_folder
 from spherenet.cli.output import print_json, print_message, progress_bar, warn
 
@@ -56,6 +56,7 @@ def _add_reading(parser: Parser) -> None:
     add_option(parser, "--batch-size", type=int, default=64, at_least=1, at_most=1 << 20, help="images per batch")
     text = "processes that decode images"
     add_option(parser, "--workers", type=int, default=0, at_least=0, at_most=MAX_WORKERS, help=text)
+    add_max_megapixels(parser)
 
 
 def run_embed(arguments: Namespace) -> int:
@@ -118,6 +119,7 @@ def _embed(
             batch_size=arguments.batch_size,
             device=arguments.device,
             workers=arguments.workers,
+            max_megapixels=arguments.max_megapixels,
             progress=progress,
             failures=failures,
         )

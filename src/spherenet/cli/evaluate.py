@@ -7,7 +7,7 @@ from argparse import Namespace
 from typing import TYPE_CHECKING, Any, Literal
 
 from spherenet._util.text import plain
-from spherenet.cli.option_types import add_option
+from spherenet.cli.option_types import add_max_megapixels, add_option
 from spherenet.cli.options import Parser
 from spherenet.cli.output import print_json, stdout_console, warn
 
@@ -49,6 +49,7 @@ def evaluate_parser() -> Parser:
     parser.add_argument("--allow-changes", action="store_true", help="allow data other than the run's own")
     text = "response to images that cannot be read; skip decodes all of them first and leaves those out"
     add_option(parser, "--on-broken", type=Literal["stop", "skip"], default="stop", help=text)
+    add_max_megapixels(parser)
     add_option(parser, "--device", help="cpu, cuda, cuda:1, …; by default cuda if available")
     add_option(parser, "--batch-size", type=int, default=256, at_least=1, help="images per batch")
     precisions = Literal["float32", "bfloat16", "float16"]
@@ -62,7 +63,8 @@ def run_evaluate(arguments: Namespace) -> None:
     """Evaluate a run and print accuracy and tables."""
     from spherenet.report.confusion import FIGURE_SUFFIXES, draw_confusion
     from spherenet.training import Processes, evaluate
-    from spherenet.training.saved_runs import load_run
+    from spherenet.training.balance import single_class_warning
+    from spherenet.training.saved_runs import SPLITS, load_run
 
     if arguments.image is not None and not arguments.image.lower().endswith(FIGURE_SUFFIXES):
         raise ValueError(f"--image must end in one of {', '.join(FIGURE_SUFFIXES)}, got {arguments.image!r}.")
@@ -83,6 +85,8 @@ def run_evaluate(arguments: Namespace) -> None:
             workers=workers,
             precision=arguments.precision or saved.config.precision,  # as in the metrics of the run
         )
+    if warning := single_class_warning(result, saved.classes, SPLITS[arguments.split]):
+        warn(warning)
     confusion = result.confusion
     if arguments.image is not None:
         if confusion is None:
@@ -98,6 +102,7 @@ def run_evaluate(arguments: Namespace) -> None:
             "split": arguments.split,
             "precision": arguments.precision or saved.config.precision,
             "accuracy": result.accuracy,
+            "balanced_accuracy": result.balanced_accuracy,
             "loss": result.loss,
             "count": result.count,
             "classes": per_class,
@@ -109,7 +114,8 @@ def run_evaluate(arguments: Namespace) -> None:
     print(
         f"{plain(arguments.run)}, {arguments.checkpoint} checkpoint (step {saved.step}{selection}), "
         f"{arguments.split} split: "
-        f"accuracy {result.accuracy:.2%} on {result.count} images, loss {result.loss:.4f}"
+        f"accuracy {result.accuracy:.2%} on {result.count} images, balanced accuracy {result.balanced_accuracy:.2%}, "
+        f"loss {result.loss:.4f}"
     )
     if confusion is not None:
         _print_tables(per_class, confusion, saved.classes)
@@ -129,7 +135,8 @@ def _split_of(saved: SavedRun, arguments: Namespace, workers: int) -> Split:
     from spherenet.training.saved_runs import broken_of, require_same_data
 
     recorded = saved.directory.config
-    config = replace(saved.config, download=False, workers=workers)  # nothing is downloaded for a run of somebody else
+    # A run of somebody else does not choose what is downloaded or how much memory an image takes.
+    config = replace(saved.config, download=False, workers=workers, max_megapixels=arguments.max_megapixels)
     if arguments.data_dir is not None:
         data, data_dir = locate(config.data, arguments.data_dir)
         config = replace(config, data=data, data_dir=data_dir)

@@ -8,7 +8,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from spherenet._util.text import short
 
-__all__ = ["OptionType", "add_option"]
+__all__ = ["OptionType", "add_max_megapixels", "add_option"]
 
 INTEGER_LIMIT = 2**63  # torch stores integers in 64 bits
 METAVARS = {int: "N", float: "X", str: "NAME"}
@@ -111,6 +111,12 @@ def add_option(
         metavar=metavar,
         help=help.replace("%", "%%"),
     )
+
+
+def add_max_megapixels(container: argparse._ActionsContainer) -> None:
+    """Add the option --max-megapixels of verbs that read image files."""
+    text = "largest image file in millions of pixels, each of which takes 3 MB; by default 89"
+    add_option(container, "--max-megapixels", type=float, at_least=0.001, at_most=1e4, help=text)
 
 
 def _element_type(hint: Any) -> tuple[Any, bool]:

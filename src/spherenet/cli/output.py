@@ -214,8 +214,14 @@ EVALUATED = ("test", "validation")
 def _evaluation(row: Mapping[str, Any]) -> str:
     protocol = row.get("protocol", "running")
     statistics = "" if protocol == "running" else f" with {plain(protocol)} statistics"
-    numbers = f"{row['split']} accuracy {row['accuracy']:.2%}, loss {row['loss']:.4f}"
+    numbers = f"{row['split']} accuracy {row['accuracy']:.2%}{_balanced(row)}, loss {row['loss']:.4f}"
     return f"step {row['step']}{statistics}: {numbers} ({row['seconds']:.0f} s)"
+
+
+def _balanced(row: Mapping[str, Any]) -> str:
+    """Return the balanced accuracy of a row if it differs from the accuracy, as it does if classes differ in size."""
+    balanced = row.get("balanced_accuracy", row["accuracy"])
+    return "" if f"{balanced:.2%}" == f"{row['accuracy']:.2%}" else f" (balanced {balanced:.2%})"
 
 
 class ProgressBar(Reporter):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from spherenet._util.text import csv_cell, plain
 from spherenet.cli.evaluate import add_checkpoint
-from spherenet.cli.option_types import add_option
+from spherenet.cli.option_types import add_max_megapixels, add_option
 from spherenet.cli.options import Parser, require_ending
 from spherenet.cli.output import print_json, print_message, warn
 
@@ -48,6 +48,7 @@ def predict_parser() -> Parser:
     add_option(parser, "--top", type=int, default=3, at_least=1, help="classes shown per image")
     add_option(parser, "--device", help="cpu, cuda, cuda:1, …; by default cuda if available")
     add_option(parser, "--batch-size", type=int, default=64, at_least=1, at_most=1 << 20, help="images per batch")
+    add_max_megapixels(parser)
     add_option(parser, "--csv", metavar="FILE", help="CSV file to write instead of a table")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     return parser
@@ -129,14 +130,15 @@ def _predict(
     """Yield a prediction per image that can be read, and append a message per other image to `failures`."""
     import torch
 
-    from spherenet.data import read_image
+    from spherenet.data import pixel_limit, read_image
     from spherenet.errors import DataError
 
+    max_pixels = pixel_limit(arguments.max_megapixels)
     for first in range(0, len(paths), arguments.batch_size):
         images: dict[int, torch.Tensor] = {}
         for index, path in enumerate(paths[first : first + arguments.batch_size], start=first):
             try:
-                images[index] = read_image(path, predictor.preprocessing)
+                images[index] = read_image(path, predictor.preprocessing, max_pixels=max_pixels)
             except DataError as error:
                 failures.append(str(error))
         if not images:

@@ -150,13 +150,15 @@ def _print_summary(output: Path, state: str, as_json: bool) -> None:
     if as_json:
         text = json.dumps(finite({"run": str(output), **summary}), indent=2, allow_nan=False)
     else:
-        seconds, accuracy, best = (as_number(summary.get(name)) for name in ("seconds", "accuracy", "best_accuracy"))
-        shown = ["unknown" if value is None else f"{value:.2%}" for value in (accuracy, best)]
+        names = ("seconds", "accuracy", "balanced_accuracy", "best_accuracy")
+        seconds, *accuracies = (as_number(summary.get(name)) for name in names)
+        shown = ["unknown" if value is None else f"{value:.2%}" for value in accuracies]
+        balanced = "" if shown[1] in (shown[0], "unknown") else f", balanced accuracy {shown[1]}"
         early = ", stopped early without a better accuracy" if summary.get("stopped_early") is True else ""
         split = "validation" if summary.get("selected_on") == "validation" else "test"
         text = plain(
-            f"{state}{early}: {summary.get('iterations')} iterations in {seconds or 0:.0f} s, test accuracy {shown[0]} "
-            f"(best {split} accuracy {shown[1]} at step {summary.get('best_step')}), in {output}"
+            f"{state}{early}: {summary.get('iterations')} iterations in {seconds or 0:.0f} s, test accuracy {shown[0]}"
+            f"{balanced} (best {split} accuracy {shown[2]} at step {summary.get('best_step')}), in {output}"
         )
     with suppress(OSError):
         print(text, flush=True)

@@ -19,7 +19,7 @@ from spherenet.data.augmentation import AUGMENTATIONS, Augmentation
 from spherenet.data.cifar import CIFAR10, CIFAR100, cifar_info
 from spherenet.data.digits import MNIST5K
 from spherenet.data.folder import FOLDER, FolderSplit, broken_images, check_images, describe_broken
-from spherenet.data.images import Preprocessing, read_image, read_pixels
+from spherenet.data.images import Preprocessing, pixel_limit, read_image, read_pixels
 from spherenet.data.splits import Batch, Dataset, DatasetInfo, LoadOptions, Progress, Split, TensorSplit
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "list_datasets",
     "load_dataset",
     "locate",
+    "pixel_limit",
     "read_image",
     "read_pixels",
 ]
@@ -115,6 +116,7 @@ def load_dataset(
     on_broken: Literal["stop", "skip"] = "stop",
     broken: Collection[str] | None = None,
     workers: int = 0,
+    max_megapixels: float | None = None,
     download: bool = True,
     progress: Progress | None = None,
 ) -> Dataset:
@@ -137,6 +139,7 @@ def load_dataset(
             at once if its format is not supported; "skip" decodes all images first and leaves those out.
         broken: Paths of images to leave out, if they are already known from `Dataset.broken`.
         workers: Number of processes that decode images for `on_broken`.
+        max_megapixels: Largest size of an image file of a folder in millions of pixels; the default is 89.
         download: Whether to download CIFAR if it is missing.
         progress: Called with (done, total): bytes during a download, images while a folder is decoded.
 
@@ -173,5 +176,6 @@ def load_dataset(
             broken=broken,
             workers=workers,
             resize=resize,
+            max_pixels=pixel_limit(max_megapixels),
         )
     )

@@ -14,7 +14,15 @@ from torch import Tensor
 
 from spherenet._util.files import user_path
 from spherenet.data.augmentation import Augmentation, Purpose, augment, draw
-from spherenet.data.images import Preprocessing, center_offset, decode, normalize, unsupported
+from spherenet.data.images import (
+    MAX_PIXELS,
+    Pixels,
+    Preprocessing,
+    center_offset,
+    decode,
+    normalize,
+    unsupported,
+)
 from spherenet.data.listing import Listing, held_out, list_folder
 from spherenet.data.splits import Batch, DataDir, Dataset, DatasetInfo, LoadOptions, Order, Progress, Split
 from spherenet.data.workers import read_ahead
@@ -50,7 +58,7 @@ def _load(options: LoadOptions) -> Dataset:
 
     def split(images: list[tuple[str, int]]) -> FolderSplit:
         labels = torch.tensor([label for _, label in images], dtype=torch.int64)
-        return FolderSplit(root, [path for path, _ in images], labels, preprocessing)
+        return FolderSplit(root, [path for path, _ in images], labels, preprocessing, options.max_pixels)
 
     broken = options.broken or ()
     listing = listing_without(broken)
@@ -142,13 +150,22 @@ class FolderSplit(Split):
         paths: Paths below `root`.
         labels: int64 [N] on the CPU.
         preprocessing: Conversion to the network's input.
+        max_pixels: Largest number of pixels of an image file.
     """
 
-    def __init__(self, root: Path, paths: Sequence[str], labels: Tensor, preprocessing: Preprocessing) -> None:
+    def __init__(
+        self,
+        root: Path,
+        paths: Sequence[str],
+        labels: Tensor,
+        preprocessing: Preprocessing,
+        max_pixels: int = MAX_PIXELS,
+    ) -> None:
         if labels.dtype != torch.int64 or labels.shape != (len(paths),):
             raise TypeError(f"labels must be int64 [{len(paths)}], got {labels.dtype} {list(labels.shape)}.")
         self.labels = labels
         self.preprocessing = preprocessing
+        self.max_pixels = max_pixels
         self._root = root
         # One array of bytes: the reference counts of a list of strings would copy its pages into every worker.
         self._paths = np.array([os.fsencode(path) for path in paths], dtype=np.bytes_)
@@ -157,10 +174,16 @@ class FolderSplit(Split):
         """Return the path of the image at `index`."""
         return self._root / os.fsdecode(bytes(self._paths[index]))
 
+    def decode(self, index: int) -> Pixels:
+        """Return the image at `index` before its crop: uint8 [H, W, C]. Raises DataError if it cannot be read."""
+        outer, channels = self.preprocessing.outer, self.preprocessing.channels
+        keep_aspect = self.preprocessing.keep_aspect
+        return decode(self.path(index), outer, channels, keep_aspect, max_pixels=self.max_pixels)
+
     def subset(self, indices: Tensor) -> FolderSplit:
         """Return a split of the images at `indices`."""
         self.require_indices(indices)
-        subset = FolderSplit(self._root, [], torch.empty(0, dtype=torch.int64), self.preprocessing)
+        subset = FolderSplit(self._root, [], torch.empty(0, dtype=torch.int64), self.preprocessing, self.max_pixels)
         subset.labels, subset._paths = self.labels[indices], self._paths[indices.numpy()]
         return subset
 
@@ -239,7 +262,7 @@ class _BatchReader:
         images = np.empty((len(indices), height, width, channels), dtype=np.uint8)
         for image, index, top, left in zip(images, indices.tolist(), tops, lefts, strict=True):
             try:
-                pixels = decode(self.split.path(index), outer, channels, preprocessing.keep_aspect)
+                pixels = self.split.decode(index)
             except DataError as error:
                 remedy = "--on-broken skip leaves such images out, spherenet data lists them"
                 raise DataError(f"{str(error).rstrip('.')}; {remedy}.") from None
@@ -254,9 +277,8 @@ class _ImageCheck:
         self.split = split
 
     def __call__(self, index: int) -> str | None:
-        preprocessing = self.split.preprocessing
         try:
-            decode(self.split.path(index), preprocessing.outer, preprocessing.channels, preprocessing.keep_aspect)
+            self.split.decode(index)
         except DataError as error:
             return str(error)
         return None

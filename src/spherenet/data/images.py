@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from spherenet.errors import DataError
 __all__ = [
     "EARLIER_SUFFIXES",
     "FORMATS",
+    "MAX_PIXELS",
     "SUFFIXES",
     "Pixels",
     "Preprocessing",
@@ -36,6 +38,7 @@ __all__ = [
     "decode",
     "draft_side",
     "normalize",
+    "pixel_limit",
     "read_image",
     "read_pixels",
     "signature",
@@ -202,7 +205,19 @@ def normalize(images: Tensor, preprocessing: Preprocessing) -> Tensor:
     return rows.view(count, height, width, channels).permute(0, 3, 1, 2)
 
 
-def decode(path: str | Path, size: tuple[int, int], channels: int, keep_aspect: bool = False) -> Pixels:
+def pixel_limit(megapixels: float | None) -> int:
+    """Return the largest number of pixels of an image for a limit in millions, None for the default."""
+    return MAX_PIXELS if megapixels is None else round(megapixels * 1e6)
+
+
+def decode(
+    path: str | Path,
+    size: tuple[int, int],
+    channels: int,
+    keep_aspect: bool = False,
+    *,
+    max_pixels: int = MAX_PIXELS,
+) -> Pixels:
     """Return an image file resized to `size` (height, width) as uint8 [H, W, C].
 
     Args:
@@ -210,19 +225,20 @@ def decode(path: str | Path, size: tuple[int, int], channels: int, keep_aspect: 
         size: (height, width) of the result.
         channels: 1 (gray) or 3 (RGB).
         keep_aspect: Whether to cut off two sides instead of distorting the image, as in `Preprocessing`.
+        max_pixels: Largest number of pixels of the file, which bounds the memory of decoding it.
 
     Raises:
-        DataError: The file is missing, not a regular file, of another format, corrupt, or has more than `MAX_PIXELS`
+        DataError: The file is missing, not a regular file, of another format, corrupt, or has more than `max_pixels`
             pixels.
     """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of odd metadata and of large images; _open checks the size
-            with _open(path) as image:
+            with _open(path, max_pixels) as image:
                 if image.format != "PNG":
                     return _pixels(image, size, channels, keep_aspect)
                 image.verify()  # loading a PNG does not compare its checksums; afterwards the file must be reopened
-            with _open(path) as image:
+            with _open(path, max_pixels) as image:
                 return _pixels(image, size, channels, keep_aspect)
     except DataError:
         raise
@@ -230,14 +246,23 @@ def decode(path: str | Path, size: tuple[int, int], channels: int, keep_aspect: 
         raise DataError(f"the image {str(path)!r} cannot be read: {_reason(error, path)}.") from None
 
 
-def _open(path: str | Path) -> Image.Image:
+_pillow_limit = Lock()
+
+
+def _open(path: str | Path, max_pixels: int) -> Image.Image:
     if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would block
         raise DataError(f"the image {str(path)!r} is not a regular file.")
-    image = Image.open(path, formats=FORMATS)
-    if image.width * image.height > MAX_PIXELS:
+    with _pillow_limit:  # a global variable; our limit replaces it, and opening reads no pixels
+        before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+        try:
+            image = Image.open(path, formats=FORMATS)
+        finally:
+            Image.MAX_IMAGE_PIXELS = before
+    if image.width * image.height > max_pixels:
         image.close()
         raise DataError(
-            f"the image {str(path)!r} must have at most {MAX_PIXELS} pixels, got {image.width} × {image.height}."
+            f"the image {str(path)!r} must have at most {max_pixels} pixels, got {image.width} × {image.height} "
+            "(--max-megapixels sets the limit)."
         )
     return image
 
@@ -334,22 +359,27 @@ def center_offset(outer: tuple[int, int], size: tuple[int, int]) -> tuple[int, i
     return (outer[0] - size[0]) // 2, (outer[1] - size[1]) // 2
 
 
-def read_image(path: str | Path, preprocessing: Preprocessing) -> Tensor:
+def read_image(path: str | Path, preprocessing: Preprocessing, *, max_pixels: int = MAX_PIXELS) -> Tensor:
     """Return an image file as a network's input: float32 [C, H, W], identical to the batches of a folder.
 
+    Args:
+        path: The file.
+        preprocessing: Conversion to the network's input.
+        max_pixels: Largest number of pixels of the file, as in `decode`.
+
     Raises:
         DataError: The file cannot be read.
     """
-    return normalize(torch.from_numpy(read_pixels(path, preprocessing)).unsqueeze(0), preprocessing)[0]
+    pixels = read_pixels(path, preprocessing, max_pixels=max_pixels)
+    return normalize(torch.from_numpy(pixels).unsqueeze(0), preprocessing)[0]
 
 
-def read_pixels(path: str | Path, preprocessing: Preprocessing) -> Pixels:
+def read_pixels(path: str | Path, preprocessing: Preprocessing, *, max_pixels: int = MAX_PIXELS) -> Pixels:
     """Return an image file before its normalization: uint8 [H, W, C] of the preprocessing's size.
 
-    Raises:
-        DataError: The file cannot be read.
+    Arguments and errors are those of `read_image`.
     """
     outer, (height, width) = preprocessing.outer, preprocessing.size
-    pixels = decode(path, outer, preprocessing.channels, preprocessing.keep_aspect)
+    pixels = decode(path, outer, preprocessing.channels, preprocessing.keep_aspect, max_pixels=max_pixels)
     top, left = center_offset(outer, preprocessing.size)
     return pixels[top : top + height, left : left + width]

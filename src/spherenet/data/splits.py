@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from spherenet.data.augmentation import Augmentation, augment
-from spherenet.data.images import Preprocessing, normalize
+from spherenet.data.images import MAX_PIXELS, Preprocessing, normalize
 
 __all__ = ["Batch", "Dataset", "DatasetInfo", "LoadOptions", "Order", "Progress", "Split", "TensorSplit"]
 
@@ -163,6 +163,7 @@ class LoadOptions(NamedTuple):
     broken: Collection[str] | None = None
     workers: int = 0
     resize: str = "crop"
+    max_pixels: int = MAX_PIXELS
 
 
 @dataclass(frozen=True)

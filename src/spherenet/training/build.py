@@ -18,6 +18,7 @@ from spherenet.losses import Annealing, MarginLoss
 from spherenet.models import Classifier, create_model, list_models
 from spherenet.optim import param_groups
 from spherenet.regularizers import hyperspherical_energy, orthogonality, sphere_layers
+from spherenet.training.balance import class_weights
 from spherenet.training.config import TrainConfig
 from spherenet.training.sharding import is_divided, split_by_mesh
 
@@ -79,6 +80,7 @@ def build_data(
         on_broken=config.on_broken,
         broken=broken,
         workers=config.workers,
+        max_megapixels=config.max_megapixels,
         download=config.download,
         progress=progress,
     )
@@ -164,10 +166,11 @@ def build_model(config: TrainConfig, dataset: Dataset) -> Classifier:
     Raises:
         ValueError: If training the network needs more memory than the machine has. Nothing is allocated then.
     """
+    weight = class_weights(config.class_weights, dataset.classes, dataset.train.labels)
     with torch.device("meta"):
-        _require_memory(_create(config, dataset), config)
+        _require_memory(_create(config, dataset, weight), config)
     torch.manual_seed(config.seed)
-    model = _create(config, dataset)
+    model = _create(config, dataset, weight)
     if config.initialization == "orthogonal":
         for layer in model.features.modules():
             if isinstance(layer, (nn.Conv2d, nn.Linear)):
@@ -196,7 +199,7 @@ def _require_memory(model: Classifier, config: TrainConfig) -> None:
         )
 
 
-def _create(config: TrainConfig, dataset: Dataset) -> Classifier:
+def _create(config: TrainConfig, dataset: Dataset, class_weight: Tensor | None) -> Classifier:
     loss_options: dict[str, Any] = {
         "m": config.m,
         "s": config.s,
@@ -207,6 +210,7 @@ def _create(config: TrainConfig, dataset: Dataset) -> Classifier:
         "feature_penalty": config.feature_penalty or None,
         "feature_norm": config.feature_norm,
         "label_smoothing": config.label_smoothing or None,
+        "class_weight": class_weight,
     }
     return create_model(
         require_one_of("model", config.model, list_models()),

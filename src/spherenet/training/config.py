@@ -25,7 +25,8 @@ __all__ = [
 ]
 
 FREE = (
-    "data_dir", "on_broken", "download", "workers", "log_every", "checkpoint_every", "probes", "tensorboard", "timeout"
+    "data_dir", "on_broken", "max_megapixels", "download", "workers", "log_every", "checkpoint_every", "probes",
+    "tensorboard", "timeout",
 )  # fmt: skip
 """Options that do not change the result of a run. They may differ when it is resumed."""
 
@@ -97,6 +98,9 @@ class TrainConfig:
     on_broken: Literal["stop", "skip"] = _option(
         "stop", DATA, "response to images of a folder that cannot be read; skip decodes all of them first"
     )
+    max_megapixels: float | None = _option(
+        None, DATA, "largest image file of a folder in millions of pixels, each of which takes 3 MB; default: 89"
+    )
     folds: int = _option(0, DATA, "number of cross-validation folds of the training images; 0 for none")
     fold: int = _option(0, DATA, "index of the fold to evaluate on; the other folds are trained on")
     train_images: int | None = _option(
@@ -165,6 +169,9 @@ class TrainConfig:
     )
     lambda_floor: float = _option(5.0, LOSS, "final λ of the annealing: the margin has the weight 1/(1 + λ)")
     lambda_floor_at: float = _option(1 / 6, LOSS, "fraction of the run after which λ has its final value")
+    class_weights: list[str] | None = _option(  # noqa: RUF009
+        None, LOSS, "weights of classes: balanced (inverse to their numbers of images), or NAME=WEIGHT ...; default: 1"
+    )
     label_smoothing: float = _option(0.0, LOSS, "label smoothing, from 0 to 1")
     sample_rate: float = _option(1.0, LOSS, "fraction of the classes used per step with --shard-head; 1 for all")
 
@@ -174,6 +181,9 @@ class TrainConfig:
     )
     batch_size: int = _option(
         128, TRAINING, "images per step, over all processes; the default is reduced for fewer training images"
+    )
+    sampling: Literal["shuffled", "balanced"] = _option(
+        "shuffled", TRAINING, "images of an epoch: each of them once (shuffled), or each class equally often (balanced)"
     )
     accumulate: int = _option(1, TRAINING, "number of micro-batches per step and process, for less memory")
     optimizer: Literal["adam", "adamw", "sgd"] = _option(

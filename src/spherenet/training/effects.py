@@ -20,7 +20,8 @@ def _is_annealed(config: TrainConfig) -> bool:
 
 
 CONDITIONS: tuple[tuple[tuple[str, ...], Callable[[TrainConfig], bool], str], ...] = (
-    (("test_fraction", "resize", "split_rule", "on_broken"), lambda c: c.data not in _SETS, "on this data set"),
+    (("test_fraction", "resize", "split_rule", "on_broken", "max_megapixels"), lambda c: c.data not in _SETS,
+     "on this data set"),
     (("fold",), lambda c: c.folds > 0, "without --folds"),
     (("momentum",), lambda c: c.optimizer == "sgd", "without --optimizer sgd"),
     (("orthogonality", "energy", "keep_norms"), lambda c: c.operator is not None, "without sphere layers"),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from spherenet.data import Preprocessing, read_pixels
+from spherenet.data import Preprocessing, pixel_limit, read_pixels
 from spherenet.data.images import normalize
 from spherenet.data.listing import image_files, split_folders
 from spherenet.data.workers import read_ahead
@@ -65,14 +65,14 @@ class _Reader:
     It returns the pixels of the images that can be read, and a message for each of the others.
     """
 
-    def __init__(self, preprocessing: Preprocessing) -> None:
-        self.preprocessing = preprocessing
+    def __init__(self, preprocessing: Preprocessing, max_pixels: int) -> None:
+        self.preprocessing, self.max_pixels = preprocessing, max_pixels
 
     def __call__(self, files: Sequence[str]) -> tuple[Tensor | None, dict[str, str]]:
         pixels, messages = [], {}
         for file in files:
             try:
-                pixels.append(read_pixels(file, self.preprocessing))
+                pixels.append(read_pixels(file, self.preprocessing, max_pixels=self.max_pixels))
             except DataError as error:
                 messages[file] = str(error)
         return torch.from_numpy(np.stack(pixels)) if pixels else None, messages
@@ -86,6 +86,7 @@ def embed_images(
     batch_size: int = 64,
     device: str | None = None,
     workers: int = 0,
+    max_megapixels: float | None = None,
     progress: Callable[[int, int], None] | None = None,
     failures: dict[str, str] | None = None,
 ) -> Tensor:
@@ -98,6 +99,7 @@ def embed_images(
         batch_size: Images per batch.
         device: Device of the network; by default cuda if available.
         workers: Number of processes that decode images.
+        max_megapixels: Largest size of an image file in millions of pixels; the default is 89.
         progress: Called with (done, total) images.
         failures: Receives a message per image that cannot be read, by its path. These images have no row in the result.
             By default such an image raises an error.
@@ -110,7 +112,8 @@ def embed_images(
     done = 0
     with Processes.joined(device) as processes, torch.no_grad():
         features = predictor.model.features.to(processes.device).eval()
-        for pixels, messages in read_ahead(_Reader(predictor.preprocessing), batches, workers=workers):
+        reader = _Reader(predictor.preprocessing, pixel_limit(max_megapixels))
+        for pixels, messages in read_ahead(reader, batches, workers=workers):
             if messages and failures is None:
                 raise DataError(next(iter(messages.values())))
             if failures is not None:

@@ -17,6 +17,7 @@ from spherenet.data import Batch, Split
 from spherenet.layers import AngularHead
 from spherenet.ops.angular import AngularOutput
 from spherenet.regularizers import k_values
+from spherenet.training.balance import balanced_permutation, total_weight
 from spherenet.training.config import TrainConfig
 from spherenet.training.deferred import sum_dtype
 from spherenet.training.distributed import Processes
@@ -35,15 +36,17 @@ __all__ = [
 
 
 def training_order(
-    num_examples: int, config: TrainConfig, processes: Processes, first_step: int = 0
+    labels: Tensor, config: TrainConfig, processes: Processes, first_step: int = 0
 ) -> Iterator[tuple[int, Tensor]]:
     """Return an endless iterator of (epoch, indices), one pair per micro-batch of this process.
 
-    Each epoch is a new permutation of all images. Images that do not fill a last batch are left out of the epoch.
+    Each epoch is a new permutation of all images. Images that do not fill a last batch are left out of the epoch. If
+    `sampling` is "balanced", an epoch has as many images, each class equally often. An image may then occur several
+    times, so that the number of the batch takes the place of the epoch: it is augmented differently each time.
 
     Args:
-        num_examples: Number of training images.
-        config: Batch size, seed and number of micro-batches (`accumulate`).
+        labels: Labels of the training images.
+        config: Batch size, seed, sampling and number of micro-batches (`accumulate`).
         processes: Number of processes, among which a batch is divided, and the rank of this one.
         first_step: Step to start from.
 
@@ -51,8 +54,8 @@ def training_order(
         ValueError: If a batch is larger than the data set, or too small for all processes and micro-batches.
     """
     batch_size = config.batch_size
-    if batch_size > num_examples:
-        raise ValueError(f"batch_size must be at most the {num_examples} training images, got {batch_size}.")
+    if batch_size > len(labels):
+        raise ValueError(f"batch_size must be at most the {len(labels)} training images, got {batch_size}.")
     smallest = batch_size // processes.world // config.accumulate
     if smallest == 0:
         raise ValueError(
@@ -64,22 +67,25 @@ def training_order(
             f"batch_size must be at least {2 * processes.world * config.accumulate} with feature_batch_norm (two "
             f"images per process and micro-batch), got {batch_size}."
         )
-    return _micro_batches(num_examples, config, processes, first_step)
+    return _micro_batches(labels, config, processes, first_step)
 
 
 def _micro_batches(
-    num_examples: int, config: TrainConfig, processes: Processes, first_step: int
+    labels: Tensor, config: TrainConfig, processes: Processes, first_step: int
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield what `training_order` returns."""
-    batches = num_examples // config.batch_size
+    batches, is_balanced = len(labels) // config.batch_size, config.sampling == "balanced"
     epoch, batch = divmod(first_step, batches)
     while True:
-        seed = epoch_seed(config.seed, epoch)
-        order = torch.randperm(num_examples, generator=torch.Generator().manual_seed(seed))
-        for indices in torch.split(order, config.batch_size)[batch:batches]:
+        generator = torch.Generator().manual_seed(epoch_seed(config.seed, epoch))
+        if is_balanced:
+            order = balanced_permutation(labels, generator)
+        else:
+            order = torch.randperm(len(labels), generator=generator)
+        for number, indices in enumerate(torch.split(order, config.batch_size)[batch:batches], epoch * batches + batch):
             own = indices.tensor_split(processes.world)[processes.rank]
             for micro_batch in own.tensor_split(config.accumulate):
-                yield epoch, micro_batch
+                yield number if is_balanced else epoch, micro_batch
         epoch, batch = epoch + 1, 0
 
 
@@ -140,6 +146,7 @@ class Evaluation:
         loss: Mean loss.
         accuracy: Fraction of correct predictions.
         count: Number of images.
+        per_class: Images, correct predictions and predictions of each class, [3, classes].
         confusion: Number of images of class i that are predicted as class j, [classes, classes], None if there are
             more than 4,096 classes.
     """
@@ -147,7 +154,23 @@ class Evaluation:
     loss: float
     accuracy: float
     count: int
+    per_class: Tensor
     confusion: Tensor | None
+
+    @property
+    def balanced_accuracy(self) -> float:
+        """Mean recall of the classes that have images."""
+        images, correct, _ = self.per_class.double()
+        return float((correct / images)[images > 0].mean())
+
+    def as_row(self) -> dict[str, float]:
+        """Return the numbers of a row of metrics."""
+        return {
+            "loss": self.loss,
+            "accuracy": self.accuracy,
+            "balanced_accuracy": self.balanced_accuracy,
+            "count": self.count,
+        }
 
 
 @torch.no_grad()
@@ -179,10 +202,10 @@ def evaluate(
     device = processes.device
     was_training = model.training
     model.eval()
-    loss_sum = torch.zeros((), dtype=sum_dtype(device), device=device)
-    counts = torch.zeros(2, dtype=torch.int64, device=device)  # correct predictions, images
+    sums = torch.zeros(2, dtype=sum_dtype(device), device=device)  # losses, class weights
     has_confusion = num_classes <= LARGEST_CONFUSION
-    confusion = torch.zeros(num_classes if has_confusion else 0, num_classes, dtype=torch.int64, device=device)
+    # The confusion matrix, or for very many classes the rows of `Evaluation.per_class`.
+    table = torch.zeros(num_classes if has_confusion else 3, num_classes, dtype=torch.int64, device=device)
     autocast = torch.autocast(device.type, getattr(torch, precision), enabled=precision != "float32")
     if mixed:
         order = mixed_batches(len(split), batch_size, processes)
@@ -192,16 +215,21 @@ def evaluate(
         with autocast:
             loss, scores = model(batch.images, batch.labels)
         if len(batch.labels):  # the mean loss of an empty batch, which keeps processes together, is NaN
-            loss_sum += loss.to(loss_sum.dtype) * len(batch.labels)
+            weight = torch.as_tensor(total_weight(model, batch.labels), dtype=sums.dtype, device=device)
+            sums += torch.stack([loss.to(sums.dtype) * weight, weight])
         predictions = scores.argmax(1) if scores.dim() > 1 else scores
-        counts += torch.stack([(predictions == batch.labels).sum(), torch.tensor(len(predictions), device=device)])
         if has_confusion:
             pairs = torch.bincount(batch.labels * num_classes + predictions, minlength=num_classes**2)
-            confusion += pairs.reshape(num_classes, num_classes)
+            table += pairs.reshape(num_classes, num_classes)
+        else:
+            correct = batch.labels[predictions == batch.labels]
+            rows = (batch.labels, correct, predictions)
+            table += torch.stack([row.bincount(minlength=num_classes) for row in rows])
     model.train(was_training)
-    total_loss, confusion = processes.total(loss_sum).item(), processes.total(confusion).cpu()
-    correct, count = processes.total(counts).tolist()
-    return Evaluation(total_loss / count, correct / count, count, confusion if has_confusion else None)
+    (loss_sum, weight_sum), table = processes.total(sums).tolist(), processes.total(table).cpu()
+    per_class = torch.stack([table.sum(1), table.diagonal(), table.sum(0)]) if has_confusion else table
+    count, correct_count, _ = per_class.sum(1).tolist()
+    return Evaluation(loss_sum / weight_sum, correct_count / count, count, per_class, table if has_confusion else None)
 
 
 LARGEST_CONFUSION = 4096

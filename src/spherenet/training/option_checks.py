@@ -11,6 +11,7 @@ __all__ = ["check_ranges", "check_type"]
 
 LIMITS = {
     "image_size": 4096,
+    "max_megapixels": 1e4,
     "widths": 1 << 16,
     "batch_size": 1 << 20,
     "eval_batch_size": 1 << 20,
@@ -70,10 +71,16 @@ def check_ranges(config: TrainConfig) -> None:
         raise ValueError(f"validation_fraction must be from 0 to less than 1, got {config.validation_fraction}.")
     if not 0 < config.sample_rate <= 1:
         raise ValueError(f"sample_rate must be greater than 0 and at most 1, got {config.sample_rate}.")
+    if config.max_megapixels is not None and not config.max_megapixels > 0:
+        raise ValueError(f"max_megapixels must be greater than 0, got {config.max_megapixels}.")
     if not config.timeout > 0:
         raise ValueError(f"timeout must be greater than 0, got {config.timeout}.")
     if config.epochs is not None and not config.epochs > 0:
         raise ValueError(f"epochs must be greater than 0, got {config.epochs}.")
+    if config.class_weights == ["balanced"] and config.sampling == "balanced":
+        raise ValueError("class_weights must be left out with sampling balanced, which balances them, got balanced.")
+    if config.class_weights is not None and config.shard_head:
+        raise ValueError(f"class_weights must be left out with shard_head, got {config.class_weights[:3]}.")
     if not 0 <= config.bn_lag_momentum < 1:
         raise ValueError(f"bn_lag_momentum must be at least 0 and below 1, got {config.bn_lag_momentum}.")
     if config.bn_eval is not None and len(set(config.bn_eval)) != len(config.bn_eval or [""]):

@@ -21,6 +21,7 @@ from spherenet import __version__
 from spherenet._util.files import user_path
 from spherenet.data import Dataset
 from spherenet.errors import DataError, RunError
+from spherenet.export.description import to_json
 from spherenet.kernels.dispatch import implementation_name
 from spherenet.runs import RunDirectory
 from spherenet.training.build import build_augmentation, build_data, build_model, located
@@ -323,7 +324,7 @@ def describe(
     return {
         "format": 1,
         "train": config.as_dict(),
-        "model": model.config,
+        "model": to_json("model", model.config),
         "classes": list(dataset.classes),
         "preprocessing": dataset.preprocessing.as_dict(),
         "data": data_record(dataset),
@@ -359,6 +360,7 @@ def _summary(outcome: Outcome, config: TrainConfig, dataset: Dataset, trainer: T
     return {
         "iterations": outcome.step,
         "accuracy": outcome.accuracy,
+        "balanced_accuracy": outcome.balanced_accuracy,
         "best_accuracy": outcome.best_accuracy,
         "best_step": outcome.best_step,
         "stopped_early": outcome.stopped_early,

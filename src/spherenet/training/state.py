@@ -36,6 +36,7 @@ class Outcome:
         signal: Signal that stopped the run, None if it is complete.
         stopped_early: Whether the accuracy did not improve for `TrainConfig.patience` evaluations.
         accuracy: Test accuracy of the last evaluation, None if there was none.
+        balanced_accuracy: Mean recall of the classes in that evaluation.
         best_accuracy: Best accuracy on the validation images, or on the test images if there are no validation images.
         best_step: Step of the best accuracy.
         seconds: Duration of training, including earlier sessions.
@@ -48,6 +49,7 @@ class Outcome:
     best_step: int | None
     seconds: float
     stopped_early: bool = False
+    balanced_accuracy: float | None = None
 
 
 @dataclass
@@ -62,6 +64,7 @@ class Progress:
     best_accuracy: float = -1.0
     best_step: int = -1
     accuracy: float = -1.0
+    balanced_accuracy: float = -1.0
     skipped: int = 0
     skipped_in_a_row: int = 0
     not_better: int = 0
@@ -75,7 +78,7 @@ class Progress:
         counters = state.get("progress", {})
         if isinstance(counters, Mapping):
             # Missing in checkpoints of earlier versions.
-            counters = {"skipped_in_a_row": 0, "not_better": 0, **counters}
+            counters = {"skipped_in_a_row": 0, "not_better": 0, "balanced_accuracy": -1.0, **counters}
         progress = cls(**{name: require_number(counters, name) for name in asdict(cls())})  # type: ignore[arg-type]
         progress.best_step = int(progress.best_step)
         return progress
@@ -85,7 +88,9 @@ class Progress:
         if self.best_step < 0:
             return Outcome(step, signal, None, None, None, self.seconds)
         numbers = self.accuracy, self.best_accuracy, self.best_step, self.seconds
-        return Outcome(step, signal, *numbers, stopped_early)
+        return Outcome(
+            step, signal, *numbers, stopped_early, self.balanced_accuracy if self.balanced_accuracy >= 0 else None
+        )
 
 
 def require_number(state: Mapping[str, Any], key: str) -> float:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from spherenet.data import Batch, Dataset, Split
 from spherenet.optim import keep_norms
 from spherenet.runs import RunDirectory
+from spherenet.training.balance import single_class_warning, total_weight
 from spherenet.training.build import build_augmentation, build_optimizer, build_penalty, compiled, lambda_setter
 from spherenet.training.config import TrainConfig
 from spherenet.training.deferred import DeferredSums, sum_dtype
@@ -111,7 +112,7 @@ class Trainer:
         self.progress, self.patience = Progress(), config.patience or math.inf
         self._last_means = (math.nan, math.nan)
         self.step = 0
-        training_order(len(dataset.train), config, processes)  # raises ValueError before anything is written
+        training_order(dataset.train.labels, config, processes)  # raises ValueError before anything is written
 
     def resume(self) -> list[str]:
         """Load the newest valid checkpoint, if there is one.
@@ -150,7 +151,7 @@ class Trainer:
         """
         config, progress = self.config, self.progress
         micro_batches = self.dataset.train.batches(
-            training_order(len(self.dataset.train), config, self.processes, self.step),
+            training_order(self.dataset.train.labels, config, self.processes, self.step),
             device=self.processes.device,
             augmentation=self.augmentation,
             seed=config.seed,
@@ -207,10 +208,11 @@ class Trainer:
             last = number == config.accumulate - 1
             batch = next(micro_batches)
             batch_indices.append(batch.indices)
-            images = len(batch.labels) * processes.world if self.joint_sizes is None else self.joint_sizes[number]
+            weight = total_weight(self.model, batch.labels)
+            images = weight * processes.world if self.joint_sizes is None else self.joint_sizes[number]
             with nullcontext() if last or not self.uses_ddp else self.ddp.no_sync():  # type: ignore[operator]
                 loss, correct = self._forward_backward(batch, images, add_penalty=last)
-            sums[0] += loss.to(self.sum_dtype) * len(batch.labels)
+            sums[0] += loss.to(self.sum_dtype) * weight
             sums[1] += correct
         self.scaler.unscale_(self.optimizer)
         gradients = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
@@ -248,10 +250,10 @@ class Trainer:
         self.reporter.stepped(self.step, loss_sum / config.batch_size, correct_sum / config.batch_size)
         return bool(stop_requests)
 
-    def _forward_backward(self, batch: Batch, images: int, *, add_penalty: bool) -> tuple[Tensor, Tensor]:
+    def _forward_backward(self, batch: Batch, images: Tensor | int, *, add_penalty: bool) -> tuple[Tensor, Tensor]:
         """Add the gradient of a micro-batch; return its mean loss and its number of correct predictions.
 
-        `images` is the weight of its mean loss.
+        `images` is the weight of its mean loss, the number of images or the sum of their class weights.
         """
         with self.autocast:
             loss, scores = self.forward(batch.images, batch.labels)
@@ -368,22 +370,24 @@ class Trainer:
     def _evaluate(self) -> None:
         """Evaluate, log, and save the best checkpoint, selected on the validation images if there are any."""
         progress, is_main = self.progress, self.processes.is_main
-        accuracies: dict[str, float] = {}
+        first: dict[str, Evaluation] = {}  # with the primary protocol, which is the first
         for name, split in {"test": self.dataset.test, "validation": self.dataset.validation}.items():
             for protocol in (self.protocols.names or (None,)) if split is not None else ():
                 evaluation = self.evaluate(split, protocol)
                 named = {} if protocol is None else {"protocol": protocol}
-                self._log(name, loss=evaluation.loss, accuracy=evaluation.accuracy, count=evaluation.count, **named)
-                accuracies.setdefault(name, evaluation.accuracy)  # of the primary protocol, which is the first
-        progress.accuracy = accuracies["test"]
+                self._log(name, **evaluation.as_row(), **named)
+                first.setdefault(name, evaluation)
+        progress.accuracy, progress.balanced_accuracy = first["test"].accuracy, first["test"].balanced_accuracy
+        if warning := single_class_warning(first["test"], self.dataset.classes, "test"):
+            self.reporter.warned(warning)
         if self.probes is not None and (is_main or self.sharded):
             batch = first_batch(self.dataset.test, self.config.eval_batch_size, self.processes.device)
             self._log("probes", **self.probes(self.model, batch))
-        selected_on, accuracy = list(accuracies.items())[-1]
+        selected_on, accuracy = [(name, evaluation.accuracy) for name, evaluation in first.items()][-1]
         progress.not_better += 1
         if accuracy > progress.best_accuracy:
             progress.best_accuracy, progress.best_step, progress.not_better = accuracy, self.step, 0
-            state = {"accuracy": accuracies["test"], "selected_on": selected_on, "selection_accuracy": accuracy}
+            state = {"accuracy": progress.accuracy, "selected_on": selected_on, "selection_accuracy": accuracy}
             write(self, {"model": self.model.state_dict()}, state, best=True)
 
     def _save(self) -> None:
