@@ -1,5 +1,6 @@
 """Converted modules of any origin: saved and loaded with their sphere layers, without code from the folder."""
 
+import functools
 import json
 import sys
 
@@ -89,6 +90,68 @@ def test_no_class_is_imported_by_a_name_in_the_folder(converted, tmp_path):
         sn.load_model(tmp_path / "saved")
     assert torch.equal(outputs(sn.load_model(tmp_path / "saved", model=Net(width=5))), outputs(converted))
     assert "this" not in sys.modules
+
+
+def with_arguments(folder, arguments):
+    """Replace the arguments of a saved folder, as a stranger who offers it may do."""
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    config["module"]["arguments"] = arguments
+    file.write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"width": 5, "trust_remote_code": True}, "must not contain 'trust_remote_code', which may select code"),
+        ({"width": 5, "pretrained": True}, "must not contain 'pretrained'"),
+        ({"width": 5, "weights_only": False}, "must not contain 'weights_only'"),
+        ({"width": 5, "token": True}, "must not contain 'token'"),
+        ({"width": 5, "a b": 1}, "must not contain 'a b'"),
+        ({"width": "somebody/model"}, "must have a number, true, false, null or a list of these for 'width'"),
+        ({"width": [5, ["/etc/passwd"]]}, "must have a number, true, false, null or a list of these for 'width'"),
+        ({"width": {"path": 1}}, "must have a number, true, false, null or a list of these for 'width'"),
+        ({"width": 5, "unnamed": True}, "it names no 'unnamed'"),
+        ([5], "must be an object, got"),
+    ],
+)
+@pytest.mark.parametrize("is_partial", [False, True])
+def test_arguments_of_a_file_load_no_code_and_no_files(converted, tmp_path, arguments, message, is_partial):
+    sn.save_model(converted, tmp_path / "saved")
+    with_arguments(tmp_path / "saved", arguments)
+    calls = []
+
+    def from_pretrained(pretrained_model_name_or_path=None, width=5, trust_remote_code=False, **options):
+        calls.append(options)
+        return Net(width)
+
+    factory = functools.partial(from_pretrained, "own/model") if is_partial else from_pretrained
+    with pytest.raises(ModelError, match=message):
+        sn.load_model(tmp_path / "saved", model=factory)
+    with pytest.raises(ModelError, match=message):
+        sn.from_pretrained(tmp_path / "saved", model=factory)
+    assert not calls
+    with_arguments(tmp_path / "saved", {"width": 5})
+    assert torch.equal(outputs(sn.load_model(tmp_path / "saved", model=factory)), outputs(converted))
+
+
+def test_auto_classes_are_not_called_with_the_names_of_a_file(converted, tmp_path, monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    sn.save_model(converted, tmp_path / "saved")
+    called = []
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", lambda *_, **options: called.append(options))
+    for name in ("/tmp/model", "somebody/model"):
+        with_arguments(tmp_path / "saved", {"pretrained_model_name_or_path": name, "trust_remote_code": True})
+        with pytest.raises(ModelError, match="must not contain 'pretrained_model_name_or_path'"):
+            sn.load_model(tmp_path / "saved", model=transformers.AutoModel.from_pretrained)
+    assert not called
+
+
+def test_arguments_that_cannot_be_loaded_are_not_saved(converted, tmp_path):
+    for arguments in ({"weights": None}, {"activation": "relu"}, {"trust_remote_code": True}):
+        with pytest.raises(ModelError, match=r"set .* in a function that you pass as model to load_model"):
+            sn.save_model(converted, tmp_path / "saved", arguments=arguments)
+    assert not (tmp_path / "saved").exists()
 
 
 def test_wrong_modules_are_refused(converted, tmp_path):
@@ -195,8 +258,10 @@ def test_code_in_a_saved_configuration_is_not_selected(vit, tmp_path, monkeypatc
         "_attn_implementation": "somebody/kernel",
         "attn_implementation": "somebody/kernel",
         "auto_map": {"a": "b"},
+        "backbone": "somebody/backbone",
+        "use_pretrained_backbone": True,
     }
-    config["module"]["transformers_config"] |= hostile
+    config["module"]["transformers_config"] |= hostile | {"nested": [hostile | {"inner": 1}]}
     file.write_text(json.dumps(config))
     passed = {}
     original = type(vit).config_class.from_dict
@@ -204,3 +269,4 @@ def test_code_in_a_saved_configuration_is_not_selected(vit, tmp_path, monkeypatc
     sn.load_model(tmp_path / "saved", model=type(vit))
     assert "hidden_size" in passed
     assert not set(hostile) & set(passed)
+    assert passed["nested"] == [{"inner": 1}]

@@ -27,6 +27,7 @@ from spherenet.convert import apply_conversion, conversion_record
 from spherenet.errors import ModelError
 from spherenet.export.card import ModelCard, library_versions
 from spherenet.export.description import build_on_meta, metadata_as_json, model_description, to_json
+from spherenet.export.foreign_values import checked_arguments, checked_configuration, require_arguments
 from spherenet.export.weights import WEIGHTS_FILE, StoredWeights, require_free, write_weights, writing
 from spherenet.layers import SphereLayer
 from spherenet.models import Classifier
@@ -76,8 +77,9 @@ def save_model(
         metadata: JSON values that belong to the model, such as class names and preprocessing.
         card: Content of README.md. Fields that are None are derived from the model if possible.
         overwrite: Whether to replace an existing folder. It must contain nothing but a saved model.
-        arguments: JSON keyword arguments with which the class of a module that is not of `create_model` is called, so
-            that `load_model` can call it again. The configuration of a transformers model is saved without them.
+        arguments: Keyword arguments with which the class of a module that is not of `create_model` is called, so that
+            `load_model` can call it again: numbers, switches and lists of them, which load neither code nor files. The
+            configuration of a transformers model is saved without them.
 
     Raises:
         ModelError: If JSON cannot describe the model (the operator, magnitude or loss is an object, or a network of
@@ -127,6 +129,7 @@ def _module_description(model: nn.Module, arguments: Mapping[str, Any] | None) -
     description: dict[str, Any] = {"class": f"{type(model).__module__}.{type(model).__qualname__}"}
     if arguments is not None:
         description["arguments"] = to_json("arguments", arguments)
+        require_arguments(description["arguments"], "arguments")
     elif callable(getattr(getattr(model, "config", None), "to_diff_dict", None)):  # a transformers model
         # With strings as keys: transformers accepts class indices in both forms.
         configuration = json.loads(json.dumps(model.config.to_diff_dict(), default=str))  # type: ignore[union-attr, operator]
@@ -159,7 +162,8 @@ def load_model(
         device: Device of the model.
         model: New module of the same structure as the saved one before its conversion, which is changed in place, or a
             class or function that returns one. The latter is called with the saved arguments or transformers
-            configuration, or without arguments if the folder has neither.
+            configuration, or without arguments if the folder has neither. Arguments must be named in its signature
+            and be numbers, switches or lists of them, and none may select what is loaded (pretrained, path, …).
 
     Raises:
         ModelError: If a file is missing, corrupt or of an unknown format, or if the files or the module do not fit
@@ -196,26 +200,17 @@ def _class_name(config: dict[str, Any]) -> str:
     return short(repr(config["module"].get("class", "unknown")), 200)
 
 
-SKIPPED_CONFIGURATION = ("attn_implementation", "experts_implementation", "auto_map", "quantization_config")
-"""Entries of a transformers configuration that can select code, also by a name on a hub."""
-
-
 def _called(factory: object, description: dict[str, Any], path: Path) -> nn.Module:
     """Return the module of a class or function, called with the arguments of a folder."""
     if not callable(factory):
         raise TypeError(f"model must be a module, a class or a function that returns one, got {factory!r}.")
-    saved, configuration = description.get("arguments"), description.get("transformers_config")
+    configuration = description.get("transformers_config")
     config_class = getattr(factory, "config_class", None)
     try:
         if isinstance(configuration, dict) and config_class is not None:
-            allowed = {
-                name: value
-                for name, value in configuration.items()
-                if not name.startswith("_") and name not in SKIPPED_CONFIGURATION
-            }
-            module = factory(config_class.from_dict(allowed))
+            module = factory(config_class.from_dict(checked_configuration(configuration)))
         else:
-            options = saved if isinstance(saved, dict) else {}
+            options = checked_arguments(factory, description.get("arguments"), f"the arguments in {path}")
             inspect.signature(factory).bind(**options)
             module = factory(**options)
     except (TypeError, ValueError) as error:
