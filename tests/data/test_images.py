@@ -179,6 +179,9 @@ BROKEN = {
     "corrupt png": (encoded("PNG").replace(b"IDAT", b"IDAT\0\0\0\0"), "cannot be read: "),
     "header only": (png_of(100, 100), "cannot be read: "),
     "bomb": (png_of(10_000, 10_000), f"must have at most {MAX_PIXELS} pixels, got 10000 × 10000"),
+    "long bomb": (png_of(80_000_000, 1), "must have sides of at most 65536 pixels, got 80000000 × 1"),
+    "high bomb": (png_of(1, 80_000_000), "must have sides of at most 65536 pixels, got 1 × 80000000"),
+    "strip": (png_of(10, 10_001), "must have a long side of at most 1000 times the short one, got 10 × 10001"),
     "big bomb": (png_of(60_000, 60_000), f"must have at most {MAX_PIXELS} pixels, got 60000 × 60000"),
     "postscript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n", "it is not a JPEG"),
     "svg": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "it is not a JPEG"),
@@ -218,6 +221,21 @@ def test_limit_can_be_raised(tmp_path, monkeypatch):
         read_image(path, preprocessing, max_pixels=5)
     assert Image.MAX_IMAGE_PIXELS == 10_000
     assert (pixel_limit(None), pixel_limit(120.5)) == (MAX_PIXELS, 120_500_000)
+
+
+@pytest.mark.parametrize("image_format", ["WEBP", "PNG"])
+def test_sparse_file_is_refused(tmp_path, image_format):
+    """Pillow would read all of it into memory."""
+    path = tmp_path / "image"
+    path.write_bytes(encoded(image_format))
+    os.truncate(path, 1 << 32)
+    with pytest.raises(DataError, match="must have at most 715827880 bytes, got 4294967296"):
+        decode(path, (32, 32), 3)
+
+
+@pytest.mark.parametrize("size", [(65_536, 66), (10, 10_000), (1, 1_000)])
+def test_longest_images_are_decoded(save, size):
+    assert decode(save(Image.new("L", size, 77)), (8, 8), 1).tolist() == [[[77]] * 8] * 8
 
 
 def test_floating_point_pixels_are_refused(save):

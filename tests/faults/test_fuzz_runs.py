@@ -142,6 +142,26 @@ def test_mutated_metrics(tmp_path, tried):
     assert FUZZ_INPUTS // 20 < read < FUZZ_INPUTS
 
 
+ROW = b'{"step": 1, "split": "train"}\n'
+LARGE_METRICS = {
+    "many rows": ROW * 600_000,
+    "a nested row": b'{"step": 1, "split": "", "a": [' + b"[]," * 5_000_000 + b"[]]}\n",
+    "a row without an end": ROW + b"[" * 20_000_000,
+}
+
+
+@pytest.mark.parametrize("case", LARGE_METRICS)
+def test_doctor_reads_large_metrics_in_little_memory(run, children, tried, case):
+    ordinary = children.run("doctor", run).peak
+    with open(run / "metrics.jsonl", "ab") as file:
+        file.write(LARGE_METRICS[case])
+    done = children.run("doctor", run, timeout=60)
+    assert done.code == (1 if case == "a nested row" else 0), done.output
+    assert "internal error" not in done.output
+    assert done.peak - ordinary < 48 * 1024  # kilobytes
+    tried("a metrics.jsonl designed to fill the memory")
+
+
 @pytest.fixture
 def checkpoint(tmp_path):
     """Return a checkpoint of the small training problem."""

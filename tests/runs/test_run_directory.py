@@ -143,6 +143,45 @@ def test_corrupt_line_is_named(tmp_path, line):
         metrics.read()
 
 
+def filled_metrics(folder, rows=10):
+    file = MetricsFile(folder / "metrics.jsonl")
+    for step in range(rows):
+        file.append({"step": step, "split": "train"})
+    return file
+
+
+def test_rows_are_read_one_by_one_without_a_bound_and_as_a_list_with_one(tmp_path, monkeypatch):
+    file = filled_metrics(tmp_path)
+    monkeypatch.setattr("spherenet.runs.metrics.MOST_READ", 9)
+    assert [row["step"] for row in file.rows()] == list(range(10))
+    assert file.last() == (10, {"step": 9, "split": "train"})
+    assert file.count_valid() == (10, None)
+    with pytest.raises(RunError, match=r"must have at most 9 rows and .* bytes to be read at once"):
+        file.read()
+    monkeypatch.setattr("spherenet.runs.metrics.MOST_READ", 10)
+    assert len(file.read()) == 10
+    monkeypatch.setattr("spherenet.runs.metrics.LARGEST_READ", 100)
+    with pytest.raises(RunError, match="and 100 bytes to be read at once"):
+        file.read()
+
+
+@pytest.mark.parametrize("length", [99, 100, 101, 250])
+def test_line_that_is_too_long_is_corrupt(tmp_path, monkeypatch, length):
+    monkeypatch.setattr("spherenet.runs.metrics.LARGEST_ROW", 100)
+    file = filled_metrics(tmp_path, 2)
+    row = b'{"step": 2, "split": "train"}'
+    with file.path.open("ab") as stream:
+        stream.write(row.ljust(length) + b"\n" + row + b"\n")
+    assert len(MetricsFile(file.path)) == 4
+    if length <= 100:
+        assert len(file.read()) == 4
+        return
+    assert file.count_valid() == (2, f"{file.path} is corrupt: line 3 has more than 100 bytes.")
+    file.cut_back(10)
+    assert [row["step"] for row in file.read()] == [0, 1, 2]
+    assert (tmp_path / "metrics-corrupt.jsonl").stat().st_size > 90 + length
+
+
 def test_checkpoint_round_trip_is_bit_identical(tmp_path):
     path = Checkpoints(tmp_path).save(checkpoint(7, 1 / 3))
     loaded = load_checkpoint(path)

@@ -7,6 +7,7 @@ interprets brackets, and spreadsheets evaluate cells that start with an equals s
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -76,10 +77,14 @@ def finite(value: Any) -> Any:
     return value
 
 
+_ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
+"""Escape sequences of terminals for colors, cursors and titles, with which some libraries decorate their messages."""
+
+
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error message, without its final period."""
-    lines = str(error).strip().split("\n")
-    return short(lines[0].rstrip(" .:") or type(error).__name__, 300)
+    """Return the first line of an error message of any library, without its final period and without escapes."""
+    lines = _ESCAPE.sub("", str(error)).strip().splitlines() or [""]
+    return short(plain(lines[0]).rstrip(" .:") or type(error).__name__, 300)
 
 
 def first_names(names: Iterable[str], count: int = 3) -> str:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from spherenet._util.text import first_line
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
@@ -76,7 +78,7 @@ def require_device(name: str, device: str | torch.device) -> torch.device:
         available = torch.device(device)
         torch.zeros(1, device=available).item()  # fails on the meta device, whose tensors have no values
     except (RuntimeError, AssertionError, ValueError) as error:
-        raise ValueError(f"{name} {str(device)!r} is not available here ({str(error).splitlines()[0]}).") from None
+        raise ValueError(f"{name} {str(device)!r} is not available here ({first_line(error)}).") from None
     return available
 
 

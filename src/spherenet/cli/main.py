@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any, Literal, get_args, get_origin
 
 from spherenet import __version__
+from spherenet._util.text import first_line
 from spherenet.cli.option_types import OptionType
 from spherenet.cli.options import Parser, suggestion
 from spherenet.cli.output import discard_closed_streams, open_closed_streams, print_message, use_available_characters
@@ -152,13 +153,13 @@ def _describe_error(error: Exception) -> tuple[str, int]:
     if isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and any(text in str(error).lower() for text in OUT_OF_MEMORY)
     ):
-        detail = str(error).splitlines()[0].rstrip(".")[:200] if str(error) else type(error).__name__
+        detail = first_line(error)
         return f"not enough memory ({detail}); use smaller batches, images or networks.", FAILED
     # The library raises ValueError and TypeError with a complete sentence for bad input. The same exceptions raised
     # inside Python or torch are bugs of the library.
     if isinstance(error, OSError) or (isinstance(error, (ValueError, TypeError)) and _is_raised_by_package(error)):
         return str(error), WRONG_INPUT
-    detail = (str(error).splitlines() or [""])[0][:200].rstrip(".")
+    detail = first_line(error)
     return f"internal error ({type(error).__name__}: {detail}); please report it with the output of --debug.", INTERNAL
 
 

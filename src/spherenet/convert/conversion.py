@@ -12,6 +12,7 @@ from typing import TypeAlias, TypeVar, cast
 
 from torch import Tensor, nn
 
+from spherenet._util.text import first_line
 from spherenet._util.validation import require_one_of, suggest_options
 from spherenet.angles import AngleFunction, make_shared_angle
 from spherenet.convert.layers import (
@@ -228,7 +229,7 @@ def _copy(model: M) -> M:
     try:
         return copy.deepcopy(model)
     except Exception as error:  # torch cannot copy non-leaf tensors, and a module may hold any object
-        reason = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".")
+        reason = f"{type(error).__name__}: {first_line(error)}"
         raise ModelError(f"the model cannot be copied ({reason}): pass inplace=True.") from error
 
 

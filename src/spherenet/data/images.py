@@ -25,6 +25,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError, features
 from torch import Tensor
 
 from spherenet._util.files import open_regular
+from spherenet._util.text import first_line
 from spherenet.errors import DataError
 
 __all__ = [
@@ -47,6 +48,8 @@ __all__ = [
 
 MAX_SIDE = 8192  # of a network's input
 MAX_PIXELS = (1 << 28) // 3  # 89 million, 256 MiB as RGB; Pillow's own limit only warns and can be turned off
+MAX_FILE_SIDE = 1 << 16  # of an image file; Pillow needs memory to resize a row in proportion to its length
+MAX_ASPECT = 1000  # ratio of the sides of an image file
 EARLIER_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 SUFFIXES = (*EARLIER_SUFFIXES, ".avif", ".heic", ".heif")
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", *(["AVIF"] if features.check("avif") else []))
@@ -228,8 +231,9 @@ def decode(
         max_pixels: Largest number of pixels of the file, which bounds the memory of decoding it.
 
     Raises:
-        DataError: The file is missing, not a regular file, of another format, corrupt, or has more than `max_pixels`
-            pixels.
+        DataError: The file is missing, not a regular file, of another format, corrupt, or too large: it has more than
+            `max_pixels` pixels, a side of more than `MAX_FILE_SIDE`, sides in a ratio of more than `MAX_ASPECT`, or
+            more bytes than such an image needs.
     """
     try:
         with warnings.catch_warnings():
@@ -250,21 +254,33 @@ _pillow_limit = Lock()
 
 
 def _open(path: str | Path, max_pixels: int) -> Image.Image:
-    if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would block
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):  # opening a pipe would block
         raise DataError(f"the image {str(path)!r} is not a regular file.")
+    # WebP, AVIF and chunks of PNG are read as a whole. Four channels of 16 bits have as many bytes.
+    if status.st_size > (largest := 8 * max(max_pixels, MAX_PIXELS)):
+        raise DataError(f"the image {str(path)!r} must have at most {largest} bytes, got {status.st_size}.")
     with _pillow_limit:  # a global variable; our limit replaces it, and opening reads no pixels
         before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
         try:
             image = Image.open(path, formats=FORMATS)
         finally:
             Image.MAX_IMAGE_PIXELS = before
-    if image.width * image.height > max_pixels:
+    if problem := _too_large(*image.size, max_pixels):
         image.close()
-        raise DataError(
-            f"the image {str(path)!r} must have at most {max_pixels} pixels, got {image.width} × {image.height} "
-            "(--max-megapixels sets the limit)."
-        )
+        raise DataError(f"the image {str(path)!r} must have {problem}.")
     return image
+
+
+def _too_large(width: int, height: int, max_pixels: int) -> str | None:
+    """Return which bound an image of this size exceeds, None if it exceeds none."""
+    long, short = max(width, height), min(width, height)
+    if long * short > max_pixels:
+        return f"at most {max_pixels} pixels, got {width} × {height} (--max-megapixels sets the limit)"
+    if long > MAX_FILE_SIDE:
+        return f"sides of at most {MAX_FILE_SIDE} pixels, got {width} × {height}"
+    ratio = f"a long side of at most {MAX_ASPECT} times the short one, got {width} × {height}"
+    return ratio if long > MAX_ASPECT * short else None
 
 
 def draft_side(size: tuple[int, int]) -> int:
@@ -318,8 +334,7 @@ def _reason(error: Exception, path: str | Path) -> str:
         return _unsupported(signature(path)) or "it is not a JPEG, PNG, BMP, GIF, WebP, TIFF or AVIF image"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    first_line = (str(error).splitlines() or [""])[0].rstrip(".")[:200]
-    return ascii(first_line)[1:-1] or type(error).__name__
+    return first_line(error)
 
 
 def signature(path: str | Path) -> str | None:

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data import Dataset as TorchDataset
 
+from spherenet._util.text import first_line
 from spherenet.errors import DataError
 
 __all__ = ["read_ahead"]
@@ -60,7 +61,7 @@ class _Calls(TorchDataset[Any], Generic[Key, Value]):
             try:
                 value.share_memory_()  # type: ignore[no-untyped-call]
             except (RuntimeError, OSError) as error:
-                reason = str(error).splitlines()[0].rstrip(".")
+                reason = first_line(error)
                 return _Failure(
                     f"a batch does not fit into shared memory ({reason}): make /dev/shm larger or use fewer --workers "
                     "(0 needs none)."
@@ -122,7 +123,7 @@ def read_ahead(
                             process.kill()
                         raise
                     continue
-                reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+                reason = first_line(error)
                 raise DataError(f"a process that reads images ended ({reason}): use fewer --workers.") from None
             if isinstance(value, _Failure):
                 raise DataError(value.message)

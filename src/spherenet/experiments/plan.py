@@ -178,8 +178,8 @@ def estimate(jobs: Sequence[Job]) -> Estimate:
             if run.finished:
                 fraction = 0.0
                 ratios.append((as_number(run.summary.get("seconds")) or 0.0) * _threads(run) / seconds)
-            elif rows := run.metrics.read():
-                fraction = max(0.0, 1 - rows[-1]["step"] / job.config.iterations)
+            elif last := run.metrics.last()[1]:
+                fraction = max(0.0, 1 - last["step"] / job.config.iterations)
         remaining += fraction * seconds
     if ratios:
         return Estimate(remaining * median(ratios), f"the measured seconds of {len(ratios)} finished runs of this grid")

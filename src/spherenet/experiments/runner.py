@@ -22,6 +22,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from spherenet._util.files import APPEND, open_handle, open_regular
+from spherenet._util.text import first_line
 from spherenet.errors import RunError, SphereNetError, require_extra
 from spherenet.experiments.jobs import Job
 from spherenet.runs import Checkpoints, MetricsFile
@@ -256,10 +257,10 @@ def _last_line(log: Path) -> str:
 def steps_done(job: Job) -> int:
     """Return the last iteration in the metrics of a job."""
     try:
-        rows = MetricsFile(job.folder / "metrics.jsonl").read()
+        _, last = MetricsFile(job.folder / "metrics.jsonl").last()
     except (RunError, OSError):
         return 0
-    return int(rows[-1]["step"]) if rows else 0
+    return int(last["step"]) if last else 0
 
 
 def _saved_step(job: Job) -> int:
@@ -290,7 +291,7 @@ class RayLauncher:
         try:
             ray.init(address=None if address == "local" else address, log_to_driver=False, include_dashboard=False)
         except (ConnectionError, ValueError, RuntimeError) as error:
-            reason = str(error).splitlines()[0]
+            reason = first_line(error)
             raise ValueError(f"--ray must be the address of a running cluster, got {address!r} ({reason}).") from None
         resources = {"num_cpus": cpus * processes, "num_gpus": gpus * processes, "max_retries": 0}
         self._remote = self._ray.remote(**resources)(_run_task)

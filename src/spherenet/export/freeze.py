@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
+from spherenet._util.text import first_line
 from spherenet.convert.layers import ancestor_names, called_children, is_sequential
 from spherenet.errors import ModelError
 from spherenet.export.frozen_layers import (
@@ -84,7 +85,7 @@ def freeze(model: nn.Module) -> nn.Module:
     try:
         duplicate = copy.deepcopy(model).eval().requires_grad_(False)
     except RuntimeError as error:  # tensors with a gradient history
-        raise ModelError(f"the model cannot be copied: {str(error).splitlines()[0]}") from error
+        raise ModelError(f"the model cannot be copied: {first_line(error)}.") from error
     uses = Counter(child for module in duplicate.modules() for child in module._modules.values() if child is not None)
     with torch.no_grad():
         return _frozen(duplicate, _State({}, uses, _called_as_a_whole(duplicate)))

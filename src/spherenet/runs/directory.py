@@ -309,7 +309,7 @@ def examine(path: str | Path) -> list[Finding]:
         RunError: If the folder is not a run.
     """
     run = RunDirectory.find(path)
-    metrics = _examine("metrics.jsonl", lambda: _describe_rows(run.metrics.read()))
+    metrics = _examine("metrics.jsonl", lambda: _describe_rows(*run.metrics.last()))
     findings = [_examine("config.json", lambda: f"{len(run.config)} entries"), metrics]
     for message in run.foreign_entries():
         # The other files are read, and reported, in any case.
@@ -355,5 +355,5 @@ def _examine(name: str, describe: Callable[[], str]) -> Finding:
         return Finding(name, False, str(error))
 
 
-def _describe_rows(rows: list[dict[str, Any]]) -> str:
-    return f"{len(rows)} rows, the last of step {rows[-1]['step']}" if rows else "no rows yet"
+def _describe_rows(count: int, last: dict[str, Any] | None) -> str:
+    return f"{count} rows, the last of step {last['step']}" if last else "no rows yet"

@@ -5,18 +5,28 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from spherenet._util.files import APPEND, atomic_file, open_handle, read_regular, sync
+from spherenet._util.files import APPEND, atomic_file, open_handle, open_regular, sync
 from spherenet._util.text import finite
 from spherenet.errors import RunError
 
 __all__ = ["MetricsFile"]
 
 LARGEST = 1 << 30
-"""Largest size of a metrics file in bytes: a thousand times that of a long run."""
+"""Largest size of a metrics file in bytes: a thousand times that of a long run. It is read row by row."""
+
+LARGEST_ROW = 1 << 22
+"""Largest size of a row in bytes: enough for the k of a hundred thousand filters."""
+
+LARGEST_READ = 1 << 27
+"""Largest size of the rows that `read` returns, in bytes. As Python values they take up to twenty times as much."""
+
+MOST_READ = 1 << 20
+"""Largest number of rows that `read` returns."""
 
 
 class MetricsFile:
@@ -29,7 +39,7 @@ class MetricsFile:
     def __len__(self) -> int:
         """Return the number of rows. They are counted only once."""
         if self._count is None:
-            self._count = len(self._lines())
+            self._count = sum(1 for _ in self._lines())
         return self._count
 
     def append(self, row: Mapping[str, Any]) -> None:
@@ -78,45 +88,81 @@ class MetricsFile:
             count = number
         return count, None
 
-    def read(self) -> list[dict[str, Any]]:
-        """Return the rows. An unfinished last line, left by a killed process, is ignored.
+    def last(self) -> tuple[int, dict[str, Any] | None]:
+        """Return the number of rows and the last one, None without rows. Raises RunError as `rows`."""
+        count, row = 0, None
+        for count, row in enumerate(self.rows(), 1):  # noqa: B007 (used after the loop)
+            pass
+        return count, row
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yield the rows, of which only one is in memory. An unfinished last line of a killed process is ignored.
 
         Raises:
-            RunError: If a line is not a JSON object with a non-negative integer `step` and a string `split`.
+            RunError: If the file cannot be read or is too large, or if a line is not a JSON object with a non-negative
+                integer `step` and a string `split`.
         """
-        return [self._parse(number, line) for number, line in enumerate(self._lines(), 1)]
+        for number, line in enumerate(self._lines(), 1):
+            yield self._parse(number, line)
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return the rows as a list. Raises RunError as `rows`, and if they would need too much memory."""
+        rows, size = [], 0
+        for number, line in enumerate(self._lines(), 1):
+            size += len(line)
+            if number > MOST_READ or size > LARGEST_READ:
+                allowed = f"{MOST_READ:,} rows and {LARGEST_READ:,} bytes"
+                raise RunError(f"{self.path} must have at most {allowed} to be read at once.")
+            rows.append(self._parse(number, line))
+        return rows
 
     def cut_back(self, step: int) -> None:
         """Remove all rows after a step, and an unfinished last line.
 
         If there are corrupt lines, they are removed too, and a copy of the original file is kept beside it.
         """
-        kept: list[bytes] = []
-        corrupt = False
-        for number, line in enumerate(self._lines(), 1):
-            try:
-                if self._parse(number, line)["step"] <= step:
-                    kept.append(line)
-            except RunError:
-                corrupt = True
-        if corrupt:
-            with atomic_file(self.path.with_name(f"{self.path.stem}-corrupt{self.path.suffix}")) as temporary:
-                temporary.write_bytes(read_regular(self.path, LARGEST))
+        count, corrupt = 0, False
         with atomic_file(self.path) as temporary:
-            temporary.write_bytes(b"".join(line + b"\n" for line in kept))
-        self._count = len(kept)
+            with temporary.open("wb") as file:
+                for number, line in enumerate(self._lines(), 1):
+                    try:
+                        kept = self._parse(number, line)["step"] <= step
+                    except RunError:
+                        kept, corrupt = False, True
+                    if kept:
+                        file.write(line + b"\n")
+                        count += 1
+            if corrupt:
+                with (
+                    atomic_file(self.path.with_name(f"{self.path.stem}-corrupt{self.path.suffix}")) as copy,
+                    open_regular(self.path) as original,
+                    copy.open("wb") as file,
+                ):
+                    shutil.copyfileobj(original, file)
+        self._count = count
 
-    def _lines(self) -> list[bytes]:
+    def _lines(self) -> Iterator[bytes]:
+        """Yield the complete lines. Of one that is too long only the start, which `_parse` rejects."""
         try:
-            content = read_regular(self.path, LARGEST)
+            with open_regular(self.path) as file:
+                size = os.fstat(file.fileno()).st_size
+                if size > LARGEST:
+                    raise RunError(f"{self.path} must have at most {LARGEST:,} bytes, got {size:,}.")
+                while line := file.readline(LARGEST_ROW + 1):
+                    end = line
+                    while len(line) > LARGEST_ROW and end and not end.endswith(b"\n"):
+                        end = file.readline(LARGEST_ROW)
+                    if not end.endswith(b"\n"):
+                        return
+                    yield line.removesuffix(b"\n")
         except FileNotFoundError:
-            return []
+            return
         except OSError as error:
             raise RunError(f"{self.path} cannot be read ({error.strerror}).") from None
-        *lines, _ = content.split(b"\n")
-        return lines
 
     def _parse(self, number: int, line: bytes) -> dict[str, Any]:
+        if len(line) > LARGEST_ROW:
+            raise RunError(f"{self.path} is corrupt: line {number} has more than {LARGEST_ROW:,} bytes.")
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):

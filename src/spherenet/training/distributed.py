@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from spherenet._util.text import first_line
 from spherenet._util.validation import require_device
 from spherenet.errors import LostProcessError, RunError, SphereNetError
 from spherenet.kernels.dispatch import leave_out_of_ddp
@@ -97,7 +98,7 @@ class Processes:
         except RuntimeError as error:
             if not _is_communication_error(error):
                 raise
-            detail = str(error).splitlines()[0][:200].rstrip(".")
+            detail = first_line(error)
             raise LostProcessError(
                 f"another process of the run ended or did not respond within {timeout:g} s ({detail}); "
                 "the last checkpoint is valid."
@@ -215,7 +216,7 @@ def _join(backend: str, world: int, timeout: float) -> None:
         thread.join(0.05)  # Python runs signal handlers between these calls
     error = outcome[0] if outcome else TimeoutError("timed out")
     if isinstance(error, (RuntimeError, TimeoutError, OSError, ValueError)):  # ValueError: MASTER_ADDR, MASTER_PORT
-        detail = (str(error).splitlines() or [type(error).__name__])[0][:200].rstrip(".")
+        detail = first_line(error)
         raise RunError(f"all {world} processes must join within {timeout:g} s, but did not ({detail}).") from None
     if error is not None:
         raise error

@@ -291,7 +291,7 @@ def model_card(run: SavedRun) -> ModelCard:
     images = description.get("images", description.get("pictures"))  # "pictures" in runs of earlier versions
     operator = run.config.operator or "plain convolution"
     # The model has the running statistics. Rows of earlier versions name no protocol.
-    rows = [row for row in run.directory.metrics.read() if row["split"] == "test" and row["step"] == run.step]
+    rows = [row for row in run.directory.metrics.rows() if row["split"] == "test" and row["step"] == run.step]
     rows = [row for row in rows if row.get("protocol", "running") == "running"]
     accuracy = run.accuracy if (run.config.bn_eval or ["running"])[0] == "running" else None
     return ModelCard(
