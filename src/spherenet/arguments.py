@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from spherenet._util.validation import require_floating, require_one_of
-from spherenet.angles import ANGLES, SMALLEST_K, AngleFunction, make_angle, require_k
+from spherenet.angles import ANGLES, AngleFunction, make_angle
 from spherenet.kernels.dispatch import can_read_values
 from spherenet.ops.norms import working_dtype
 from spherenet.ops.sphere_conv import CENTERS
@@ -42,20 +42,21 @@ def resolve_angle(
     """Return the angle function and its parameter for the arguments `operator` and `k` of a function."""
     if not isinstance(operator, str) or operator not in ANGLES:
         angle = make_angle(operator, k)  # type: ignore[arg-type]
-        return angle, getattr(angle, angle.parameter_name)
+        return angle, angle.k
     if operator not in _NAMED:
-        instead = '"sigmoid" and k' if ANGLES[operator].takes_k else f"a {ANGLES[operator].__name__} object"
-        owned = "k" if ANGLES[operator].takes_k else "parameters"
+        instead = '"sigmoid" and k' if ANGLES[operator].has_k() else f"a {ANGLES[operator].__name__} object"
+        owned = "k" if ANGLES[operator].has_k() else "parameters"
         raise ValueError(f'operator must not be "{operator}" in a function, which owns no {owned}: pass {instead}.')
     angle = _NAMED[operator]
     if k is None:
-        return angle, getattr(angle, angle.parameter_name)
-    if not angle.takes_k:
-        raise ValueError(f'k must be None unless operator is "sigmoid", got k={k!r} with operator {operator!r}.')
+        return angle, angle.k
+    if angle.parameter is None:
+        raise ValueError(f"k must be None for the {operator} operator, got {k!r}.")
     if not isinstance(k, Tensor):
-        return angle, require_k(k)
+        return angle, angle.parameter.require(k)
     require_floating("k", k)
     # If values cannot be read, a wrong k shows as NaN.
-    if can_read_values(k) and not bool(((k >= SMALLEST_K) & k.isfinite()).all()):
-        raise ValueError(f"k must be finite and at least {SMALLEST_K:g} everywhere, got {k.detach()}.")
+    smallest = angle.parameter.smallest
+    if can_read_values(k) and not bool(((k >= smallest) & k.isfinite()).all()):
+        raise ValueError(f"k must be finite and at least {smallest:g} everywhere, got {k.detach()}.")
     return angle, k.to(working_dtype(k.dtype))

@@ -211,7 +211,7 @@ def sphere_layer(
         _check_dtypes(input, weight)
     check = _check_shapes.__wrapped__ if torch.compiler.is_compiling() else _check_shapes
     check(input.shape, weight.shape, geometry.groups)
-    k = getattr(angle, angle.parameter_name) if k is None else k
+    k = angle.k if k is None else k
     radius = None if magnitude is None else magnitude.raw_radius
     if any(isinstance(value, Tensor) and value.shape != weight.shape[:1] for value in (*affine, k, radius)):
         require_per_filter(weight.shape[0], bias=affine.bias, beta=affine.beta, gamma=affine.gamma, k=k, radius=radius)

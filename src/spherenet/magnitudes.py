@@ -5,15 +5,14 @@ SphereConv is h = 1. To add an h, subclass `Magnitude` and register its name in 
 
 from __future__ import annotations
 
-import math
 from difflib import get_close_matches
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from spherenet._util.validation import require_integer, require_number, require_one_of, require_positive
+from spherenet._util.positive import PositiveParameter
+from spherenet._util.validation import require_number, require_one_of, require_positive
 
 __all__ = [
     "MAGNITUDES",
@@ -27,8 +26,8 @@ __all__ = [
     "make_magnitude",
 ]
 
-SMALLEST_RADIUS = 1e-3
-"""Smallest learned radius: below it, every patch of a usual network lies outside of the ball."""
+RADIUS = PositiveParameter("radius", start=1.0, smallest=1e-3)
+"""Radius ρ. Below the bound of a learned one, every patch of a usual network lies outside of the ball."""
 
 
 class Magnitude(nn.Module):
@@ -56,7 +55,7 @@ class Magnitude(nn.Module):
 
     def __init__(
         self,
-        radius: float = 1.0,
+        radius: float = RADIUS.start,
         num_filters: int | None = None,
         alpha: float = 1.0,
         beta: float = 0.0,
@@ -73,27 +72,17 @@ class Magnitude(nn.Module):
         if num_filters is None:
             self.register_parameter("raw_radius", None)
             return
-        require_integer("num_filters", num_filters, minimum=0)
-        if self.initial_radius <= SMALLEST_RADIUS:
-            raise ValueError(f"radius must be greater than {SMALLEST_RADIUS:g} if it is learned, got {radius!r}.")
-        self.raw_radius = nn.Parameter(torch.empty(num_filters, device=device, dtype=dtype))
-        self.reset_parameters()
+        self.raw_radius = RADIUS.create(num_filters, RADIUS.require_initial(radius), device, dtype)
 
     def reset_parameters(self) -> None:
         """Set every learned radius to its initial value."""
         if self.raw_radius is not None:
-            excess = self.initial_radius - SMALLEST_RADIUS
-            # The inverse of softplus in a form that does not overflow.
-            nn.init.constant_(self.raw_radius, excess + math.log(-math.expm1(-excess)))
+            RADIUS.reset(self.raw_radius, self.initial_radius)
 
     @property
     def radius(self) -> Tensor | float:
         """Radius ρ: a number, or one value per filter in float32 or float64 if it is learned."""
-        if self.raw_radius is None:
-            return self.initial_radius
-        half = self.raw_radius.dtype in (torch.bfloat16, torch.float16)
-        raw = self.raw_radius.float() if half else self.raw_radius
-        return SMALLEST_RADIUS + F.softplus(raw)
+        return self.initial_radius if self.raw_radius is None else RADIUS.value(self.raw_radius)
 
     @property
     def fixed_radius(self) -> float | None:

@@ -188,7 +188,7 @@ def transposed_layer(
         magnitude: h, or None for 1.
     """
     _check_tensors(input, weight)
-    k = getattr(angle, angle.parameter_name) if k is None else k
+    k = angle.k if k is None else k
     radius = None if magnitude is None else magnitude.raw_radius
     require_per_filter(weight.shape[1] * geometry.groups, **affine._asdict(), k=k, radius=radius)
     batch = input if input.dim() == weight.dim() else input.unsqueeze(0)

@@ -83,6 +83,30 @@ def test_summary_of_models_that_were_not_converted():
     assert [(layer.kind, layer.reason) for layer in plain] == [("plain", "as created")]
 
 
+def test_power_of_sharpened_cosine_is_shown_and_reported_as_dropped():
+    sphere = to_sphere(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), "sharpened-cosine")
+    row = sphere_summary(sphere)["0"]
+    assert (row.parameter, row.k) == ("p", pytest.approx(2.0))
+    assert "p = 2" in str(sphere_summary(sphere))
+    with torch.no_grad():
+        sphere[0].angle.raw_p[0] += 1
+    assert sphere_summary(sphere)["0"].k == (pytest.approx(2.0), pytest.approx(2.9, abs=0.01))
+    assert sphere_summary(to_plain(sphere))["0"].reason == "converted back from SphereLinear; p dropped"
+
+
+def test_parameters_of_own_function_are_reported_as_dropped():
+    class Scaled(sn.AngleFunction):
+        def __init__(self):
+            super().__init__()
+            self.factor = nn.Parameter(torch.ones(()))
+
+        def forward(self, cosine):
+            return self.factor * cosine
+
+    plain = to_plain(sn.SphereLinear(3, 4, operator=Scaled()))
+    assert sphere_summary(plain)[""].reason == "converted back from SphereLinear; parameters of g dropped"
+
+
 def test_shared_layers_and_parameters_count_once():
     angle = sn.LearnableSigmoidAngle()
     layer = sn.SphereLinear(3, 3, operator=angle)

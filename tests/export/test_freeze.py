@@ -139,11 +139,15 @@ class PerFilter(sn.AngleFunction):
         return sn.LinearAngle()(cosine) * self.power
 
 
-class Doubled(sn.SigmoidAngle):
-    """Subclass of a built-in operator with another g."""
+class Doubled(sn.AngleFunction):
+    """Custom g that contains a built-in one."""
+
+    def __init__(self, k):
+        super().__init__()
+        self.sigmoid = sn.SigmoidAngle(k)
 
     def forward(self, cosine):
-        return super().forward(cosine) * 2
+        return self.sigmoid(cosine) * 2
 
 
 CUSTOM = {

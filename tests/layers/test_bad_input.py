@@ -132,7 +132,7 @@ CALLS = {
         TypeError, "k must be a floating point tensor",
     ),
     "tensor k for cosine": (
-        lambda: sphere_linear(ROW, W2, k=torch.tensor(0.3)), ValueError, "unless operator",
+        lambda: sphere_linear(ROW, W2, k=torch.tensor(0.3)), ValueError, "k must be None for the cosine operator",
     ),
     **{
         f"{name} of shape {shape} for {call.__name__}": (

@@ -12,7 +12,7 @@ from cases import OPERATORS, POWERS, Geometry, oracle_conv, oracle_linear
 from layers.test_centers import assert_equals_oracle
 from oracle import sphere_conv as reference
 from spherenet.functional import sphere_linear
-from spherenet.magnitudes import MAGNITUDES, SMALLEST_RADIUS, make_magnitude
+from spherenet.magnitudes import MAGNITUDES, RADIUS, make_magnitude
 
 every_magnitude = pytest.mark.parametrize("magnitude", MAGNITUDES)
 every_center = pytest.mark.parametrize("center", [None, "weight", "patch"], ids=str)
@@ -212,7 +212,7 @@ def test_learned_radius_is_trained(magnitude):
     layer.weight.requires_grad_(False)
     radii = torch.tensor([0.5, 1.5, 3.0])
     with torch.no_grad():
-        target.magnitude.raw_radius.copy_((radii - SMALLEST_RADIUS).expm1().log())
+        target.magnitude.raw_radius.copy_((radii - RADIUS.smallest).expm1().log())
     torch.testing.assert_close(target.magnitude.radius, radii)
     optimizer, x = torch.optim.Adam([layer.magnitude.raw_radius], 0.05), torch.randn(256, 4)
     x *= torch.linspace(0.1, 5, 256)[:, None] / x.norm(dim=1, keepdim=True)
@@ -230,7 +230,7 @@ def test_learned_radius_starts_at_initial_value_and_stays_positive(magnitude, ra
     torch.testing.assert_close(h.radius, torch.full((3,), radius, dtype=torch.float64), rtol=1e-12, atol=0)
     with torch.no_grad():
         h.raw_radius.fill_(-1e4)
-    assert (h.radius >= SMALLEST_RADIUS).all()
+    assert (h.radius >= RADIUS.smallest).all()
     assert h(torch.ones(2, 3, dtype=torch.float64)).isfinite().all()
     h.reset_parameters()
     torch.testing.assert_close(h.radius, torch.full((3,), radius, dtype=torch.float64), rtol=1e-12, atol=0)
@@ -241,7 +241,7 @@ def test_learned_radius_starts_at_initial_value_and_stays_positive(magnitude, ra
 def test_half_precision_radius_is_computed_in_float32(magnitude, dtype):
     h = MAGNITUDES[magnitude](3.3, 2, dtype=dtype)
     assert h.radius.dtype == torch.float32
-    expected = nn.functional.softplus(h.raw_radius.double()) + SMALLEST_RADIUS
+    expected = nn.functional.softplus(h.raw_radius.double()) + RADIUS.smallest
     torch.testing.assert_close(h.radius.double(), expected, rtol=1e-6, atol=0)
 
 

@@ -295,10 +295,20 @@ def test_factors_give_value_and_slope(name):
     torch.testing.assert_close(outer * grad, expected)
 
 
-def test_subclass_with_other_function_gets_general_methods():
-    class Doubled(SigmoidAngle):
+@pytest.mark.parametrize("method", ["forward", "value"])
+def test_subclass_of_built_in_function_with_another_g_is_refused(method):
+    with pytest.raises(TypeError, match=r"Doubled must be a subclass of AngleFunction .* got a subclass of .*Sigmoid"):
+        type("Doubled", (SigmoidAngle,), {method: lambda self, cosine, *k: 2 * cosine})
+
+
+def test_own_function_gets_general_methods():
+    class Doubled(AngleFunction):
+        def __init__(self, k):
+            super().__init__()
+            self.sigmoid = SigmoidAngle(k)
+
         def forward(self, cosine):
-            return 2 * super().forward(cosine)
+            return 2 * self.sigmoid(cosine)
 
     angle, theta = Doubled(0.3), interior(50)
     assert angle.kernel_id is None

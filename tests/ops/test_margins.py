@@ -7,7 +7,7 @@ import torch
 
 from loss_cases import ANGLES, MARGINS
 from oracle import losses as reference_losses
-from spherenet.angles import CosineAngle, LearnableSigmoidAngle, LinearAngle, SigmoidAngle, make_angle
+from spherenet.angles import AngleFunction, CosineAngle, LearnableSigmoidAngle, LinearAngle, SigmoidAngle, make_angle
 from spherenet.ops.angular import additive_angle, additive_cosine
 
 GRID = torch.linspace(0, math.pi, 20_001, dtype=torch.float64)
@@ -112,10 +112,10 @@ def test_is_same_for_all_filters():
     assert not make_angle("learnable", num_filters=3).is_same_for_all_filters
 
 
-def test_psi_of_subclass_uses_its_function():
-    class Steeper(LinearAngle):
+def test_psi_of_own_function():
+    class Steeper(AngleFunction):
         def forward(self, cosine):
-            return super().forward(cosine) * 2
+            return LinearAngle()(cosine) * 2
 
     theta = torch.linspace(0.1, 3, 31, dtype=torch.float64)
     expected = torch.stack([reference_losses.psi(angle, 3, lambda t: 2 * (1 - 2 * t / math.pi)) for angle in theta])

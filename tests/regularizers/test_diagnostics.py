@@ -97,6 +97,15 @@ def test_k_values():
     assert (values["one"]["min"], values["one"]["mean"], values["one"]["max"]) == pytest.approx((0.8,) * 3)
 
 
+def test_k_values_include_the_power_of_sharpened_cosine():
+    model = nn.Sequential(SphereLinear(4, 2, operator="sharpened-cosine"), SphereLinear(2, 2, operator="learnable"))
+    values = k_values(model)
+    assert [entry["parameter"] for entry in values.values()] == ["p", "k"]
+    assert values["0"]["values"] == pytest.approx([2.0] * 2)
+    assert values["0"]["histogram"]["edges"][-1] == pytest.approx(2)
+    assert layer_diagnostics(model)["0"]["k_mean"] == pytest.approx(2.0)
+
+
 def test_norm_growth_is_relative_to_the_snapshot():
     model = nn.Sequential(SphereLinear(4, 3), nn.ReLU(), SphereConv2d(2, 4, 3))
     norms = KernelNorms(model)

@@ -19,29 +19,21 @@ from __future__ import annotations
 import torch
 
 from spherenet._util.validation import require_one_of
-from spherenet.angles.base import AngleFunction, CustomAngle, Device
+from spherenet.angles.base import AngleFunction, CustomAngle, Device, LearnedAngle
 from spherenet.angles.cosine_powers import SharpenedCosineAngle, SquareCosineAngle
 from spherenet.angles.elementary import angle_from_cosine
 from spherenet.angles.linear_cosine import CosineAngle, LinearAngle
-from spherenet.angles.sigmoid import (
-    DEFAULT_K,
-    DEFAULT_LEARNED_K,
-    SMALLEST_K,
-    LearnableSigmoidAngle,
-    SigmoidAngle,
-    require_k,
-)
+from spherenet.angles.sigmoid import DEFAULT_K, LearnableSigmoidAngle, SigmoidAngle
 
 __all__ = [
     "ANGLES",
     "DEFAULT_K",
-    "DEFAULT_LEARNED_K",
     "OPERATORS",
-    "SMALLEST_K",
     "AngleFunction",
     "CosineAngle",
     "CustomAngle",
     "LearnableSigmoidAngle",
+    "LearnedAngle",
     "LinearAngle",
     "SharpenedCosineAngle",
     "SigmoidAngle",
@@ -49,7 +41,6 @@ __all__ = [
     "angle_from_cosine",
     "make_angle",
     "make_shared_angle",
-    "require_k",
 ]
 
 ANGLES: dict[str, type[AngleFunction]] = {
@@ -101,7 +92,7 @@ def make_angle(
             f"got {operator!r} of type {type(operator).__name__}."
         )
     angle_class = ANGLES[require_one_of("operator", operator, OPERATORS)]
-    if k is not None and not angle_class.takes_k:
+    if k is not None and not angle_class.has_k():
         raise ValueError(f"k must be None for the {operator} operator, got {k!r}.")
     angle: AngleFunction = angle_class.create(k, num_filters, device, dtype)
     return angle

@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from spherenet._util.positive import PositiveParameter
 from spherenet.angles.elementary import angle_from_cosine
 
-__all__ = ["AngleFunction", "CustomAngle", "Device", "K", "inside_range"]
+__all__ = ["AngleFunction", "CustomAngle", "Device", "K", "LearnedAngle", "inside_range"]
 
 Device = torch.device | str | None
 K = Tensor | float | None
@@ -29,24 +30,24 @@ class AngleFunction(nn.Module):
     tensor of the same shape. It should decrease in θ; nothing else is required. Use `angle_from_cosine` instead of
     `acos` to compute θ: its gradient is finite at θ = 0 and θ = π.
 
-    The other methods have general implementations. If a subclass of a built-in class redefines `forward` or `value`,
-    it also gets the general implementation of each method that it does not redefine.
+    The other methods have general implementations. A class that defines another g must not be a subclass of a built-in
+    one, whose derivative, inverse and kernels would stay.
+
+    Raises:
+        TypeError: If a subclass of a built-in class redefines `forward` or `value`.
     """
 
     name: str = "custom"
     """Name of the operator."""
 
-    k: K = None
-    """Parameter of g, one number or a tensor [filters] or []; None if g has none."""
-
-    parameter_name: ClassVar[str] = "k"
-    """Name of the attribute that `value` and the kernels take as k."""
-
-    takes_k: ClassVar[bool] = False
-    """Whether the constructor accepts k."""
+    parameter: ClassVar[PositiveParameter | None] = None
+    """Name, start and range of the parameter of g; None if g has none."""
 
     is_learned: ClassVar[bool] = False
-    """Whether k is a trained parameter."""
+    """Whether the parameter is trained."""
+
+    k: K = None
+    """Value of the parameter, whatever its name: one number or a tensor [filters] or []; None if g has none."""
 
     kernel_id: ClassVar[str | None] = None
     """Name under which the fused kernels know g; None if they do not."""
@@ -55,7 +56,7 @@ class AngleFunction(nn.Module):
     """Whether float32 values of g determine the cosine well enough for the kernels' backward pass."""
 
     has_formula: ClassVar[bool] = False
-    """Whether `value(cosine, k)` is available."""
+    """Whether `value(cosine, k)` defines g, not `forward(cosine)`."""
 
     is_identity: ClassVar[bool] = False
     """Whether g(θ) is cos θ itself."""
@@ -70,20 +71,30 @@ class AngleFunction(nn.Module):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if "forward" in vars(cls) or "value" in vars(cls):
-            cls.has_formula = "value" in vars(cls)
-            for name in _SPECIALIZED:
-                if name not in vars(cls):
-                    setattr(cls, name, vars(AngleFunction)[name])
+        cls.has_formula = cls.forward is AngleFunction.forward
+        built_in = next((base for base in cls.__mro__[1:] if vars(base).get("kernel_id") is not None), None)
+        if built_in is not None and ("forward" in vars(cls) or "value" in vars(cls)):
+            raise TypeError(
+                f"{cls.__name__} must be a subclass of AngleFunction to define another g, got a subclass of "
+                f"{built_in.__name__}, whose derivative, inverse and kernels would stay."
+            )
+
+    @classmethod
+    def has_k(cls) -> bool:
+        """Return whether g has a parameter that is called k."""
+        return cls.parameter is not None and cls.parameter.name == "k"
 
     @classmethod
     def create(cls, k: float | None, num_filters: int | None, device: Device, dtype: torch.dtype | None) -> Any:
-        """Return an object for the arguments of a layer; classes without k ignore all of them."""
-        return cls()
+        """Return an object for the arguments of a layer; only a learned parameter needs the last three."""
+        options: dict[str, Any] = {} if k is None else {"k": k}
+        if cls.is_learned:
+            options |= {"num_filters": num_filters, "device": device, "dtype": dtype}
+        return cls(**options)
 
     def forward(self, cosine: Tensor) -> Tensor:
         """Return g for each cosine, filters last."""
-        return self.value(cosine, getattr(self, self.parameter_name))
+        return self.value(cosine, self.k)
 
     def value(self, cosine: Tensor, k: K) -> Tensor:
         """Return g for an explicit parameter that broadcasts against the cosines."""
@@ -166,11 +177,50 @@ class AngleFunction(nn.Module):
         raise NotImplementedError
 
 
-_SPECIALIZED = (
-    *("kernel_id", "is_identity", "is_same_for_all_filters", "derivative", "inverse", "at", "for_inference"),
-    *("constant_drop", "psi", "factors", "shape", "multiply_by_slope_"),
-)
-"""Members of a built-in class that are wrong for a subclass with another g."""
+class LearnedAngle(AngleFunction):
+    """An angle function whose `parameter` is learned, one value per filter or one for all.
+
+    Args:
+        num_filters: Number of values; None for a single one.
+        initial: Initial value of each of them.
+        device: Device of the parameter.
+        dtype: Dtype of the parameter.
+    """
+
+    parameter: ClassVar[PositiveParameter]
+    is_learned = True
+
+    def __init__(
+        self, num_filters: int | None, initial: float, *, device: Device = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        self.initial = self.parameter.require_initial(initial)
+        raw = self.parameter.create(num_filters, self.initial, device, dtype)
+        self.register_parameter(f"raw_{self.parameter.name}", raw)
+
+    @property
+    def raw(self) -> nn.Parameter:
+        """The trained tensor, of shape [] or [filters], any real numbers."""
+        return getattr(self, f"raw_{self.parameter.name}")  # type: ignore[no-any-return]
+
+    @property
+    def k(self) -> Tensor:  # type: ignore[override]
+        """The positive values, of shape [] or [filters], in float32 or float64."""
+        return self.parameter.value(self.raw)
+
+    @property
+    def is_same_for_all_filters(self) -> bool:
+        """Whether there is a single value."""
+        return self.raw.dim() == 0
+
+    def reset_parameters(self) -> None:
+        """Set every value to its initial value."""
+        self.parameter.reset(self.raw, self.initial)
+
+    def extra_repr(self) -> str:
+        """Return the number of values and their initial value."""
+        shared = "shared" if self.raw.dim() == 0 else f"{self.raw.numel()} filters"
+        return f"{shared}, initial_{self.parameter.name}={self.initial:g}"
 
 
 class CustomAngle(AngleFunction):

@@ -6,20 +6,19 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
-from spherenet._util.validation import require_integer, require_positive
-from spherenet.angles.base import AngleFunction, Device, K
+from spherenet._util.positive import PositiveParameter
+from spherenet.angles.base import AngleFunction, Device, K, LearnedAngle
 from spherenet.angles.elementary import ElementaryFunction, elementary, save_tensors
 
-__all__ = ["DEFAULT_P", "SMALLEST_P", "SharpenedCosineAngle", "SquareCosineAngle"]
+__all__ = ["SharpenedCosineAngle", "SquareCosineAngle"]
 
-DEFAULT_P = 2.0
-"""Default initial value of a learned p, that of the published implementations of sharpened cosine similarity."""
+LEARNED_P = PositiveParameter("p", start=2.0, smallest=0.1)
+"""Learned p, which starts at the value of the published implementations of sharpened cosine similarity.
 
-SMALLEST_P = 0.1
-"""Lower bound of a learned p: g is almost a step there."""
+At p = 0.1, g is almost a step.
+"""
 
 
 class SquareCosineAngle(AngleFunction):
@@ -61,7 +60,7 @@ class SquareCosineAngle(AngleFunction):
         grad.mul_(torch.abs(cosine, out=shape)).mul_(2)
 
 
-class SharpenedCosineAngle(AngleFunction):
+class SharpenedCosineAngle(LearnedAngle):
     """g = sign(c)·|c|^p with a trained p ≥ 0.1, one per filter or one for all: sharpened cosine similarity.
 
     p = 0.1 + softplus(raw_p). p = 1 is the cosine and p = 2 its signed square. For p < 1 the derivative is infinite at
@@ -75,50 +74,24 @@ class SharpenedCosineAngle(AngleFunction):
     """
 
     name = kernel_id = "sharpened-cosine"
-    parameter_name = "p"
+    parameter = LEARNED_P
     constant_drop = 2.0
-    is_learned = True
     is_recoverable = False
 
     def __init__(
         self,
         num_filters: int | None = None,
-        p: float = DEFAULT_P,
+        p: float = LEARNED_P.start,
         *,
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        self.initial_p = require_positive("p", p)
-        if self.initial_p <= SMALLEST_P:
-            raise ValueError(f"p must be greater than {SMALLEST_P:g}, got {p!r}.")
-        shape = () if num_filters is None else (require_integer("num_filters", num_filters, minimum=0),)
-        self.raw_p = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-        self.reset_parameters()
-
-    @classmethod
-    def create(
-        cls, k: float | None, num_filters: int | None, device: Device, dtype: torch.dtype | None
-    ) -> SharpenedCosineAngle:
-        """Return an object with one p per filter."""
-        return cls(num_filters, device=device, dtype=dtype)
-
-    def reset_parameters(self) -> None:
-        """Set every p to its initial value."""
-        excess = self.initial_p - SMALLEST_P
-        # The inverse of softplus in a form that neither overflows nor cancels.
-        nn.init.constant_(self.raw_p, excess + math.log(-math.expm1(-excess)))
+        super().__init__(num_filters, p, device=device, dtype=dtype)
 
     @property
     def p(self) -> Tensor:
         """The power, of shape [] or [filters], in float32 or float64."""
-        raw = self.raw_p.float() if self.raw_p.dtype in (torch.bfloat16, torch.float16) else self.raw_p
-        return SMALLEST_P + F.softplus(raw)
-
-    @property
-    def is_same_for_all_filters(self) -> bool:
-        """Whether there is a single p."""
-        return self.raw_p.dim() == 0
+        return self.k
 
     @staticmethod
     def value(cosine: Tensor, k: Any) -> Tensor:
@@ -137,11 +110,6 @@ class SharpenedCosineAngle(AngleFunction):
     def for_inference(self, cosine: Tensor) -> Tensor:
         """Return sign(c)·|c|^p without the bounded derivative."""
         return cosine.sign() * cosine.abs() ** self.p.detach().to(cosine.dtype)
-
-    def extra_repr(self) -> str:
-        """Return the number of p and their initial value."""
-        shared = "shared" if self.raw_p.dim() == 0 else f"{self.raw_p.numel()} filters"
-        return f"{shared}, initial_p={self.initial_p:g}"
 
 
 def _logarithm(cosine: Tensor) -> Tensor:

@@ -6,34 +6,22 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
-from spherenet._util.validation import require_integer, require_positive
-from spherenet.angles.base import AngleFunction, Device
+from spherenet._util.positive import PositiveParameter
+from spherenet.angles.base import AngleFunction, Device, LearnedAngle
 from spherenet.angles.elementary import asin, clamp_rounding, multiply_by_inverse_sine_, sine, tanh, tanh_ratio
 
-__all__ = ["DEFAULT_K", "DEFAULT_LEARNED_K", "SMALLEST_K", "LearnableSigmoidAngle", "SigmoidAngle", "require_k"]
+__all__ = ["DEFAULT_K", "LearnableSigmoidAngle", "SigmoidAngle"]
 
-DEFAULT_K = 0.3
-"""Default k of the sigmoid: the paper's choice for its larger experiments."""
+FIXED_K = PositiveParameter("k", start=0.3, smallest=1e-6, reason="below it the sigmoid is a step")
+"""k of the sigmoid. 0.3 is the paper's choice for its larger experiments; below 1e-6, 1/k² overflows float32."""
 
-DEFAULT_LEARNED_K = 0.5
-"""Default initial value of a learned k (the paper's value)."""
+LEARNED_K = PositiveParameter("k", start=0.5, smallest=0.01)
+"""Learned k, which starts at the paper's value. Below 0.01 the sigmoid is a step, and k would have no gradient."""
 
-SMALLEST_K = 1e-6
-"""Below this k the sigmoid is a step in every dtype, and 1/k² overflows float32 if k is learned."""
-
-SMALLEST_LEARNED_K = 0.01
-"""Lower bound of a learned k: the sigmoid is a step there, and a smaller k would have no gradient."""
-
-
-def require_k(value: object) -> float:
-    """Return k of a sigmoid if it is a finite number of at least `SMALLEST_K`, or raise an error."""
-    number = require_positive("k", value)
-    if number < SMALLEST_K:
-        raise ValueError(f"k must be at least {SMALLEST_K:g}, got {value!r}: below it the sigmoid is a step.")
-    return number
+DEFAULT_K = FIXED_K.start
+"""Default k of the sigmoid."""
 
 
 class _Sigmoid(AngleFunction):
@@ -41,7 +29,6 @@ class _Sigmoid(AngleFunction):
 
     kernel_id = "sigmoid"
     constant_drop = 2.0
-    takes_k = True
     k: Tensor | float
 
     @staticmethod
@@ -94,26 +81,20 @@ class SigmoidAngle(_Sigmoid):
     """
 
     name = "sigmoid"
+    parameter = FIXED_K
     is_same_for_all_filters = True
     k: float
 
     def __init__(self, k: float = DEFAULT_K) -> None:
         super().__init__()
-        self.k = require_k(k)
-
-    @classmethod
-    def create(
-        cls, k: float | None, num_filters: int | None, device: Device, dtype: torch.dtype | None
-    ) -> SigmoidAngle:
-        """Return an object with k, or with the default."""
-        return cls(DEFAULT_K if k is None else k)
+        self.k = FIXED_K.require(k)
 
     def extra_repr(self) -> str:
         """Return k."""
         return f"k={self.k:g}"
 
 
-class LearnableSigmoidAngle(_Sigmoid):
+class LearnableSigmoidAngle(LearnedAngle, _Sigmoid):  # type: ignore[misc]
     """The sigmoid with a trained k > 0, one per filter or one for all.
 
     k = 0.01 + softplus(raw_k) is positive by construction. Pass one object to several layers to share its k.
@@ -126,49 +107,14 @@ class LearnableSigmoidAngle(_Sigmoid):
     """
 
     name = "learnable"
-    is_learned = True
+    parameter = LEARNED_K
 
     def __init__(
         self,
         num_filters: int | None = None,
-        k: float = DEFAULT_LEARNED_K,
+        k: float = LEARNED_K.start,
         *,
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        self.initial_k = require_k(k)
-        if self.initial_k <= SMALLEST_LEARNED_K:
-            raise ValueError(f"k must be greater than {SMALLEST_LEARNED_K:g} if it is learned, got {k!r}.")
-        shape = () if num_filters is None else (require_integer("num_filters", num_filters, minimum=0),)
-        self.raw_k = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-        self.reset_parameters()
-
-    @classmethod
-    def create(
-        cls, k: float | None, num_filters: int | None, device: Device, dtype: torch.dtype | None
-    ) -> LearnableSigmoidAngle:
-        """Return an object with one k per filter."""
-        return cls(num_filters, DEFAULT_LEARNED_K if k is None else k, device=device, dtype=dtype)
-
-    def reset_parameters(self) -> None:
-        """Set every k to its initial value."""
-        excess = self.initial_k - SMALLEST_LEARNED_K
-        # The inverse of softplus in a form that neither overflows nor cancels.
-        nn.init.constant_(self.raw_k, excess + math.log(-math.expm1(-excess)))
-
-    @property
-    def k(self) -> Tensor:  # type: ignore[override]
-        """The positive k, of shape [] or [filters], in float32 or float64."""
-        raw = self.raw_k.float() if self.raw_k.dtype in (torch.bfloat16, torch.float16) else self.raw_k
-        return SMALLEST_LEARNED_K + F.softplus(raw)
-
-    @property
-    def is_same_for_all_filters(self) -> bool:
-        """Whether there is a single k."""
-        return self.raw_k.dim() == 0
-
-    def extra_repr(self) -> str:
-        """Return the number of k and their initial value."""
-        shared = "shared" if self.raw_k.dim() == 0 else f"{self.raw_k.numel()} filters"
-        return f"{shared}, initial_k={self.initial_k:g}"
+        super().__init__(num_filters, k, device=device, dtype=dtype)

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.parametrize import is_parametrized
 
 from spherenet._util.text import first_line, short
-from spherenet.angles import ANGLES, LearnableSigmoidAngle
+from spherenet.angles import ANGLES, LearnedAngle
 from spherenet.convert.layers import CONVERTIBLE, TRANSPOSED, num_filters
 from spherenet.convert.summary import record_reason, recorded_reason
 from spherenet.convert.swap import (
@@ -91,7 +91,7 @@ def _options_of(name: str, layer: Any) -> dict[str, Any]:
             f"layer {name!r} must have one of the magnitudes {', '.join(MAGNITUDES)} to be recorded, got an object of "
             f"type {type(magnitude).__name__}."
         )
-    k = angle.initial_k if isinstance(angle, LearnableSigmoidAngle) else layer.k
+    k = (angle.initial if isinstance(angle, LearnedAngle) else angle.k) if angle.has_k() else None
     learned_radius = magnitude is not None and magnitude.raw_radius is not None
     radius = magnitude.initial_radius if magnitude is not None and magnitude.has_radius else None
     options = {

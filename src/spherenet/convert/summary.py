@@ -71,10 +71,11 @@ class LayerSummary:
         kind: "sphere", "plain", "head" (an `AngularHead`), "norm" (a BatchNorm that `drop_batch_norm` kept), "dropped"
             (a BatchNorm replaced by `nn.Identity`) or "changed" (a module with a changed attribute).
         operator: Name of the angle function of a sphere layer.
-        k: The sigmoid's k, as a number or, if filters differ, as (smallest, largest); None if there is none.
+        k: Parameter of the angle function, a number or, if filters differ, (smallest, largest); None if it has none.
         reason: What a conversion did or why it did nothing; "as created" if no conversion looked at it.
         center: What a sphere layer centers: None, "weight" or "patch".
         magnitude: Name of the magnitude function of a sphere layer; None if it has none.
+        parameter: Name of the parameter of the angle function, e.g. "k" or "p"; None if it has none.
     """
 
     name: str
@@ -85,6 +86,7 @@ class LayerSummary:
     reason: str
     center: str | None = None
     magnitude: str | None = None
+    parameter: str | None = None
 
     def cells(self) -> tuple[str, ...]:
         """Return the row of the printed table."""
@@ -92,6 +94,8 @@ class LayerSummary:
             k = f"{self.k[0]:.3g} to {self.k[1]:.3g}"
         else:
             k = "–" if self.k is None else f"{self.k:.3g}"
+        if self.k is not None and self.parameter not in (None, "k"):
+            k = f"{self.parameter} = {k}"
         options = (self.operator or "–", k, self.center or "–", self.magnitude or "–")
         return self.name or "(model)", self.layer, self.kind, *options, self.reason
 
@@ -177,11 +181,14 @@ def sphere_summary(model: nn.Module) -> SphereSummary:
 
 
 def _summarize(name: str, module: nn.Module) -> LayerSummary:
-    operator, k = (module.operator, _range_of(module.k)) if isinstance(module, SphereLayer) else (None, None)
+    description = (name, type(module).__name__, _kind_of(module))
     reason = recorded_reason(module) or "as created"
-    center, magnitude = (module.center, module.magnitude) if isinstance(module, SphereLayer) else (None, None)
-    magnitude_name = None if magnitude is None else magnitude.name
-    return LayerSummary(name, type(module).__name__, _kind_of(module), operator, k, reason, center, magnitude_name)
+    if not isinstance(module, SphereLayer):
+        return LayerSummary(*description, None, None, reason)
+    magnitude = None if module.magnitude is None else module.magnitude.name
+    parameter = None if module.angle.parameter is None else module.angle.parameter.name
+    k = _range_of(module.k)
+    return LayerSummary(*description, module.operator, k, reason, module.center, magnitude, parameter)
 
 
 def _kind_of(module: nn.Module) -> str:

@@ -133,7 +133,9 @@ def is_convertible_back(layer: SphereLayer) -> bool:
 
 def make_plain(layer: Any) -> list[str]:
     """Change a sphere layer into the torch layer; return which of its options were dropped."""
-    dropped = ["k"] if layer.k is not None else []
+    angle = layer.angle
+    own = ["parameters of g"] if next(angle.parameters(), None) is not None else []
+    dropped = own if angle.parameter is None else [angle.parameter.name]
     dropped += ["β and γ"] if layer.rescale is not None else []
     dropped += ["centering"] if layer.center is not None else []
     dropped += ["magnitude function"] if layer.magnitude is not None else []

@@ -202,7 +202,7 @@ def create_settings(
     Raises:
         ValueError: A value is out of range, or none of the operators or losses uses it.
     """
-    with_k = [operator for operator in operators if operator in ANGLES and ANGLES[operator].takes_k]
+    with_k = [operator for operator in operators if operator in ANGLES and ANGLES[operator].has_k()]
     with_s = [loss for loss in losses if loss.startswith("s-") or loss in ("cosface", "arcface")]
     for option, values, users, names in (("k", ks, with_k, operators), ("s", scales, with_s, losses)):
         for value in values:

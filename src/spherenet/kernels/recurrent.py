@@ -47,7 +47,7 @@ def fused_recurrence(
     one_dtype = all(value.dtype == from_input.dtype for value in tensors) and from_input.element_size() >= 4
     if from_input.dim() != 3 or not one_dtype or autocast_is_on(from_input) or needs_operators(*tensors):
         return None
-    parameters = (*tensors[1:], layer.bias, layer.beta, layer.gamma, getattr(angle, angle.parameter_name))
+    parameters = (*tensors[1:], layer.bias, layer.beta, layer.gamma, angle.k)
     if implementation(from_input, *parameters) != "native":
         return None
     bias, beta, gamma = (per_filter(value, layer.weight) for value in (layer.bias, layer.beta, layer.gamma))
@@ -55,7 +55,7 @@ def fused_recurrence(
     operation = Operation(angle, Geometry(), layer.eps, "native", save_cosine)
     c = state[1] if len(state) == 2 else None
     outputs, *last = _Recurrence.apply(  # type: ignore[no-untyped-call]
-        from_input, state[0], c, layer.weight, getattr(angle, angle.parameter_name), bias, beta, gamma, operation
+        from_input, state[0], c, layer.weight, angle.k, bias, beta, gamma, operation
     )
     return outputs, tuple(last[: len(state)])
 

@@ -70,12 +70,12 @@ class SphereLayer(OptionCheck, nn.Module):
         self.k_sharing = k_sharing
         num_k = None if k_sharing == "layer" else num_filters
         self.angle = make_angle(operator, k, num_filters=num_k, device=device, dtype=dtype)
-        for name in ("k", "p"):
-            value = getattr(self.angle, name, None)
-            if isinstance(value, Tensor) and value.dim() == 1 and len(value) != num_filters:
-                raise ValueError(
-                    f"operator must have {num_filters} {name}, one per filter, got an object with {len(value)}."
-                )
+        values, parameter = self.angle.k, self.angle.parameter
+        if isinstance(values, Tensor) and values.dim() == 1 and len(values) != num_filters:
+            name = "k" if parameter is None else parameter.name
+            raise ValueError(
+                f"operator must have {num_filters} {name}, one per filter, got an object with {len(values)}."
+            )
         # Lazy layers do not know their kernels yet; a constructor may have given them one input for now.
         kernel = None if isinstance(self, LazyModuleMixin) else getattr(self, "weight", None)
         size = kernel.numel() // max(1, num_filters) if isinstance(kernel, Tensor) and not is_lazy(kernel) else None
@@ -100,7 +100,7 @@ class SphereLayer(OptionCheck, nn.Module):
 
     @property
     def k(self) -> Tensor | float | None:
-        """The parameter of g: a number, a tensor [filters] or [], or None if g has none."""
+        """The parameter of g, whatever its name: a number, a tensor [filters] or [], or None if g has none."""
         return self.angle.k
 
     def reset_parameters(self) -> None:

@@ -78,7 +78,7 @@ def angle_of_loss(angle: str | AngleFunction, k: float) -> AngleFunction:
         raise TypeError(
             f"angle must be one of {', '.join(map(repr, LOSS_ANGLES))} or an AngleFunction object, got {angle!r}."
         )
-    if isinstance(angle, str) and ANGLES[angle].takes_k:
+    if isinstance(angle, str) and ANGLES[angle].has_k():
         return make_angle(angle, k)
     # The default k of the signature is ignored; any other value is a mistake.
     if k != DEFAULT_K:

@@ -58,8 +58,9 @@ class KernelAngles(TypedDict):
 
 
 class KValues(TypedDict):
-    """Values and distribution of the sigmoid's k in one layer."""
+    """Values and distribution of the parameter of the angle function in one layer."""
 
+    parameter: str
     values: list[float | None]
     min: float | None
     mean: float | None
@@ -86,7 +87,7 @@ def kernel_angles(model: Modules, bins: int = 18) -> dict[str, KernelAngles]:
 
 
 def k_values(model: Modules, bins: int = 20) -> dict[str, KValues]:
-    """Return k of each sphere layer whose operator has one: its values and a histogram.
+    """Return the parameter (k, or p) of each sphere layer whose operator has one: its values and a histogram.
 
     The histogram is over [0, 1], as in the figure of the paper, or up to the largest k if that is greater. A layer
     with a single k (shared or fixed) lists one value. A k that several layers share is listed for each of them.
@@ -105,7 +106,9 @@ def k_values(model: Modules, bins: int = 20) -> dict[str, KValues]:
         if values is not None:
             finite = values[values.isfinite()]
             top = max([1.0, *finite.tolist()])
+            parameter = layer.angle.parameter
             by_layer[name] = {
+                "parameter": "k" if parameter is None else parameter.name,
                 "values": [_number(value) for value in values],
                 "min": _number(values.min()),
                 "mean": _number(values.mean()),
@@ -122,7 +125,8 @@ def layer_diagnostics(
 
     The keys are kernels, fan_in, groups; angle_min, angle_mean, angle_max; energy, half_space_energy; orthogonality,
     orthogonality_minimum, orthogonality_excess (what training can still remove); norm_min, norm_mean, norm_max;
-    norm_growth (mean ratio to `initial_norms`); k_min, k_mean, k_max (None if the operator has no k).
+    norm_growth (mean ratio to `initial_norms`); k_min, k_mean, k_max (of k or p; None if the operator
+    has no parameter).
 
     Args:
         model: A model, a layer, or several of them.

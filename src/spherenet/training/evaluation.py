@@ -252,7 +252,7 @@ class Probes:
 
     @torch.no_grad()
     def __call__(self, model: nn.Module, batch: Batch) -> dict[str, Any]:
-        """Return output variances and weight norms per layer, the mean feature norm, and the learned k."""
+        """Return output variances and weight norms per layer, the mean feature norm, and the parameters k or p."""
         variances: dict[str, float | None] = {}
         feature_norms: list[float] = []
         was_training = model.training
@@ -266,9 +266,8 @@ class Probes:
                 name: _rounded(_norm(parameter)) for name, parameter in model.named_parameters() if parameter.dim() > 1
             },
         }
-        learned = {name: [_rounded(k) for k in entry["values"]] for name, entry in k_values(model).items()}
-        if learned:
-            row["k"] = learned
+        for name, entry in k_values(model).items():
+            row.setdefault(entry["parameter"], {})[name] = [_rounded(value) for value in entry["values"]]
         if feature_norms:
             row["feature_norm"] = feature_norms[0]
             self._check_collapse(feature_norms[0])

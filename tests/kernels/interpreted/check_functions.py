@@ -37,7 +37,7 @@ def by_triton(layer, x, **options):
     affine, geometry = (layer.bias, layer.beta, layer.gamma), LINEAR_GEOMETRY
     if layer.weight.dim() > 2:
         x, geometry = conv.resolve_padding(x, geometry_of(layer))
-    k = getattr(layer.angle, layer.angle.parameter_name)
+    k = layer.angle.k
     return triton_sphere_conv(x, layer.weight, geometry, layer.angle, k, affine, **options)
 
 
@@ -123,11 +123,7 @@ def test_gradients_against_finite_differences(operator):
     weight = torch.randn(2, 2, 2, 2, dtype=torch.float64, requires_grad=True)
     learned = operator.name == "learnable"
     angle = sn.SigmoidAngle() if learned else make_angle(**operator.arguments)
-    k = (
-        torch.full((2,), 0.5, dtype=torch.float64, requires_grad=True)
-        if learned
-        else getattr(angle, angle.parameter_name)
-    )
+    k = torch.full((2,), 0.5, dtype=torch.float64, requires_grad=True) if learned else angle.k
     inputs = (x, weight, k) if learned else (x, weight)
 
     def function(*values):

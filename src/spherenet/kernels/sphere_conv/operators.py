@@ -64,7 +64,7 @@ def _operation(x: Tensor, weight: Tensor, flat: Sequence[Any]) -> tuple[Operatio
     angle, name = _angle_class(kernel_id), current_backend()
     if name not in ("native", "triton"):
         name = "triton" if x.is_cuda else "native"
-    return Operation(angle, geometry, eps, name, save_cosine), constant_k if angle.takes_k else None
+    return Operation(angle, geometry, eps, name, save_cosine), constant_k if angle.has_k() else None
 
 
 def forward(
