@@ -24,12 +24,12 @@ PENALTIES, MARGINS = {"C": [0.1, 1.0, 10.0]}, {"margin": [0.2, 0.5, 1.0]}
 ESTIMATORS = {
     "LogisticRegression": (LogisticRegression(max_iter=2000), PENALTIES),
     "SphereLogisticRegression cosine": (SphereLogisticRegression(**FIT), PENALTIES),
-    "SphereLogisticRegression linear": (SphereLogisticRegression(angle="linear", **FIT), PENALTIES),
-    "SphereLogisticRegression sigmoid": (SphereLogisticRegression(angle="sigmoid", **FIT), PENALTIES),
+    "SphereLogisticRegression linear": (SphereLogisticRegression(operator="linear", **FIT), PENALTIES),
+    "SphereLogisticRegression sigmoid": (SphereLogisticRegression(operator="sigmoid", **FIT), PENALTIES),
     "LinearSVC": (LinearSVC(max_iter=5000, random_state=0), PENALTIES),
     "SphereSVC cosine": (SphereSVC(**FIT), MARGINS),
-    "SphereSVC linear": (SphereSVC(angle="linear", **FIT), MARGINS),
-    "SphereSVC sigmoid": (SphereSVC(angle="sigmoid", **FIT), MARGINS),
+    "SphereSVC linear": (SphereSVC(operator="linear", **FIT), MARGINS),
+    "SphereSVC sigmoid": (SphereSVC(operator="sigmoid", **FIT), MARGINS),
 }
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])

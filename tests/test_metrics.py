@@ -146,7 +146,7 @@ def test_arrays_lists_and_strings_are_accepted():
 
 def test_lists_keep_the_digits_of_float64():
     scores, same = [1 - 1e-9, 1 - 2e-9, 1 - 3e-9, 1 - 4e-9], [1, 1, 0, 0]
-    assert sn.metrics.roc_auc(scores, same) == 1
+    assert sn.roc_auc(scores, same) == 1
     assert sn.metrics.equal_error_rate(scores, same) == 0
     assert metrics.roc_curve([20240101.0, 20240103.0], [0, 1]).thresholds.tolist()[1:] == [20240103.0, 20240101.0]
 

@@ -2,14 +2,19 @@
 
 import subprocess
 import sys
+from functools import partial
 
 import pytest
+import torch
 
 import spherenet as sn
+from spherenet.data import load_dataset
+from spherenet.training import TrainConfig
+from spherenet.training.build import build_model
 
 SUBMODULES = [
-    *("angles", "convert", "data", "errors", "estimators", "export", "functional", "kernels", "layers", "losses"),
-    *("metrics", "models", "ops", "optim", "regularizers", "report", "runs", "theory", "training"),
+    *("angles", "convert", "data", "errors", "estimators", "export", "functional", "layers", "losses", "magnitudes"),
+    *("metrics", "models", "optim", "regularizers", "training"),
 ]
 
 
@@ -26,6 +31,16 @@ def test_every_public_name_resolves():
     for name in sn.__all__:
         assert getattr(sn, name) is not None
     assert set(sn.__all__) <= set(dir(sn))
+
+
+def test_names_that_users_do_not_call_stay_in_their_modules():
+    assert not set(sn.__all__) & {
+        *("kernels", "ops", "report", "runs", "theory"),  # how it works, and what the command line does
+        *("KeptNorms", "KernelNorms", "ShardedHead", "SphereSummary"),  # results of functions
+        *("make_angle", "make_magnitude", "default_scale", "k_values", "sphere_layers"),
+    }
+    pair_metrics = {"equal_error_rate", "roc_auc", "roc_curve", "true_positive_rate_at", "verification_accuracy"}
+    assert pair_metrics <= set(sn.__all__)
 
 
 @pytest.mark.parametrize("name", SUBMODULES)
@@ -78,6 +93,31 @@ def test_subclass_of_a_layer_may_have_other_options():
             super().__init__(*args, **options)
 
     assert Named(3, 4, label="first", operator="linear").operator == "linear"
+
+
+WITHOUT_K = {
+    **{name: partial(make, operator="cosine") for name, make in LAYERS.items()},
+    "SphereConvTranspose2d": partial(sn.SphereConvTranspose2d, 3, 4, 3, operator="cosine"),
+    "SphereLSTM": partial(sn.SphereLSTM, 3, 4, operator="cosine"),
+    "an object": partial(sn.SphereLinear, 3, 4, operator=sn.CosineAngle()),
+    "functional": partial(sn.functional.sphere_linear, torch.ones(2, 3), torch.ones(4, 3), operator="cosine"),
+    "create_model": partial(sn.create_model, "cnn-3", operator="cosine"),
+    "to_sphere": partial(sn.to_sphere, torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3)), operator="cosine"),
+    "WSoftmaxLoss": sn.WSoftmaxLoss,
+    "WSoftmaxLoss of an object": partial(sn.WSoftmaxLoss, sn.LinearAngle()),
+    "GASoftmaxLoss": partial(sn.GASoftmaxLoss, angle="cosine"),
+    "SSoftmaxLoss": sn.SSoftmaxLoss,
+    "make_loss": partial(sn.make_loss, "w-linear"),
+    "SphereSVC": lambda k: sn.estimators.SphereSVC(k=k).fit([[0.0, 1.0], [1.0, 0.0]], [0, 1]),
+    "build_model": lambda k: build_model(TrainConfig(loss="w-cosine", loss_k=k), load_dataset("mnist5k")),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_K)
+def test_k_is_refused_where_the_operator_has_none(name):
+    """The default k of the sigmoid is no exception."""
+    with pytest.raises(ValueError, match=r"k must be None .*got (k=)?0\.3"):
+        WITHOUT_K[name](k=0.3)
 
 
 def test_unknown_attribute_raises():

@@ -109,7 +109,7 @@ def test_centers_and_magnitudes_train_and_resume(tmp_path, options, center):
     assert run.config["model"]["center"] == center
     (tmp_path / "run" / "summary.json").unlink()
     assert spherenet("train", "--resume", tmp_path / "run") == 0
-    layers = sn.sphere_layers(load_run(tmp_path / "run", "last").model).values()
+    layers = sn.regularizers.sphere_layers(load_run(tmp_path / "run", "last").model).values()
     assert {layer.center for layer in layers} == {center}
     magnitudes = {None if layer.magnitude is None else layer.magnitude.name for layer in layers}
     assert magnitudes == {"ball" if "ball" in options else None}

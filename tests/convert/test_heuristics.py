@@ -178,7 +178,7 @@ def test_converted_cnn_equals_sphere_network_of_create_model(name):
     sphere = to_sphere(cnn)
     x = torch.randn(2, 3, 32, 32)
     torch.testing.assert_close(sphere.eval()(x), expected.eval()(x), rtol=0, atol=0)
-    assert list(sn.sphere_layers(sphere)) == list(sn.sphere_layers(expected))
+    assert list(sn.regularizers.sphere_layers(sphere)) == list(sn.regularizers.sphere_layers(expected))
 
 
 def test_adaptive_softmax_stays_plain():

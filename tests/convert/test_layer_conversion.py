@@ -159,7 +159,7 @@ def test_shared_layers_and_weights_stay_shared():
         assert sphere.first is sphere.unregistered[0]
         assert sphere.first.weight is sphere.other.weight
         assert type(sphere.first) is type(sphere.other) is sn.SphereLinear
-        assert len(sn.sphere_layers(sphere)) == 1
+        assert len(sn.regularizers.sphere_layers(sphere)) == 1
         sphere(torch.randn(2, 4)).sum().backward()
         assert all(p.grad is not None for p in sphere.parameters())
 
@@ -239,7 +239,7 @@ def test_converted_models_survive_copy_pickle_and_state_dict():
 
 def test_converted_layers_work_with_regularizers_and_compile():
     sphere = to_sphere(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(16, 2)))
-    assert list(sn.sphere_layers(sphere)) == ["0"]
+    assert list(sn.regularizers.sphere_layers(sphere)) == ["0"]
     sn.orthogonality(sphere).backward()
     decayed = sn.param_groups(sphere, 1e-4)[0]["params"]
     assert [id(p) for p in decayed] == [id(sphere[2].weight)]

@@ -40,7 +40,7 @@ def similarities(model, X, angle):  # noqa: N803
 @every_angle
 def test_logistic_regression_matches_a_loop(task, angle):
     X, y = (array[:60] if task == "binary" else array[::3] for array in DATA[task])  # noqa: N806
-    model = SphereLogisticRegression(angle=angle, random_state=0).fit(X, y)
+    model = SphereLogisticRegression(operator=angle, random_state=0).fit(X, y)
     similarity, norm = similarities(model, X, angle)
     logits = model.scale_ * norm[:, None] * similarity
     exponentials = np.exp(logits - logits.max(1, keepdims=True))
@@ -59,7 +59,7 @@ def test_logistic_regression_matches_a_loop(task, angle):
 @pytest.mark.parametrize("loss", ["hinge", "squared_hinge"])
 def test_svc_matches_a_loop(task, angle, loss):
     X, y = (array[:60] if task == "binary" else array[::3] for array in DATA[task])  # noqa: N806
-    model = SphereSVC(angle=angle, margin=0.7, loss=loss, random_state=0).fit(X, y)
+    model = SphereSVC(operator=angle, margin=0.7, loss=loss, random_state=0).fit(X, y)
     similarity, _ = similarities(model, X, angle)
     scores = similarity[:, 1] - similarity[:, 0] if task == "binary" else similarity
     np.testing.assert_allclose(model.decision_function(X), scores, rtol=1e-6, atol=1e-7)
@@ -102,10 +102,12 @@ def test_cosine_with_several_classes_is_close_to_plain_logistic_regression():
 def test_string_labels_are_predicted(cls, angle):
     X, y = DATA["multiclass"]  # noqa: N806
     names = np.array(["setosa", "versicolor", "virginica"])[y]
-    model = cls(angle=angle, random_state=0).fit(X, names)
+    model = cls(operator=angle, random_state=0).fit(X, names)
     assert list(model.classes_) == ["setosa", "versicolor", "virginica"]
     assert set(model.predict(X)) == set(names)
-    np.testing.assert_array_equal(model.predict(X) == names, cls(angle=angle, random_state=0).fit(X, y).predict(X) == y)
+    np.testing.assert_array_equal(
+        model.predict(X) == names, cls(operator=angle, random_state=0).fit(X, y).predict(X) == y
+    )
 
 
 @both
@@ -181,9 +183,9 @@ def test_svc_does_not_depend_on_the_scale_of_raw_features(scale):
 @both
 def test_parameters_set_after_fit_change_nothing_before_the_next_fit(cls):
     X, y = DATA["multiclass"]  # noqa: N806
-    model = cls(angle="sigmoid", k=0.5, random_state=0).fit(X, y)
+    model = cls(operator="sigmoid", k=0.5, random_state=0).fit(X, y)
     scores = model.decision_function(X)
-    model.set_params(angle="linear", k=0.3, fit_intercept=False, intercept_scaling=5.0, standardize=False)
+    model.set_params(operator="linear", k=None, fit_intercept=False, intercept_scaling=5.0, standardize=False)
     assert np.array_equal(model.decision_function(X), scores)
     assert not np.array_equal(model.fit(X, y).decision_function(X), scores)
 
@@ -211,9 +213,10 @@ def test_estimators_work_in_pipelines_grid_search_and_calibration(cls):
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"angle": "cosin"}, "angle must be one of .*Did you mean 'cosine'"),
-        ({"angle": "learnable"}, "learnable"),
-        ({"k": 0.5}, "k must be left out unless angle is"),
+        ({"operator": "cosin"}, "operator must be one of .*Did you mean 'cosine'"),
+        ({"operator": "learnable"}, "learnable"),
+        ({"k": 0.5}, "k must be None for the cosine operator, got 0.5"),
+        ({"k": 0.3}, "k must be None for the cosine operator, got 0.3"),
         ({"tol": 0}, "tol must be greater than 0"),
         ({"max_iter": 2.5}, "max_iter must be a whole number of at least 1, got 2.5"),
         ({"intercept_scaling": -1}, "intercept_scaling must be greater than 0"),
@@ -257,9 +260,9 @@ def test_fits_where_gradients_are_switched_off(cls, mode):
 @both
 def test_numpy_scalars_are_accepted_as_k(cls):
     samples, labels = DATA["multiclass"]
-    model = cls(angle="sigmoid", k=np.float32(0.5), random_state=0).fit(samples, labels)
+    model = cls(operator="sigmoid", k=np.float32(0.5), random_state=0).fit(samples, labels)
     assert np.array_equal(
-        model.directions_, cls(angle="sigmoid", k=0.5, random_state=0).fit(samples, labels).directions_
+        model.directions_, cls(operator="sigmoid", k=0.5, random_state=0).fit(samples, labels).directions_
     )
 
 

@@ -10,9 +10,9 @@ from spherenet.estimators import SphereLogisticRegression, SphereSVC
 
 ESTIMATORS = [
     SphereLogisticRegression(),
-    SphereLogisticRegression(angle="linear", C=10.0, standardize=False, fit_intercept=False),
+    SphereLogisticRegression(operator="linear", C=10.0, standardize=False, fit_intercept=False),
     SphereSVC(),
-    SphereSVC(angle="sigmoid", loss="hinge", margin=0.2),
+    SphereSVC(operator="sigmoid", loss="hinge", margin=0.2),
 ]
 
 ARRAY_CHECK = "check_array_api_input"

@@ -183,7 +183,7 @@ def test_folders_of_earlier_versions_are_not_centered(network, tmp_path):
 
 
 def test_shipped_model_is_not_centered():
-    assert {layer.center for layer in sn.sphere_layers(load_model(shipped_model())).values()} == {None}
+    assert {layer.center for layer in sn.regularizers.sphere_layers(load_model(shipped_model())).values()} == {None}
 
 
 def test_magnitude_objects_cannot_be_saved_as_a_folder(network, tmp_path):

@@ -241,7 +241,9 @@ def test_bad_folders_of_transformers_are_refused(vit, tmp_path):
     (tmp_path / "hf" / "spherenet.json").write_text("[]")
     with pytest.raises(ModelError, match="the conversion record must be an object"):
         sn.load_pretrained(cls, tmp_path / "hf")
-    (tmp_path / "hf" / "spherenet.json").write_text(json.dumps(sn.conversion_record(sn.to_sphere(vit, "learnable"))))
+    (tmp_path / "hf" / "spherenet.json").write_text(
+        json.dumps(sn.convert.conversion_record(sn.to_sphere(vit, "learnable")))
+    )
     with pytest.raises(ModelError, match=r"does not fit ViTForImageClassification: .* missing: .*raw_k"):
         sn.load_pretrained(cls, tmp_path / "hf")
     with pytest.raises(TypeError, match="model must be a model of transformers, got Linear"):

@@ -189,7 +189,7 @@ def test_frozen_heads_match(name, bias):
     if bias:
         nn.init.normal_(head.bias)
     loss = Scaled() if name == "custom" else LOSSES[name]()
-    model = sn.Classifier(nn.Flatten(), head, loss.double(), {}).eval()
+    model = sn.models.Classifier(nn.Flatten(), head, loss.double(), {}).eval()
     features = (
         torch.randn(4, 5, dtype=torch.float64) * torch.tensor([0.0, 1e-9, 1.0, 1e4], dtype=torch.float64)[:, None]
     )

@@ -10,7 +10,7 @@ import yaml
 import spherenet as sn
 from export.hub_stub import HubStub
 from spherenet.errors import MissingExtraError, ModelError
-from spherenet.export import download_model, load_metadata, push_to_hub
+from spherenet.export import ModelCard, download_model, load_metadata, push_to_hub
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
 
@@ -47,7 +47,7 @@ def saved_files(model, folder):
 
 
 def test_uploaded_model_is_loaded_bit_for_bit(hub, model):
-    card = sn.ModelCard("small", accuracy=0.75, accuracy_n=100, accuracy_on="the test images of x", license="MIT")
+    card = ModelCard("small", accuracy=0.75, accuracy_n=100, accuracy_on="the test images of x", license="MIT")
     address = model.push_to_hub("user/small", metadata={"classes": ["a", "b"]}, card=card, token="hf_test")
     (commit, files) = hub.repositories["user/small"][0]
     assert address == f"{hub.address}/user/small/commit/{commit}"
@@ -205,14 +205,14 @@ def test_failed_uploads(hub, model):
 
 
 def test_header_of_a_card():
-    card = sn.ModelCard('a: "b"\n---', accuracy=1, accuracy_on="→: x", license="My own")
+    card = ModelCard('a: "b"\n---', accuracy=1, accuracy_on="→: x", license="My own")
     _, header, text = card.to_hub_page().split("---\n", 2)
     data = yaml.safe_load(header)
     assert data["license"] == "other"
     assert data["model-index"][0]["name"] == 'a: "b" ---'
     assert data["model-index"][0]["results"][0]["dataset"] == {"name": "→: x", "type": "x"}
     assert text.strip() == card.to_markdown().strip()
-    named = sn.ModelCard("a", accuracy=1, accuracy_on="the test images of cifar10", dataset="cifar10").to_hub_page()
+    named = ModelCard("a", accuracy=1, accuracy_on="the test images of cifar10", dataset="cifar10").to_hub_page()
     assert "dataset:\n      name: cifar10\n      type: cifar10\n" in named
-    assert "model-index" not in sn.ModelCard("no accuracy").to_hub_page()
+    assert "model-index" not in ModelCard("no accuracy").to_hub_page()
     assert json.loads(json.dumps(data)) == data

@@ -75,7 +75,7 @@ def test_shared_k_is_stored_once_and_stays_shared(network, tmp_path):
     stored = safetensors_torch.load_file(tmp_path / "saved" / "model.safetensors")
     assert len([name for name in stored if name.endswith("raw_k")]) == 1
     loaded = load_model(tmp_path / "saved")
-    assert len({id(layer.angle) for layer in sn.sphere_layers(loaded).values()}) == 1
+    assert len({id(layer.angle) for layer in sn.regularizers.sphere_layers(loaded).values()}) == 1
 
 
 def test_replaced_annealing_is_saved(network, tmp_path):
@@ -105,7 +105,7 @@ def test_config_without_operator_is_a_plain_network(network, tmp_path):
     del config["model"]["operator"]
     file.write_text(json.dumps(config))
     loaded = load_model(tmp_path / "saved")
-    assert not sn.sphere_layers(loaded)
+    assert not sn.regularizers.sphere_layers(loaded)
     assert_same(loaded, model)
 
 

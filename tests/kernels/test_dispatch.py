@@ -19,7 +19,7 @@ from spherenet.kernels.dispatch import compiled_or_plain
 from spherenet.kernels.sphere_conv import autograd as unit_weights
 from spherenet.kernels.sphere_conv import native
 from spherenet.layers.head import AngularHead
-from spherenet.losses import base as losses
+from spherenet.losses import batch as losses
 
 
 def test_cpu_layers_are_native():

@@ -244,7 +244,7 @@ def test_weights_are_treated_as_sphere_weights(plain, counterpart):
     decayed, spared = (group["params"] for group in sn.param_groups(model, 0.1))
     assert [id(parameter) for parameter in decayed] == [id(model[1].weight)]
     assert len(spared) == len(list(model[0].parameters())) + 1
-    layers = sn.sphere_layers(model)
+    layers = sn.regularizers.sphere_layers(model)
     assert list(layers) == [f"0.cells.{cell}.{part}" for cell in range(2) for part in ("ih", "hh")]
     expected = sum((w @ w.mT - torch.eye(len(w))).square().sum() for w in (layer.weight for layer in layers.values()))
     torch.testing.assert_close(sn.orthogonality(model), expected)

@@ -36,11 +36,21 @@ CONSTRUCTORS = {
     "k of zero": (lambda: WSoftmaxLoss("sigmoid", 0), ValueError, "k must be greater than 0, got 0"),
     "negative k": (lambda: GASoftmaxLoss("sigmoid", k=-1), ValueError, "k must be greater than 0, got -1"),
     "NaN k": (lambda: SSoftmaxLoss("sigmoid", k=math.nan), ValueError, "k must be finite, got nan"),
-    "k for the cosine": (lambda: WSoftmaxLoss("cosine", 0.5), ValueError, "k must be left out.*k=0.5.*'cosine'"),
-    "k beside an object": (lambda: WSoftmaxLoss(LinearAngle(), 0.5), ValueError, "k must be left out.*k=0.5"),
-    "unknown angle": (lambda: WSoftmaxLoss("cosin"), ValueError, "angle must.*'cosin'.*mean 'cosine'"),
+    "k for the cosine": (lambda: WSoftmaxLoss("cosine", 0.5), ValueError, "k must be None for the cosine.*got 0.5"),
+    "k beside an object": (lambda: WSoftmaxLoss(LinearAngle(), 0.5), ValueError, "k must be None.*object, got 0.5"),
+    "default k of the sigmoid for the cosine": (
+        lambda: WSoftmaxLoss("cosine", 0.3), ValueError, "k must be None for the cosine operator, got 0.3",
+    ),
+    "default k beside an object": (lambda: SSoftmaxLoss(LinearAngle(), k=0.3), ValueError, "k must be None.*got 0.3"),
+    "operator and its other name": (
+        lambda: WSoftmaxLoss(operator="cosine", angle="linear"), TypeError, "angle must be left out.*got 'linear'",
+    ),
+    "operator by position and its other name": (
+        lambda: GASoftmaxLoss("cosine", angle="linear"), TypeError, "angle must be left out.*got 'linear'",
+    ),
+    "unknown angle": (lambda: WSoftmaxLoss("cosin"), ValueError, "operator must.*'cosin'.*mean 'cosine'"),
     "learnable by name": (lambda: WSoftmaxLoss("learnable"), ValueError, "got 'learnable': a loss owns no weights"),
-    "angle of another type": (lambda: WSoftmaxLoss(3), TypeError, "angle must.*AngleFunction object, got 3"),
+    "angle of another type": (lambda: WSoftmaxLoss(3), TypeError, "operator must.*AngleFunction object, got 3"),
     "negative step": (lambda: GASoftmaxLoss.paper().set_step(-1), ValueError, "^step must be at least 0, got -1.$"),
     "step as text": (lambda: GASoftmaxLoss().set_step("1"), TypeError, "^step must be a number, got '1'"),
     "negative lambda": (
@@ -149,7 +159,7 @@ UNKNOWN_OPTIONS = {
     "smoothing": (lambda: WSoftmaxLoss(smoothing=0.1), "WSoftmaxLoss has no option 'smoothing'; .* 'label_smoothing'"),
     "no similar option": (
         lambda: WSoftmaxLoss(zzz=1),
-        r"WSoftmaxLoss has no option 'zzz'\. Allowed: angle, k, class_w",
+        r"WSoftmaxLoss has no option 'zzz'\. Allowed: operator, k, angle, class_w",
     ),
 }
 

@@ -40,7 +40,7 @@ def output():
 
 def test_defaults_are_a_fixed_scale_and_a_detached_margin():
     for loss in (GASoftmaxLoss(), ASoftmaxLoss(), make_loss("ga-linear"), make_loss("a"), make_loss("sphereface-r2")):
-        assert (loss.m, loss.scale, loss.margin_gradient, loss.annealing) == (1.5, None, "detached", None)
+        assert (loss.m, loss.scale, loss.margin_gradient, loss.annealing) == (1.5, "auto", "detached", None)
     assert SSoftmaxLoss().m == 1
 
 
@@ -189,8 +189,10 @@ def test_feature_penalty_pulls_to_the_default_scale():
     target = default_scale(10, 0.5)
     norms = torch.tensor([target - 1, target, target + 1]).requires_grad_()
     output = AngularOutput(torch.zeros(3, 10), norms, torch.ones(10))
-    (gradient,) = torch.autograd.grad(loss._norm_penalty(output, torch.zeros(3, dtype=torch.int64)), norms)
-    assert gradient.tolist() == pytest.approx([-2 / 3, 0, 2 / 3], abs=1e-5)
+    labels = torch.zeros(3, dtype=torch.int64)
+    plain = GASoftmaxLoss("linear", scale="norm")(output, labels)
+    (gradient,) = torch.autograd.grad(loss(output, labels) - plain, norms)
+    assert gradient.tolist() == pytest.approx([-0.02 / 3, 0, 0.02 / 3], abs=1e-7)
 
 
 @pytest.mark.parametrize("norm", [0.0, 1e-30, 1.0, 1e15, 1e18, 1e20, 3e38])
@@ -254,7 +256,7 @@ CONTRADICTIONS = {
         lambda: GASoftmaxLoss(scale=30, feature_penalty=0.01),
         r'feature_penalty must be 0 unless scale is "norm", got 0.01 with scale=30',
     ),
-    "penalty with the default scale": (lambda: ASoftmaxLoss(feature_penalty=0.01), "got 0.01 with scale=None"),
+    "penalty with the default scale": (lambda: ASoftmaxLoss(feature_penalty=0.01), "got 0.01 with scale='auto'"),
     "norm without penalty": (
         lambda: GASoftmaxLoss(scale="norm", feature_norm=30),
         "feature_norm must be left out unless feature_penalty is set, got 30",
@@ -269,7 +271,7 @@ CONTRADICTIONS = {
     "gradient of ArcFace": (lambda: ArcFaceLoss(margin_gradient="none"), "margin_gradient must be one of"),
     "scale of zero": (lambda: GASoftmaxLoss(scale=0), "scale must be greater than 0, got 0"),
     "scale by another name": (
-        lambda: GASoftmaxLoss(scale="Norm"), 'scale must be "norm", a number greater than 0 or None, got \'Norm\'',
+        lambda: GASoftmaxLoss(scale="Norm"), 'scale must be "norm", "auto" or a number greater than 0, got \'Norm\'',
     ),
     "no default scale": (lambda: GASoftmaxLoss(CustomAngle(lambda theta: -theta)), "scale must be given.*got -0.785"),
     "m of S-Softmax": (lambda: SSoftmaxLoss(m=0.5), "m must be at least 1, got 0.5"),

@@ -53,7 +53,7 @@ INVALID = {
     "angle in addition to the name": (
         lambda: make_loss("w-linear", angle="cosine"), TypeError, "'w-linear' has no option 'angle'",
     ),
-    "k of a loss without k": (lambda: make_loss("w-cosine", k=0.5), ValueError, "k must be left out"),
+    "k of a loss without k": (lambda: make_loss("w-cosine", k=0.5), ValueError, "k must be None for the cosine"),
 }  # fmt: skip
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import spherenet as sn
-from spherenet.losses import base
 from spherenet.models import create
 from spherenet.models.networks import LayerFactory
+from spherenet.ops.angular import AngularLogits
 
 OPERATORS = [None, "none", "linear", "cosine", "sigmoid", "learnable"]
 SMALL = {name: {"widths": (4, 6, 8)} for name in sn.list_models()} | {
@@ -138,7 +138,7 @@ def test_k_sharing_network_uses_one_k():
     model = sn.create_model("cnn-9", operator="learnable", k=0.4, k_sharing="network", **SMALL["cnn-9"])
     raw = [p for name, p in model.named_parameters() if name.endswith("raw_k")]
     assert len(raw) == 1
-    assert [layer.k.item() for layer in sn.sphere_layers(model).values()] == [pytest.approx(0.4)] * 10
+    assert [layer.k.item() for layer in sn.regularizers.sphere_layers(model).values()] == [pytest.approx(0.4)] * 10
 
 
 @pytest.mark.parametrize("loss", sn.list_losses())
@@ -203,7 +203,7 @@ def test_unknown_loss_option_suggests_the_nearest_name():
 
 def test_default_operator_is_cosine():
     model = sn.create_model("cnn-3", **SMALL["cnn-3"])
-    assert {layer.operator for layer in sn.sphere_layers(model).values()} == {"cosine"}
+    assert {layer.operator for layer in sn.regularizers.sphere_layers(model).values()} == {"cosine"}
     assert model.config["operator"] == "cosine"
 
 
@@ -211,9 +211,9 @@ def test_default_operator_is_cosine():
 @pytest.mark.parametrize("name", ["cnn-3", "resnet-32"])
 def test_operator_none_creates_plain_convolutions(name, operator):
     model = sn.create_model(name, operator=operator, **SMALL[name])
-    assert not sn.sphere_layers(model)
+    assert not sn.regularizers.sphere_layers(model)
     assert model.config["operator"] is None
-    assert not sn.sphere_layers(LayerFactory(operator).unit(3, 4, 3))
+    assert not sn.regularizers.sphere_layers(LayerFactory(operator).unit(3, 4, 3))
 
 
 @pytest.mark.parametrize("loss", ["softmax", "ga-linear", "arcface"])
@@ -228,8 +228,8 @@ def test_loss_without_scores_equals_loss_with_scores(loss):
 @pytest.mark.parametrize("loss", ["softmax", "ga-linear", "arcface"])
 def test_training_computes_logits_once(loss, monkeypatch):
     calls = []
-    angular_logits = base.angular_logits
-    monkeypatch.setattr(base, "angular_logits", lambda *a: calls.append(1) or angular_logits(*a))
+    scores = AngularLogits.scores
+    monkeypatch.setattr(AngularLogits, "scores", lambda *a: calls.append(1) or scores(*a))
     sn.create_model("cnn-3", loss=loss, **SMALL["cnn-3"])(torch.randn(4, 3, 32, 32), torch.arange(4))
     assert len(calls) == 1
 
@@ -283,7 +283,7 @@ def test_center_is_patch_by_default_without_batch_norm_only(name, options, expec
     with torch.device("meta"):
         model = sn.create_model(name, operator="cosine", **SMALL[name], **options)
         again = sn.create_model(**model.config)
-    assert {layer.center for layer in sn.sphere_layers(model).values()} == {expected}
+    assert {layer.center for layer in sn.regularizers.sphere_layers(model).values()} == {expected}
     assert model.config["center"] == again.config["center"] == expected
     assert str(again) == str(model)
 
@@ -315,12 +315,12 @@ def test_centers_and_magnitudes_run_forward_and_backward(options, shortcut):
     loss.backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
     radii = [name for name, _ in model.named_parameters() if name.endswith("raw_radius")]
-    assert len(radii) == (len(sn.sphere_layers(model)) if "radius" in options else 0)
+    assert len(radii) == (len(sn.regularizers.sphere_layers(model)) if "radius" in options else 0)
 
 
 def test_kernels_with_a_single_entry_are_not_centered():
     model = sn.create_model("cnn-3", operator="cosine", batch_norm=False, widths=(1, 1, 1), input_size=8)
-    centers = {name: layer.center for name, layer in sn.sphere_layers(model).items()}
+    centers = {name: layer.center for name, layer in sn.regularizers.sphere_layers(model).items()}
     assert centers.pop("features.fully_connected") is None  # 1 × 1 pixels of one channel
     assert set(centers.values()) == {"patch"}
 

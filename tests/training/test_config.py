@@ -217,7 +217,6 @@ def test_options_without_effect_are_named():
         "--lambda-floor-at",
     ]
     assert options_without_effect(TrainConfig(loss="a", margin_gradient="full", lambda_floor=1.0)) == []
-    assert len(options_without_effect(TrainConfig(loss="w-cosine", loss_k=0.3))) == 1
     assert options_without_effect(TrainConfig(loss="w-sigmoid", loss_k=0.5)) == []
 
 

@@ -139,7 +139,7 @@ class SphereClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         max_iter, tol = _positive_integer("max_iter", self.max_iter), positive("tol", self.tol)
         scaler = StandardScaler().fit(X) if self.standardize else None
         constant = positive("intercept_scaling", self.intercept_scaling) if self.fit_intercept else None
-        angle = angle_of_loss(self.angle, as_python(self.k))
+        angle = angle_of_loss(self.operator, as_python(self.k))
         with torch.inference_mode(False), torch.enable_grad():  # whatever the caller has switched off
             features = self._features(X, scaler, constant)
             model = self._start(features.shape[1], classes)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from spherenet._util.validation import require_one_of
-from spherenet.angles import DEFAULT_K, AngleFunction
+from spherenet.angles import AngleFunction
 from spherenet.estimators.base import EPS, SphereClassifier, positive
 from spherenet.layers import AngularHead
 from spherenet.losses import WSoftmaxLoss
@@ -42,13 +42,13 @@ class SphereLogisticRegression(SphereClassifier):
         C·Σ_i −log p(y_i | x_i) + ½·K·s²        for K classes.
 
     s·w_j are the weights of plain logistic regression, restricted to a common length. The penalty and C have the same
-    meaning as in `sklearn.linear_model.LogisticRegression` for three classes or more. With angle="cosine" the only
+    meaning as in `sklearn.linear_model.LogisticRegression` for three classes or more. With operator="cosine" the only
     differences are the common length and the penalty of the intercept. For two classes the models are the same if its C
     is doubled, because it penalizes one weight instead of two.
 
     Args:
-        angle: Angle function g: "cosine", "linear" or "sigmoid".
-        k: Parameter of the sigmoid.
+        operator: Angle function g: "cosine", "linear" or "sigmoid".
+        k: Parameter of the sigmoid, 0.3 by default; not allowed with another angle function.
         C: Inverse strength of the regularization.
         standardize: Whether to standardize the features, see `spherenet.estimators.base`.
         fit_intercept: Whether to append a constant feature, see `spherenet.estimators.base`.
@@ -77,8 +77,8 @@ class SphereLogisticRegression(SphereClassifier):
     def __init__(
         self,
         *,
-        angle: str = "cosine",
-        k: float = DEFAULT_K,
+        operator: str = "cosine",
+        k: float | None = None,
         C: float = 1.0,  # noqa: N803
         standardize: bool = True,
         fit_intercept: bool = True,
@@ -88,7 +88,7 @@ class SphereLogisticRegression(SphereClassifier):
         warm_start: bool = False,
         random_state: Any = None,
     ) -> None:
-        self.angle = angle
+        self.operator = operator
         self.k = k
         self.C = C
         self.standardize = standardize
@@ -148,8 +148,8 @@ class SphereSVC(SphereClassifier):
     `sklearn.calibration.CalibratedClassifierCV` learns them from the scores.
 
     Args:
-        angle: Angle function g: "cosine", "linear" or "sigmoid".
-        k: Parameter of the sigmoid.
+        operator: Angle function g: "cosine", "linear" or "sigmoid".
+        k: Parameter of the sigmoid, 0.3 by default; not allowed with another angle function.
         margin: Margin, greater than 0 and at most 2, the width of the range of g.
         loss: "squared_hinge" (also the default of LinearSVC) is smooth and reaches its minimum; "hinge" has kinks, and
             the minimization ends near the minimum after more iterations.
@@ -169,8 +169,8 @@ class SphereSVC(SphereClassifier):
     def __init__(
         self,
         *,
-        angle: str = "cosine",
-        k: float = DEFAULT_K,
+        operator: str = "cosine",
+        k: float | None = None,
         margin: float = 0.5,
         loss: str = "squared_hinge",
         standardize: bool = True,
@@ -181,7 +181,7 @@ class SphereSVC(SphereClassifier):
         warm_start: bool = False,
         random_state: Any = None,
     ) -> None:
-        self.angle = angle
+        self.operator = operator
         self.k = k
         self.margin = margin
         self.loss = loss

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from spherenet._util.validation import require_one_of
-from spherenet.losses.additive_margins import ArcFaceLoss, CosFaceLoss, SphereFace2Loss
+from spherenet.losses.additive_margins import ArcFaceLoss, CosFaceLoss
 from spherenet.losses.arguments import options_of, reject_unknown
 from spherenet.losses.base import AngularLoss
 from spherenet.losses.margins import Annealing, ASoftmaxLoss, GASoftmaxLoss, MarginLoss, obsolete_state
 from spherenet.losses.scales import default_scale
 from spherenet.losses.softmax import SoftmaxLoss, SSoftmaxLoss, WSoftmaxLoss
+from spherenet.losses.sphereface2 import SphereFace2Loss
 
 __all__ = [
     "ASoftmaxLoss",
@@ -34,16 +35,16 @@ __all__ = [
 
 _LOSSES: dict[str, tuple[type[AngularLoss], dict[str, Any]]] = {
     "softmax": (SoftmaxLoss, {}),
-    "w-linear": (WSoftmaxLoss, {"angle": "linear"}),
-    "w-cosine": (WSoftmaxLoss, {"angle": "cosine"}),
-    "w-sigmoid": (WSoftmaxLoss, {"angle": "sigmoid"}),
-    "ga-linear": (GASoftmaxLoss, {"angle": "linear"}),
-    "ga-cosine": (GASoftmaxLoss, {"angle": "cosine"}),
-    "ga-sigmoid": (GASoftmaxLoss, {"angle": "sigmoid"}),
+    "w-linear": (WSoftmaxLoss, {"operator": "linear"}),
+    "w-cosine": (WSoftmaxLoss, {"operator": "cosine"}),
+    "w-sigmoid": (WSoftmaxLoss, {"operator": "sigmoid"}),
+    "ga-linear": (GASoftmaxLoss, {"operator": "linear"}),
+    "ga-cosine": (GASoftmaxLoss, {"operator": "cosine"}),
+    "ga-sigmoid": (GASoftmaxLoss, {"operator": "sigmoid"}),
     "a": (ASoftmaxLoss, {}),
-    "s-linear": (SSoftmaxLoss, {"angle": "linear"}),
-    "s-cosine": (SSoftmaxLoss, {"angle": "cosine"}),
-    "s-sigmoid": (SSoftmaxLoss, {"angle": "sigmoid"}),
+    "s-linear": (SSoftmaxLoss, {"operator": "linear"}),
+    "s-cosine": (SSoftmaxLoss, {"operator": "cosine"}),
+    "s-sigmoid": (SSoftmaxLoss, {"operator": "sigmoid"}),
     "cosface": (CosFaceLoss, {}),
     "arcface": (ArcFaceLoss, {}),
     "sphereface-r1": (ASoftmaxLoss, {"form": "r1"}),
@@ -77,7 +78,8 @@ def make_loss(loss: str | AngularLoss, **options: Any) -> AngularLoss:
     if not isinstance(loss, str):
         raise TypeError(f"loss must be a name or an AngularLoss object, got {loss!r} of type {type(loss).__name__}.")
     loss_class, fixed = _LOSSES[require_one_of("loss", loss, _LOSSES)]
-    reject_unknown(f"Loss {loss!r}", options, [name for name in options_of(loss_class) if name not in fixed])
+    named = {"angle", *fixed} if "operator" in fixed else set(fixed)
+    reject_unknown(f"Loss {loss!r}", options, [name for name in options_of(loss_class) if name not in named])
     return loss_class(**fixed, **options)
 
 

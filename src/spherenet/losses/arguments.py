@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from spherenet._util.validation import reject_unknown_options, require_floating, require_one_of, require_positive
-from spherenet.angles import ANGLES, DEFAULT_K, AngleFunction, make_angle
+from spherenet.angles import ANGLES, AngleFunction, make_angle
 from spherenet.kernels.dispatch import is_traced
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ __all__ = [
     "checked_class_weight",
     "checked_labels",
     "checked_scale",
+    "named_scale",
     "options_of",
     "reject_unknown",
 ]
@@ -33,8 +34,8 @@ LOSS_ANGLES = tuple(name for name, angle_class in ANGLES.items() if not angle_cl
 SIMILAR_OPTIONS = {"margin": ("m",), "scale": ("s",), "s": ("scale",), "r": ("s",), "margin_form": ("form",)}
 """Other names of options, which an error message translates."""
 
-Scale: TypeAlias = float | Literal["norm"] | None
-"""Scale S of the logits (Eq. 16): a number, "norm" for ‖x‖, or None for a number that fits the number of classes."""
+Scale: TypeAlias = float | Literal["norm", "auto"] | None
+"""Scale S of the logits (Eq. 16): a number, "norm" for ‖x‖, or "auto" (None) for one that fits the classes."""
 
 
 class CrossEntropyOptions(TypedDict, total=False):
@@ -54,7 +55,7 @@ class MarginOptions(CrossEntropyOptions, total=False):
     form: str
     annealing: Annealing | None
     feature_penalty: float
-    feature_norm: float | None
+    feature_norm: float | Literal["auto"] | None
     penalty_form: str
 
 
@@ -65,36 +66,40 @@ OPTIONS_BY_NAME = {"cross_entropy": CrossEntropyOptions, "margin_options": Margi
 """Options that a constructor takes with `**name`."""
 
 
-def angle_of_loss(angle: str | AngleFunction, k: float) -> AngleFunction:
-    """Return the angle function for the arguments `angle` and `k` of a loss; only the sigmoid has a k."""
-    if isinstance(angle, str) and angle in ANGLES and ANGLES[angle].is_learned:
+def angle_of_loss(
+    operator: str | AngleFunction, k: float | None, angle: str | AngleFunction | None = None
+) -> AngleFunction:
+    """Return the angle function for the arguments `operator`, `k` and `angle`, an alias of `operator`, of a loss."""
+    operator = operator if angle is None else angle
+    if isinstance(operator, str) and operator in ANGLES and ANGLES[operator].is_learned:
         raise ValueError(
-            f"angle must be one of {', '.join(map(repr, LOSS_ANGLES))} or an AngleFunction object, got {angle!r}: "
-            f"a loss owns no weights; pass a {ANGLES[angle].__name__} and give its parameters to the optimizer."
+            f"operator must be one of {', '.join(map(repr, LOSS_ANGLES))} or an AngleFunction object, "
+            f"got {operator!r}: a loss owns no weights; pass a {ANGLES[operator].__name__} and give its parameters to "
+            "the optimizer."
         )
-    if isinstance(angle, str):
-        require_one_of("angle", angle, LOSS_ANGLES)
-    elif not isinstance(angle, AngleFunction):
+    if isinstance(operator, str):
+        require_one_of("operator", operator, LOSS_ANGLES)
+    elif not isinstance(operator, AngleFunction):
         raise TypeError(
-            f"angle must be one of {', '.join(map(repr, LOSS_ANGLES))} or an AngleFunction object, got {angle!r}."
+            f"operator must be one of {', '.join(map(repr, LOSS_ANGLES))} or an AngleFunction object, got {operator!r}."
         )
-    if isinstance(angle, str) and ANGLES[angle].has_k():
-        return make_angle(angle, k)
-    # The default k of the signature is ignored; any other value is a mistake.
-    if k != DEFAULT_K:
-        raise ValueError(f'k must be left out unless angle is "sigmoid", got k={k!r} with angle {angle!r}.')
-    return make_angle(angle)
+    return make_angle(operator, k)
 
 
-def checked_scale(value: object) -> Scale:
-    """Return the argument `scale` of a loss."""
-    if value is None:
-        return None
+def checked_scale(value: object) -> float | Literal["norm", "auto"]:
+    """Return the argument `scale` of a loss; None is the same as "auto"."""
+    if value is None or value == "auto":
+        return "auto"
     if value == "norm":
         return "norm"
     if isinstance(value, str):
-        raise ValueError(f'scale must be "norm", a number greater than 0 or None, got {value!r}.')
+        raise ValueError(f'scale must be "norm", "auto" or a number greater than 0, got {value!r}.')
     return require_positive("scale", value)
+
+
+def named_scale(s: float | Literal["auto"] | None) -> float | Literal["auto"]:
+    """Return the argument `s` of a loss; None is the same as "auto"."""
+    return "auto" if s is None or s == "auto" else require_positive("s", s)
 
 
 def options_of(loss: type[nn.Module]) -> list[str]:

@@ -2,9 +2,9 @@
 
 Both, and `SSoftmaxLoss`, are one loss with different defaults. Its options are independent of each other:
 
-    angle             g                             "linear", "cosine", "sigmoid" or an object
+    operator          g                             "linear", "cosine", "sigmoid" or an object
     m                 margin                        1 for none
-    scale             S in z = S·similarity         "norm" for ‖x‖, a number, None for a number that fits the classes
+    scale             S in z = S·similarity         "norm" for ‖x‖, a number, "auto" for one that fits the classes
     margin_gradient   gradient of the margin        "full", or "detached" for the gradient of m = 1 (Eq. 16)
     form              margin function               "psi" (Eq. 6), "r1" or "r2" (Eq. 17)
     annealing         schedule of the margin        Eq. 7
@@ -21,13 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from spherenet._util.validation import require_number, require_one_of, require_positive
-from spherenet.angles import DEFAULT_K, AngleFunction, angle_from_cosine
-from spherenet.kernels.classes.sharded import ShardedOutput
+from spherenet.angles import AngleFunction, angle_from_cosine
 from spherenet.losses.arguments import Scale, angle_of_loss
 from spherenet.losses.base import AngularLoss
 from spherenet.losses.scales import default_scale
-from spherenet.ops.angular import AngularOutput
-from spherenet.ops.norms import working_dtype
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -134,27 +131,27 @@ class MarginLoss(AngularLoss):
 
     def __init__(
         self,
-        angle: str | AngleFunction,
+        angle: AngleFunction,
         m: float,
-        k: float,
         *,
         scale: Scale,
         margin_gradient: str,
         form: str,
         annealing: Annealing | None,
         feature_penalty: float = 0.0,
-        feature_norm: float | None = None,
+        feature_norm: float | Literal["auto"] | None = "auto",
         penalty_form: str = "squared",
         **cross_entropy: Unpack[CrossEntropyOptions],
     ) -> None:
-        super().__init__(angle=angle_of_loss(angle, k), scale=scale, margin_gradient=margin_gradient, **cross_entropy)
+        super().__init__(operator=angle, scale=scale, margin_gradient=margin_gradient, **cross_entropy)
         if require_number("m", m) < 1:
             raise ValueError(f"m must be at least 1, got {m!r}.")
         self.m = float(m)
         self.form = require_one_of("form", form, MARGIN_FORMS)
         self.annealing = annealing
         self.feature_penalty = require_number("feature_penalty", feature_penalty)
-        self.feature_norm = None if feature_norm is None else require_positive("feature_norm", feature_norm)
+        automatic = feature_norm is None or feature_norm == "auto"
+        self._feature_norm = None if automatic else require_positive("feature_norm", feature_norm)
         self.penalty_form = require_one_of("penalty_form", penalty_form, PENALTY_FORMS)
         if self.feature_penalty < 0:
             raise ValueError(f"feature_penalty must be at least 0, got {feature_penalty!r}.")
@@ -164,11 +161,11 @@ class MarginLoss(AngularLoss):
                 "which does not depend on the norm."
             )
         if self.feature_penalty == 0:
-            defaults = {"feature_norm": (feature_norm, None), "penalty_form": (penalty_form, "squared")}
+            defaults = {"feature_norm": (self.feature_norm, "auto"), "penalty_form": (penalty_form, "squared")}
             for name, (value, default) in defaults.items():
                 if value != default:
                     raise ValueError(f"{name} must be left out unless feature_penalty is set, got {value!r}.")
-        if self.feature_penalty > 0 and feature_norm is None:
+        if self.feature_penalty > 0 and automatic:
             self._similarity_at_45 = self._measure_similarity_at_45()
 
     @property
@@ -206,6 +203,11 @@ class MarginLoss(AngularLoss):
             return "none"
         return "others" if self.form == "r2" else "target"
 
+    @property
+    def feature_norm(self) -> float | Literal["auto"]:
+        """Norm to which the penalty pulls features."""
+        return self._feature_norm or "auto"
+
     def set_step(self, step: int) -> None:
         """Set λ to its value at an iteration of the schedule; without a schedule λ stays as it is.
 
@@ -237,24 +239,13 @@ class MarginLoss(AngularLoss):
             return self.similarity(cosine)
         return self._annealed(cosine, self.angle.extended(angle_from_cosine(cosine) / self.m))
 
-    def forward(
-        self, output: AngularOutput | ShardedOutput, labels: Tensor, *, return_scores: bool = False
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """Return the loss of a batch, the feature penalty included; see `AngularLoss.forward`."""
-        result = super().forward(output, labels, return_scores=return_scores)
-        if self.feature_penalty == 0 or isinstance(output, ShardedOutput):  # there it is included already
-            return result
-        penalty = self.feature_penalty * self._norm_penalty(output, labels)
-        return (result[0] + penalty, result[1]) if isinstance(result, tuple) else result + penalty
-
     def extra_repr(self) -> str:
         """Return the margin and the options that differ from their defaults."""
         parts = [f"m={self.m:g}, scale={self.scale!r}, margin_gradient={self.margin_gradient!r}, form={self.form!r}"]
         if self._annealing is not None:
             parts.append(f"annealing={self._annealing}")
         if self.feature_penalty:
-            norm = "None" if self.feature_norm is None else f"{self.feature_norm:g}"
-            parts.append(f"feature_penalty={self.feature_penalty:g}, feature_norm={norm}")
+            parts.append(f"feature_penalty={self.feature_penalty:g}, feature_norm={self.feature_norm!r}")
             parts.append(f"penalty_form={self.penalty_form!r}")
         return ", ".join(filter(None, (*parts, super().extra_repr())))
 
@@ -265,30 +256,13 @@ class MarginLoss(AngularLoss):
         return (self.lambda_ * self.similarity(cosine) + with_margin) / (1 + self.lambda_)
 
     def row_penalty(self, feature_norm: Tensor, num_classes: int) -> Tensor | None:
-        """Return the weighted penalty of each row (Eq. 19), None if its weight is 0."""
-        return self.feature_penalty * self._distance(feature_norm, num_classes) if self.feature_penalty else None
-
-    def _distance(self, feature_norm: Tensor, num_classes: int) -> Tensor:
-        """Return (‖x‖ − target)² or |‖x‖ − target| of each row."""
-        norm = feature_norm.to(working_dtype(feature_norm.dtype))
-        target = self.feature_norm
-        if target is None:
-            target = default_scale(num_classes, self._similarity_at_45)
+        """Return the soft feature normalization of each row (Eq. 19), None if its weight is 0."""
+        if self.feature_penalty == 0:
+            return None
+        target = self._feature_norm or default_scale(num_classes, self._similarity_at_45)
         # Limited so that the square of a huge norm does not overflow; the gradient there is 0.
-        difference = (norm - target).clamp_max(torch.finfo(norm.dtype).max ** 0.4)
-        return difference.square() if self.penalty_form == "squared" else difference.abs()
-
-    def _norm_penalty(self, output: AngularOutput, labels: Tensor) -> Tensor:
-        """Return the feature penalty without its weight, reduced over the rows that are not ignored."""
-        penalty = self._distance(output.feature_norm, output.cosine.shape[-1])
-        if not torch.is_floating_point(labels):
-            ignored = labels.long() == self.ignore_index
-            penalty = penalty.masked_fill(ignored, 0)
-            if self.reduction == "mean":
-                return penalty.sum() / (~ignored).sum()
-        if self.reduction == "none":
-            return penalty
-        return penalty.mean() if self.reduction == "mean" else penalty.sum()
+        difference = (feature_norm - target).clamp_max(torch.finfo(feature_norm.dtype).max ** 0.4)
+        return self.feature_penalty * (difference.square() if self.penalty_form == "squared" else difference.abs())
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Load a state dict; earlier versions saved a counter of iterations, which is dropped."""
@@ -307,12 +281,12 @@ class GASoftmaxLoss(MarginLoss):
     large for the target as for the other classes.
 
     Args:
-        angle: "linear" (no saddle points, the best loss of the paper), "cosine" (A-Softmax), "sigmoid" or an
-            `AngleFunction` object.
+        operator: Angle function g: "linear" (no saddle points, the best loss of the paper), "cosine" (A-Softmax),
+            "sigmoid" or an `AngleFunction` object.
         m: Margin, at least 1; m = 1 is no margin. Published values: 1.2 to 1.7 with a fixed scale, 4 with annealing.
-        k: Parameter of the sigmoid; not allowed with another angle function.
-        scale: S: "norm" for ‖x‖, a fixed number > 0 (published: 10 to 64), or None for `default_scale` of the number
-            of classes.
+        k: Parameter of the sigmoid, 0.3 by default; not allowed with another angle function.
+        scale: S: "norm" for ‖x‖, a fixed number > 0 (published: 10 to 64), or "auto" (the same as None) for
+            `default_scale` of the number of classes.
         margin_gradient: "detached" for the value with the margin and the gradient of m = 1 (Eq. 16), or "full".
         form: Margin function, for any g (Eq. 17): "psi" for ψ_m; "r1" for g(min(mθ, π)), as SphereFace-R v1; "r2" for
             g(θ_y) of the target and g(θ_j/m) of the other classes, as SphereFace-R v2.
@@ -320,8 +294,10 @@ class GASoftmaxLoss(MarginLoss):
             floor.
         feature_penalty: Weight of the soft feature normalization (Eq. 19), published as 0.01; 0 for none. It requires
             scale="norm".
-        feature_norm: Norm to which the penalty pulls features; None for `default_scale` of the number of classes.
+        feature_norm: Norm to which the penalty pulls features; "auto" (the same as None) for `default_scale` of the
+            number of classes.
         penalty_form: "squared" for (‖x‖ − feature_norm)², "absolute" for |‖x‖ − feature_norm|.
+        angle: Another name of `operator`.
         **cross_entropy: class_weight, ignore_index, label_smoothing and reduction as in `AngularLoss`.
 
     Raises:
@@ -338,23 +314,23 @@ class GASoftmaxLoss(MarginLoss):
 
     def __init__(
         self,
-        angle: str | AngleFunction = "linear",
+        operator: str | AngleFunction = "linear",
         m: float = DEFAULT_M,
-        k: float = DEFAULT_K,
+        k: float | None = None,
         *,
-        scale: Scale = None,
+        scale: Scale = "auto",
         margin_gradient: str = "detached",
         form: str = "psi",
         annealing: Annealing | None = None,
         feature_penalty: float = 0.0,
-        feature_norm: float | None = None,
+        feature_norm: float | Literal["auto"] | None = "auto",
         penalty_form: str = "squared",
+        angle: str | AngleFunction | None = None,
         **cross_entropy: Unpack[CrossEntropyOptions],
     ) -> None:
         super().__init__(
-            angle,
+            angle_of_loss(operator, k, angle),
             m,
-            k,
             scale=scale,
             margin_gradient=margin_gradient,
             form=form,
@@ -370,7 +346,7 @@ class GASoftmaxLoss(MarginLoss):
         """Return the loss as the paper prints it: m = 4, S = ‖x‖, full gradient, with the annealing of SphereFace.
 
         Args:
-            **options: Arguments of the constructor that differ, e.g. angle, m or annealing.
+            **options: Arguments of the constructor that differ, e.g. operator, m or annealing.
         """
         printed: dict[str, Any] = {
             "m": 4,

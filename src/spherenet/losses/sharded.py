@@ -1,4 +1,4 @@
-"""Losses of a head whose classes are divided among processes (`shard_head`).
+"""A batch whose classes are divided among processes (`shard_head`).
 
 The loss is that of the batches of all processes together, and every process returns the same value. Each process
 computes the logits of the classes that it owns, with the margins of the labels that it owns.
@@ -7,7 +7,6 @@ computes the logits of the classes that it owns, with the margins of the labels 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,143 +14,189 @@ from torch import Tensor
 
 from spherenet.kernels.classes.blockwise import has_kernel
 from spherenet.kernels.classes.logits import ClassLogits, DirectLogits, FormulaLogits
-from spherenet.kernels.classes.reduction import reduce_classes
+from spherenet.kernels.classes.reduction import Reduced, reduce_classes
 from spherenet.kernels.classes.sharded import ShardedOutput, own_rows, total
 from spherenet.kernels.dispatch import current_backend
 from spherenet.losses.arguments import checked_labels
-from spherenet.ops.angular import AngularOutput, Columns, angular_logits
+from spherenet.ops.angular import AngularLogits, AngularOutput, Columns
 
 if TYPE_CHECKING:
     from spherenet.losses.base import AngularLoss
+    from spherenet.losses.batch import ClassTerms
 
-__all__ = ["distributed_logits", "loss_on_shards"]
+__all__ = ["ShardedBatch"]
 
 
-def loss_on_shards(
-    loss: AngularLoss, output: ShardedOutput, labels: Tensor, return_scores: bool
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Return what `AngularLoss.forward` returns, for the output of a sharded head.
+class ShardedBatch:
+    """The rows of all processes, with the classes of this process; it does what `Batch` does.
 
     Args:
-        loss: The loss.
-        output: Output of the head.
-        labels: Class indices of this process's rows.
-        return_scores: Whether to return the predicted classes of this process's rows too.
+        loss: The loss, for its options.
+        output: Output of a sharded head.
+
+    Attributes:
+        num_classes: Number of classes of all processes.
+        feature_norm: Norms of the features of all processes [N].
     """
-    shard, num_classes = output.shard, output.shard.num_classes
-    if loss.class_weight is not None and len(loss.class_weight) != num_classes:
-        raise ValueError(f"class_weight must have {num_classes} entries, got {len(loss.class_weight)}.")
-    all_labels = _gather_labels(loss, output, labels)
-    ignored = all_labels == loss.ignore_index
-    columns = all_labels - shard.first
-    columns = columns.masked_fill(ignored | (columns < 0) | (columns >= len(output.weight)), -1)
-    classes = multiplicity = None
-    if output.sample_rate < 1:
-        classes, columns, multiplicity = _sample(output, columns)
-    loss = copy.copy(loss)  # with the λ of this step, because backward computes the logits again
-    if loss.uses_weight_norm:
-        output = _limited(output)
 
-    parameters = [parameter for parameter in loss.parameters() if parameter.requires_grad]
-    smoothing = loss.label_smoothing if loss.uses_softmax else 0.0
-    reduced = reduce_classes(
-        output,
-        _class_logits(loss, num_classes, parameters),
-        columns,
-        softmax=loss.uses_softmax,
-        classes=classes,
-        multiplicity=multiplicity,
-        sum_weight=_own_class_weight(loss, output, classes) if smoothing > 0 else None,
-        parameters=parameters,
-        predict=return_scores,
-    )
-    losses = reduced.of_label
-    weight = torch.ones_like(losses)
-    if loss.class_weight is not None:
-        weight = loss.class_weight.to(losses.dtype)[all_labels.masked_fill(ignored, 0).clamp(0, num_classes - 1)]
-    losses = weight * losses
-    if smoothing > 0:
-        losses = (1 - smoothing) * losses + smoothing / num_classes * reduced.of_all
-    if losses.device.type != "cpu":  # there, wrong labels raise an error
-        losses = losses.masked_fill((all_labels < 0) | (all_labels >= num_classes), torch.nan)
-    result = _reduce_rows(loss, output, losses.masked_fill(ignored, 0), weight.masked_fill(ignored, 0), ignored)
-    if reduced.prediction is None:
-        return result
-    return result, reduced.prediction[output.own].reshape(output.leading).clone()  # FSDP warns about views
+    def __init__(self, loss: AngularLoss, output: ShardedOutput) -> None:
+        self.loss = copy.copy(loss)  # with the λ of this step, because backward computes the logits again
+        self._output = output
+        self.num_classes = output.shard.num_classes
+        self.feature_norm = output.feature_norm
 
+    def labels(self, labels: Tensor) -> Tensor:
+        """Return the class indices of all rows [N]. Wrong labels of one process raise the same error in all of them."""
+        output, shard = self._output, self._output.shard
+        device = output.weight.device
+        message = torch.zeros(max(output.rows) + 1, dtype=torch.int64, device=device)
+        error: Exception | None = None
+        try:
+            if isinstance(labels, Tensor) and torch.is_floating_point(labels):
+                raise TypeError(f"labels must be class indices (int64) if the head is sharded, got {labels.dtype}.")
+            own = checked_labels(labels, (*output.leading, shard.num_classes), device, self.loss.ignore_index)
+            message[1 : own.numel() + 1] = own.reshape(-1)
+        except (TypeError, ValueError) as wrong:
+            error = wrong
+            message[0] = 1
+        gathered = shard.gather(message)
+        if bool(gathered[:, 0].any()):
+            shard.raise_together(error)
+        if min(output.rows) == max(output.rows):
+            return gathered[:, 1:].flatten()
+        return torch.cat([values[1 : count + 1] for values, count in zip(gathered, output.rows, strict=True)])
 
-def _class_logits(loss: AngularLoss, num_classes: int, parameters: Sequence[Tensor]) -> ClassLogits:
-    """Return the logits of a loss, without autograd of whole blocks if its angle function has a kernel."""
-    has_margin = loss.margin_on == "target"
-    if loss.uses_softmax and loss.margin_on != "others" and has_kernel(loss.angle) and current_backend() != "reference":
+    def scores(self, logits: AngularLogits) -> Tensor:
+        """Return the logits of all rows without a margin as a DTensor [N, C] that is sharded by class."""
+        from torch.distributed.tensor import DTensor, Shard
 
-        def target_similarity(cosine: Tensor) -> Tensor:
-            return loss._margin(loss.target_similarity, cosine) if has_margin else loss.similarity(cosine)
+        _require_one_angle(logits)
+        own = logits.scores(self._limited(logits).angles())
+        scores: Tensor = DTensor.from_local(
+            own,
+            self._output.shard.mesh,
+            [Shard(1)],
+            shape=torch.Size([len(own), self.num_classes]),
+            stride=(self.num_classes, 1),
+        )
+        return scores
 
-        scale = None if loss.uses_weight_norm else loss.scale_for(num_classes)
-        return DirectLogits(loss.angle, scale, loss.uses_weight_norm, target_similarity)
+    def cross_entropy(self, logits: AngularLogits, labels: Tensor, return_scores: bool) -> tuple[Tensor, Tensor | None]:
+        """Return the reduced cross entropy of the logits, and the predicted classes of the own rows if requested."""
+        _require_one_angle(logits)
+        loss, smoothing = self.loss, self.loss.label_smoothing
 
-    def values_of(angles: AngularOutput, labels: Columns) -> tuple[Tensor, Tensor]:
-        return loss.class_values(angles, labels, num_classes)
+        def with_margin(angles: AngularOutput, columns: Columns) -> tuple[Tensor, Tensor]:
+            scores = logits.scores(angles)
+            return logits.with_margin(scores, angles, columns), scores
 
-    return FormulaLogits(values_of, parameters)
+        direct = logits.others is None and has_kernel(logits.angle) and current_backend() != "reference"
+        values: ClassLogits = DirectLogits(logits) if direct else FormulaLogits(with_margin, self._parameters())
+        reduced = self._reduce_classes(self._limited(logits), values, labels, return_scores, softmax=True)
+        losses, weight = reduced.of_label, torch.ones_like(reduced.of_label)
+        ignored = labels == loss.ignore_index
+        if loss.class_weight is not None:
+            known = labels.masked_fill(ignored, 0).clamp(0, self.num_classes - 1)
+            weight = loss.class_weight.to(losses.dtype)[known]
+        losses = weight * losses
+        if smoothing > 0:
+            losses = (1 - smoothing) * losses + smoothing / self.num_classes * reduced.of_all
+        return self._reduced(losses, labels, weight.masked_fill(ignored, 0)), self._predictions(reduced)
 
+    def sum_over_classes(
+        self, terms: ClassTerms, logits: AngularLogits, labels: Tensor, return_scores: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the reduced sums of terms over the classes, and the predicted classes of the own rows if requested."""
 
-def distributed_logits(loss: AngularLoss, output: ShardedOutput) -> Tensor:
-    """Return the scores of all rows as a DTensor [N, C] that is sharded by class."""
-    from torch.distributed.tensor import DTensor, Shard
+        def values_of(angles: AngularOutput, columns: Columns) -> tuple[Tensor, Tensor]:
+            assert columns.owned is not None
+            owned = columns.owned.to(angles.cosine.dtype)
+            positive = torch.zeros_like(angles.cosine).scatter(1, columns.column, owned)
+            return terms(angles, positive), logits.scores(angles)
 
-    num_classes = output.shard.num_classes
-    _require_one_angle(loss)
-    terms = loss._terms(output.angles(), num_classes)
-    own = angular_logits(*terms, loss.angle)
-    scores: Tensor = DTensor.from_local(
-        own, output.shard.mesh, [Shard(1)], shape=torch.Size([len(own), num_classes]), stride=(num_classes, 1)
-    )
-    return scores
+        values = FormulaLogits(values_of, self._parameters())
+        reduced = self._reduce_classes(self._output, values, labels, return_scores, softmax=False)
+        counted = (labels != self.loss.ignore_index).to(reduced.of_label.dtype)
+        return self._reduced(reduced.of_label, labels, counted), self._predictions(reduced)
 
-
-def _reduce_rows(loss: AngularLoss, output: ShardedOutput, losses: Tensor, weight: Tensor, ignored: Tensor) -> Tensor:
-    """Return the losses of all rows [N] and the penalty of their features, reduced as the loss does."""
-    if (penalty := loss.row_penalty(output.feature_norm, output.shard.num_classes)) is not None:
+    def reduce(self, rows: Tensor, labels: Tensor) -> Tensor:
+        """Return values of the rows [N], reduced as the loss does; ignored rows do not count."""
         # Each process contributes its own rows, so that no gradient counts twice.
-        rows = torch.zeros_like(ignored)
-        rows[output.own] = True
-        penalty = total(penalty.masked_fill(ignored | ~rows, 0), output.shard)
-    if loss.reduction == "none":
-        return own_rows(losses if penalty is None else losses + penalty, output).reshape(output.leading)
-    reduced, mean = losses.sum(), loss.reduction == "mean"
-    reduced = reduced / weight.sum() if mean else reduced
-    if penalty is None:
-        return reduced
-    return reduced + (penalty.sum() / (~ignored).sum() if mean else penalty.sum())
+        own = torch.zeros_like(labels, dtype=torch.bool)
+        own[self._output.own] = True
+        counted = (labels != self.loss.ignore_index).to(rows.dtype)
+        return self._reduced(total(rows.masked_fill(~own, 0), self._output.shard), labels, counted)
+
+    def _reduced(self, rows: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+        """Return values that all processes have for all rows [N], reduced; a mean is divided by the sum of weights."""
+        output, ignored = self._output, labels == self.loss.ignore_index
+        if rows.device.type != "cpu":  # there, wrong labels raise an error
+            rows = rows.masked_fill((labels < 0) | (labels >= self.num_classes), torch.nan)
+        rows = rows.masked_fill(ignored, 0)
+        if self.loss.reduction == "none":
+            return own_rows(rows, output).reshape(output.leading)
+        return rows.sum() if self.loss.reduction == "sum" else rows.sum() / weight.sum()
+
+    def _reduce_classes(
+        self, output: ShardedOutput, values: ClassLogits, labels: Tensor, predict: bool, *, softmax: bool
+    ) -> Reduced:
+        """Return the reductions over the classes of all processes, or over a sample of them."""
+        columns = labels - output.shard.first
+        elsewhere = (labels == self.loss.ignore_index) | (columns < 0) | (columns >= len(output.weight))
+        columns = columns.masked_fill(elsewhere, -1)
+        classes = multiplicity = None
+        if output.sample_rate < 1:
+            classes, columns, multiplicity = _sample(output, columns)
+        smooth = softmax and self.loss.label_smoothing > 0
+        return reduce_classes(
+            output,
+            values,
+            columns,
+            softmax=softmax,
+            classes=classes,
+            multiplicity=multiplicity,
+            sum_weight=self._own_class_weight(classes) if smooth else None,
+            parameters=self._parameters(),
+            predict=predict,
+        )
+
+    def _predictions(self, reduced: Reduced) -> Tensor | None:
+        """Return the predicted classes of the own rows."""
+        if reduced.prediction is None:
+            return None
+        return reduced.prediction[self._output.own].reshape(self._output.leading).clone()  # FSDP warns about views
+
+    def _parameters(self) -> list[Tensor]:
+        """Return the trained parameters of the loss, e.g. of its angle function."""
+        return [parameter for parameter in self.loss.parameters() if parameter.requires_grad]
+
+    def _own_class_weight(self, classes: Tensor | None) -> Tensor:
+        """Return the weights of the own classes, or of those that are used."""
+        output, class_weight = self._output, self.loss.class_weight
+        count, first = len(output.weight), output.shard.first
+        if class_weight is None:
+            return output.weight.new_ones(count if classes is None else len(classes))
+        weight = class_weight[first : first + count].to(output.weight.dtype)
+        return weight if classes is None else weight[classes]
+
+    def _limited(self, logits: AngularLogits) -> ShardedOutput:
+        """Return an output with feature norms limited as by `Batch`, by the largest norm of all weights."""
+        output = self._output
+        if not logits.uses_weight_norm:
+            return output
+        weight = output.weight.detach()
+        largest = weight.new_ones(())
+        if len(weight):
+            largest = torch.linalg.vector_norm(weight, dim=1).amax().clamp_min(1)
+        limit = torch.finfo(weight.dtype).max ** 0.8 / output.shard.reduce(largest, "MAX")
+        limited = copy.copy(output)
+        limited.feature_norm = torch.minimum(output.feature_norm, limit)
+        return limited
 
 
-def _gather_labels(loss: AngularLoss, output: ShardedOutput, labels: Tensor) -> Tensor:
-    """Return the class indices of all rows [N]. Wrong labels of one process raise the same error in all of them."""
-    shard, device = output.shard, output.weight.device
-    message = torch.zeros(max(output.rows) + 1, dtype=torch.int64, device=device)
-    error: Exception | None = None
-    try:
-        _require_one_angle(loss)
-        if isinstance(labels, Tensor) and torch.is_floating_point(labels):
-            raise TypeError(f"labels must be class indices (int64) if the head is sharded, got {labels.dtype}.")
-        own = checked_labels(labels, (*output.leading, shard.num_classes), device, loss.ignore_index)
-        message[1 : own.numel() + 1] = own.reshape(-1)
-    except (TypeError, ValueError) as wrong:
-        error = wrong
-        message[0] = 1
-    gathered = shard.gather(message)
-    if bool(gathered[:, 0].any()):
-        shard.raise_together(error)
-    if min(output.rows) == max(output.rows):
-        return gathered[:, 1:].flatten()
-    return torch.cat([values[1 : count + 1] for values, count in zip(gathered, output.rows, strict=True)])
-
-
-def _require_one_angle(loss: AngularLoss) -> None:
+def _require_one_angle(logits: AngularLogits) -> None:
     """Raise ValueError if the angle function has parameters per class, which would have to be sharded too."""
-    angle = loss.angle
+    angle = logits.angle
     if angle is not None and any(tensor.numel() > 1 for tensor in (*angle.parameters(), *angle.buffers())):
         raise ValueError("angle must have the same parameters for all classes if the head is sharded.")
 
@@ -176,24 +221,3 @@ def _sample(output: ShardedOutput, columns: Tensor) -> tuple[Tensor | None, Tens
     multiplicity[torch.searchsorted(classes, labels)] = 1.0
     columns = torch.where(columns >= 0, torch.searchsorted(classes, columns), -1)
     return classes, columns, multiplicity
-
-
-def _own_class_weight(loss: AngularLoss, output: ShardedOutput, classes: Tensor | None) -> Tensor:
-    """Return the weights of the own classes, or of those that are used."""
-    count, first = len(output.weight), output.shard.first
-    if loss.class_weight is None:
-        return output.weight.new_ones(count if classes is None else len(classes))
-    weight = loss.class_weight[first : first + count].to(output.weight.dtype)
-    return weight if classes is None else weight[classes]
-
-
-def _limited(output: ShardedOutput) -> ShardedOutput:
-    """Return an output whose feature norms are limited as for an unsharded head, by the largest norm of all weights."""
-    weight = output.weight.detach()
-    largest = weight.new_ones(())
-    if len(weight):
-        largest = torch.linalg.vector_norm(weight, dim=1).amax().clamp_min(1)
-    limit = torch.finfo(weight.dtype).max ** 0.8 / output.shard.reduce(largest, "MAX")
-    limited = copy.copy(output)
-    limited.feature_norm = torch.minimum(output.feature_norm, limit)
-    return limited

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from spherenet._util.validation import require_positive
-from spherenet.angles import DEFAULT_K, AngleFunction
-from spherenet.losses.arguments import angle_of_loss
+from spherenet.angles import AngleFunction
+from spherenet.losses.arguments import angle_of_loss, named_scale
 from spherenet.losses.base import AngularLoss, NamedScale
 from spherenet.losses.margins import Annealing, MarginLoss
 
@@ -40,8 +39,9 @@ class WSoftmaxLoss(AngularLoss):
     Without a bias, the predicted class depends on the angles only.
 
     Args:
-        angle: "cosine", "linear", "sigmoid" or an `AngleFunction` object.
-        k: Parameter of the sigmoid; not allowed with another angle function.
+        operator: Angle function g: "cosine", "linear", "sigmoid" or an `AngleFunction` object.
+        k: Parameter of the sigmoid, 0.3 by default; not allowed with another angle function.
+        angle: Another name of `operator`.
         **cross_entropy: class_weight, ignore_index, label_smoothing and reduction as in `AngularLoss`.
     """
 
@@ -49,11 +49,13 @@ class WSoftmaxLoss(AngularLoss):
 
     def __init__(
         self,
-        angle: str | AngleFunction = "cosine",
-        k: float = DEFAULT_K,
+        operator: str | AngleFunction = "cosine",
+        k: float | None = None,
+        *,
+        angle: str | AngleFunction | None = None,
         **cross_entropy: Unpack[CrossEntropyOptions],
     ) -> None:
-        super().__init__(angle=angle_of_loss(angle, k), **cross_entropy)
+        super().__init__(operator=angle_of_loss(operator, k, angle), **cross_entropy)
 
 
 class SSoftmaxLoss(NamedScale, MarginLoss):
@@ -62,35 +64,35 @@ class SSoftmaxLoss(NamedScale, MarginLoss):
     A margin m > 1 makes it a `GASoftmaxLoss` with a fixed scale.
 
     Args:
-        angle: "cosine", "linear", "sigmoid" or an `AngleFunction` object.
-        s: Scale > 0, or None for `default_scale` of the number of classes. From scratch, s = 1 does not train; 10 to
-            70 do.
-        k: Parameter of the sigmoid; not allowed with another angle function.
+        operator: Angle function g: "cosine", "linear", "sigmoid" or an `AngleFunction` object.
+        s: Scale > 0, or "auto" (the same as None) for `default_scale` of the number of classes. From scratch, s = 1
+            does not train; 10 to 70 do.
+        k: Parameter of the sigmoid, 0.3 by default; not allowed with another angle function.
         m: Margin, at least 1; m = 1 is no margin.
         margin_gradient: As in `GASoftmaxLoss`.
         form: As in `GASoftmaxLoss`.
         annealing: As in `GASoftmaxLoss`.
+        angle: Another name of `operator`.
         **cross_entropy: class_weight, ignore_index, label_smoothing and reduction as in `AngularLoss`.
     """
 
     def __init__(
         self,
-        angle: str | AngleFunction = "cosine",
-        s: float | None = None,
-        k: float = DEFAULT_K,
+        operator: str | AngleFunction = "cosine",
+        s: float | Literal["auto"] | None = "auto",
+        k: float | None = None,
         *,
         m: float = 1,
         margin_gradient: str = "detached",
         form: str = "psi",
         annealing: Annealing | None = None,
+        angle: str | AngleFunction | None = None,
         **cross_entropy: Unpack[CrossEntropyOptions],
     ) -> None:
-        scale = None if s is None else require_positive("s", s)
         super().__init__(
-            angle,
+            angle_of_loss(operator, k, angle),
             m,
-            k,
-            scale=scale,
+            scale=named_scale(s),
             margin_gradient=margin_gradient,
             form=form,
             annealing=annealing,
@@ -99,5 +101,5 @@ class SSoftmaxLoss(NamedScale, MarginLoss):
 
     def extra_repr(self) -> str:
         """Return the scale, the margin and the options that differ from their defaults."""
-        with_margin = super().extra_repr().replace(f"scale={self.scale!r}", f"s={self.s}")
-        return with_margin if self.m > 1 else ", ".join(filter(None, (f"s={self.s}", AngularLoss.extra_repr(self))))
+        with_margin = super().extra_repr().replace(f"scale={self.scale!r}", f"s={self.s!r}")
+        return with_margin if self.m > 1 else ", ".join(filter(None, (f"s={self.s!r}", AngularLoss.extra_repr(self))))

@@ -6,7 +6,8 @@ have gradients that are finite at θ = 0 and θ = π.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,15 +17,17 @@ from spherenet.angles import AngleFunction, CosineAngle, angle_from_cosine
 from spherenet.ops.norms import norm
 
 __all__ = [
+    "AngularLogits",
     "AngularOutput",
     "Columns",
+    "Similarity",
     "additive_angle",
     "additive_cosine",
     "angular_cosine",
-    "angular_logits",
-    "logit_at",
-    "with_target",
 ]
+
+Similarity: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""Function of cosines [N, C] or [N, 1] and feature norms [N, 1]."""
 
 _COSINE = CosineAngle()
 
@@ -63,40 +66,83 @@ def angular_cosine(unit_features: Tensor, weight: Tensor, eps: float) -> tuple[T
     return F.linear(unit_features, weight / length), length.squeeze(1)
 
 
-def angular_logits(
-    cosine: Tensor, scale: Tensor | float, class_scale: Tensor | None, bias: Tensor | None, angle: AngleFunction | None
-) -> Tensor:
-    """Return the logits scale_i · class_scale_j · g(c_ij) + bias_j, without a margin.
+class AngularLogits(NamedTuple):
+    """Logits of a loss: two scales, an angle function g and, for a margin, another similarity.
 
-    Args:
-        cosine: Cosines [N, C].
-        scale: Scale of each row [N], or a number.
-        class_scale: Scale of each class [C], or None for 1.
-        bias: Bias of each class [C], or None.
+        z_ij = scale_i · class_scale_j · g(θ_ij) + b_j    for every class j: the scores, without labels
+        z_iy = scale_i · class_scale_y · t(θ_iy) + b_y    for the label y if its class has a margin
+        z_ij = scale_i · class_scale_j · o(θ_ij) + b_j    for j ≠ y if the other classes have one
+
+    Attributes:
         angle: g, or None for the cosine itself without clamping.
+        scale: Scale of all rows; None for ‖x_i‖.
+        uses_weight_norm: Whether class_scale_j is ‖w_j‖; otherwise it is 1.
+        target: t as a function of cosines [N, C] or [N, 1] and feature norms [N, 1]; None if t = g.
+        others: o as a function of the same; None if o = g.
+        offset: Number that is added to all scores, for losses that are no softmax.
     """
-    similarity = cosine if angle is None else angle(cosine)
-    if class_scale is not None:
-        similarity = similarity * class_scale
-    logits = similarity * (scale.unsqueeze(1) if isinstance(scale, Tensor) else scale)
-    return logits if bias is None else logits + bias
 
+    angle: AngleFunction | None
+    scale: float | None
+    uses_weight_norm: bool = False
+    target: Similarity | None = None
+    others: Similarity | None = None
+    offset: Tensor | float | None = None
 
-def with_target(logits: Tensor, columns: Columns, target: Tensor) -> Tensor:
-    """Return logits [N, C] in which those of the labels are replaced by `target` [N, 1]."""
-    if columns.owned is not None:
-        target = torch.where(columns.owned, target, logits.gather(1, columns.column))
-    return logits.scatter(1, columns.column, target)
+    def scores(self, angles: AngularOutput) -> Tensor:
+        """Return the logits without a margin [N, C]."""
+        scores = self._scaled(angles.cosine if self.angle is None else self.angle(angles.cosine), angles)
+        return scores if self.offset is None else scores + self.offset
 
+    def with_margin(self, scores: Tensor, angles: AngularOutput, labels: Columns | Tensor) -> Tensor:
+        """Return the logits with their margins [N, C].
 
-def logit_at(
-    columns: Tensor, similarity: Tensor, scale: Tensor | float, class_scale: Tensor | None, bias: Tensor | None
-) -> Tensor:
-    """Return the logit [N, 1] of one class per row from its similarity [N, 1]."""
-    if class_scale is not None:
-        similarity = similarity * class_scale[columns]
-    logit = similarity * (scale.unsqueeze(1) if isinstance(scale, Tensor) else scale)
-    return logit if bias is None else logit + bias[columns]
+        Args:
+            scores: The logits without a margin.
+            angles: What they were computed from.
+            labels: Columns of class indices, or probabilities q [N, C], for which a class has q_j of the logit of a
+                label and 1 − q_j of that of another class (Eq. 9).
+        """
+        norm = angles.feature_norm.unsqueeze(1)
+        others = scores if self.others is None else self._scaled(self.others(angles.cosine, norm), angles)
+        if isinstance(labels, Tensor):
+            targets = scores if self.target is None else self._scaled(self.target(angles.cosine, norm), angles)
+            return others if targets is others else labels * targets + (1 - labels) * others
+        if self.target is not None:
+            target = self.label_logit(angles, labels.column)
+        elif self.others is not None:
+            target = scores.gather(1, labels.column)
+        else:
+            return scores
+        if labels.owned is not None:
+            target = torch.where(labels.owned, target, others.gather(1, labels.column))
+        return others.scatter(1, labels.column, target)
+
+    def label_logit(self, angles: AngularOutput, column: Tensor, cosine: Tensor | None = None) -> Tensor:
+        """Return the logit [N, 1] of the label, from its column [N, 1] and, if it is known already, its cosine."""
+        norm = angles.feature_norm.unsqueeze(1)
+        if self.angle is None or self.angle.is_same_for_all_filters:
+            cosine = angles.cosine.gather(1, column) if cosine is None else cosine
+            similarity = self.similarity_of_label(cosine, norm)
+        else:
+            similarity = self.similarity_of_label(angles.cosine, norm).gather(1, column)
+        if self.uses_weight_norm:
+            similarity = similarity * angles.weight_norm[column]
+        logit = similarity * (norm if self.scale is None else self.scale)
+        return logit if angles.bias is None else logit + angles.bias[column]
+
+    def similarity_of_label(self, cosine: Tensor, norm: Tensor) -> Tensor:
+        """Return t(θ), or g(θ) if the label's class has no margin."""
+        if self.target is not None:
+            return self.target(cosine, norm)
+        return cosine if self.angle is None else self.angle(cosine)
+
+    def _scaled(self, similarity: Tensor, angles: AngularOutput) -> Tensor:
+        """Return scale_i · class_scale_j · similarity_ij + b_j."""
+        if self.uses_weight_norm:
+            similarity = similarity * angles.weight_norm
+        logits = similarity * (angles.feature_norm.unsqueeze(1) if self.scale is None else self.scale)
+        return logits if angles.bias is None else logits + angles.bias
 
 
 def additive_cosine(cosine: Tensor, m: float) -> Tensor:

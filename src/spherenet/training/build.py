@@ -200,6 +200,8 @@ def _require_memory(model: Classifier, config: TrainConfig) -> None:
 
 
 def _create(config: TrainConfig, dataset: Dataset, class_weight: Tensor | None) -> Classifier:
+    if config.loss_k is not None and not config.loss.endswith("sigmoid"):
+        raise ValueError(f"loss_k must be None unless the loss has the sigmoid, got {config.loss_k!r}.")
     loss_options: dict[str, Any] = {
         "m": config.m,
         "s": config.s,

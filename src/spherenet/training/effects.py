@@ -30,7 +30,6 @@ CONDITIONS: tuple[tuple[tuple[str, ...], Callable[[TrainConfig], bool], str], ..
     (("shortcut",), lambda c: c.model.startswith("resnet"), "on a network without shortcuts"),
     (("annealing",), lambda c: not c.loss.startswith(_WITHOUT_ANNEALING), "on this loss"),
     (("lambda_floor", "lambda_floor_at"), _is_annealed, "without --annealing true and a margin loss"),
-    (("loss_k",), lambda c: c.loss.endswith("sigmoid"), "on this loss"),
     (("bn_lag_momentum", "bn_lag_variance"), lambda c: "lagging" in (c.bn_eval or []), "without --bn-eval lagging"),
     (("bn_precise_images",), lambda c: "precise" in (c.bn_eval or []), "without --bn-eval precise"),
 )  # fmt: skip

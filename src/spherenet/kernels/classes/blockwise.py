@@ -24,6 +24,7 @@ from torch import Tensor
 from spherenet.angles import AngleFunction
 from spherenet.angles.elementary import gradients_of
 from spherenet.ops import angular
+from spherenet.ops.angular import AngularLogits, AngularOutput
 from spherenet.ops.norms import SHRINK, without_autocast
 
 __all__ = [
@@ -123,13 +124,10 @@ def has_kernel(angle: AngleFunction | None) -> bool:
 
 
 def angular_cross_entropy(
-    cosine: Tensor,
-    scale: Tensor | float,
-    class_scale: Tensor | None,
-    bias: Tensor | None,
+    angles: AngularOutput,
+    logits: AngularLogits,
     target: Tensor,
     labels: Tensor,
-    angle: AngleFunction | None,
     sum_weight: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Return −log p_iy of each row and, if sum_weight is given, −Σ_j sum_weight_j·log p_ij, with p = softmax(z).
@@ -137,17 +135,21 @@ def angular_cross_entropy(
     It is differentiable in every floating point tensor except sum_weight. Second derivatives use the plain form.
 
     Args:
-        cosine: Cosines [N, C].
-        scale: Scale of each row [N], or a number.
-        class_scale: Scale of each class [C], or None for 1.
-        bias: Bias of each class [C], or None.
+        angles: Cosines [N, C], feature norms, weight norms and bias.
+        logits: Logits whose g has a kernel (`has_kernel`), without a margin on the other classes.
         target: Logit of the label's class [N].
         labels: int64 class indices [N], all from 0 to C − 1.
-        angle: g for which `has_kernel` holds, or None for the cosine itself.
         sum_weight: Weight of each class in the second result [C].
     """
     of_label, of_all = _AngularCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        cosine, scale, class_scale, bias, target, labels, angle, sum_weight
+        angles.cosine,
+        angles.feature_norm if logits.scale is None else logits.scale,
+        angles.weight_norm if logits.uses_weight_norm else None,
+        angles.bias,
+        target,
+        labels,
+        logits.angle,
+        sum_weight,
     )
     return of_label, (None if sum_weight is None else of_all)
 
@@ -339,7 +341,10 @@ def _plain_cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Return the results of `angular_cross_entropy` by whole-tensor operations."""
     column = labels.unsqueeze(1)
-    logits = angular.angular_logits(cosine, scale, class_scale, bias, angle).scatter(1, column, target.unsqueeze(1))
+    similarity = cosine if angle is None else angle(cosine)
+    similarity = similarity if class_scale is None else similarity * class_scale
+    logits = similarity * (scale.unsqueeze(1) if isinstance(scale, Tensor) else scale)
+    logits = (logits if bias is None else logits + bias).scatter(1, column, target.unsqueeze(1))
     losses = -logits.log_softmax(1)
     of_label = losses.gather(1, column).squeeze(1)
     return of_label, (torch.zeros_like(of_label) if sum_weight is None else losses.mv(sum_weight))

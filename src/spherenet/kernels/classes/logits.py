@@ -11,8 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from spherenet.angles import AngleFunction
-from spherenet.ops.angular import AngularOutput, Columns
+from spherenet.ops.angular import AngularLogits, AngularOutput, Columns
 
 __all__ = ["BlockGradient", "ClassLogits", "DirectLogits", "FormulaLogits", "ValuesOf"]
 
@@ -63,24 +62,15 @@ class FormulaLogits:
 
 
 class DirectLogits:
-    """Logits scale_i·length_j·g(c_ij) + b_j with another similarity of the label, for a g with factors.
+    """Logits scale_i·length_j·g(c_ij) + b_j, with a margin on the label's class or none, for a g with factors.
 
     Args:
-        angle: g for which `blockwise.has_kernel` holds, or None for the cosine itself.
-        scale: Scale of all rows, None for the feature norms.
-        uses_length: Whether logits are multiplied by the norms of the class weights.
-        target_similarity: Function of the cosines of the labels [N, 1].
+        logits: Logits whose g has a kernel (`blockwise.has_kernel`), without a margin on the other classes.
     """
 
-    def __init__(
-        self,
-        angle: AngleFunction | None,
-        scale: float | None,
-        uses_length: bool,
-        target_similarity: Callable[[Tensor], Tensor],
-    ) -> None:
-        self._angle, self._scale, self._uses_length = angle, scale, uses_length
-        self._target_similarity = target_similarity
+    def __init__(self, logits: AngularLogits) -> None:
+        self._logits, self._angle, self._scale = logits, logits.angle, logits.scale
+        self._uses_length, angle = logits.uses_weight_norm, logits.angle
         # g = gain·shape(c, inner), as in kernels/classes/blockwise.py.
         factors = None if angle is None else angle.factors(angle.k)
         self._inner: Any = None if factors is None else factors[0]
@@ -118,7 +108,7 @@ class DirectLogits:
 
     def _logit(self, cosine: Tensor, norm: Tensor, length: Tensor, bias: Tensor | None) -> Tensor:
         """Return the logits of the labels, all [N, 1]."""
-        logit = self._target_similarity(cosine) * (norm if self._scale is None else self._scale)
+        logit = self._logits.similarity_of_label(cosine, norm) * (norm if self._scale is None else self._scale)
         logit = logit * length if self._uses_length else logit
         return logit if bias is None else logit + bias
 
@@ -147,8 +137,8 @@ class DirectLogits:
         at_label = torch.where(owned, at_label, 0)
         of_label = torch.autograd.grad(self._target, leaves, at_label, allow_unused=True)
         grad.scatter_add_(1, column, of_label[0])
-        if of_norm is not None and of_label[1] is not None:
-            of_norm += of_label[1].squeeze(1)
+        if of_label[1] is not None:
+            of_norm = of_label[1].squeeze(1) if of_norm is None else of_norm.add_(of_label[1].squeeze(1))
         for total, of_target in ((of_length, of_label[2]), (of_bias, of_label[-1])):
             if total is not None and of_target is not None:
                 total.index_add_(0, column.squeeze(1), of_target.squeeze(1))
