@@ -42,6 +42,17 @@ def test_folder_format(network, tmp_path):
         export_model(torch.nn.Linear(2, 2), tmp_path / "other")
 
 
+@pytest.mark.parametrize("target", ["a", "a.onnx", "a.pt2"])  # TorchScript numbers the classes of a process
+def test_equal_models_become_equal_files(network, tmp_path, target):
+    model = network(operator="learnable")
+    contents = []
+    for number in range(2):
+        export_model(model, tmp_path / str(number) / target, metadata={"b": 1, "a": 2}, check=False)
+        written = sorted(path for path in (tmp_path / str(number)).rglob("*") if path.is_file())
+        contents.append([(path.name, path.read_bytes()) for path in written])
+    assert contents[0] == contents[1]
+
+
 @pytest.mark.parametrize(("target", "format"), [("x.onnx", None), ("x.pt2", None), ("x.ts", None), ("x.bin", "onnx")])
 def test_file_formats_call_their_export_function(tmp_path, monkeypatch, target, format):
     calls = []

@@ -28,6 +28,20 @@ class Tied(nn.Module):
         self.register_buffer("also_empty", torch.zeros(0))
 
 
+def test_equal_models_become_equal_files(tmp_path):
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"tied": Tied(), 'é "\\\n\x1f\x7f\u2028': sn.SphereLinear(3, 2)})
+    contents = set()
+    for number in range(8):
+        save_weights(model, tmp_path / f"{number}.safetensors")
+        contents.add((tmp_path / f"{number}.safetensors").read_bytes())
+    assert len(contents) == 1
+    content = contents.pop()
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    assert list(header["__metadata__"]) == ["format", "sphere_layers", "tied_tensors"]
+    load_weights(model, tmp_path / "0.safetensors")
+
+
 def test_shared_tensors_are_stored_once_and_stay_shared(tmp_path):
     model, other = Tied(), Tied()
     save_weights(model, tmp_path / "w.safetensors")

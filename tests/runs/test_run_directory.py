@@ -78,6 +78,58 @@ def test_files_written_beside_a_file_are_moved_with_it(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.onnx", "model.onnx.data"]
 
 
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from spherenet._util.files import {writer}
+with {writer}(Path(sys.argv[1])) as new:
+    (new if new.is_dir() else new.parent).joinpath("half").write_text("half")
+    {end}
+"""
+
+
+@pytest.mark.parametrize("writer", ["atomic_file", "atomic_folder"])
+def test_next_write_removes_what_a_killed_process_left(tmp_path, writer):
+    killed = KILLED.format(writer=writer, end="os.kill(os.getpid(), signal.SIGKILL)")
+    subprocess.run([sys.executable, "-c", killed, str(tmp_path / "target")], timeout=60)
+    (left,) = tmp_path.iterdir()
+    assert is_temporary(left)
+    (tmp_path / ".writing-notes").mkdir()  # not one of ours
+    (tmp_path / left.name.replace("-new", "-old")).mkdir()  # may be the only copy of an earlier folder
+    write_json(tmp_path / "other.json", 1)
+    assert not left.exists()
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_unfinished_folder_of_a_running_process_is_kept(tmp_path):
+    waiting = KILLED.format(writer="atomic_folder", end="print('ready', flush=True); sys.stdin.read()")
+    arguments = [sys.executable, "-c", waiting, str(tmp_path / "target")]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"ready\n"
+        with atomic_file(tmp_path / "own.json") as own:  # also in one process
+            write_json(tmp_path / "other.json", 1)
+            own.write_text("1")
+        assert len([entry for entry in tmp_path.iterdir() if is_temporary(entry)]) == 1
+        process.communicate()
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["other.json", "own.json", "target"]
+    assert (tmp_path / "target" / "half").read_text() == "half"
+
+
+def test_folder_that_is_removed_before_it_is_locked_is_created_again(tmp_path, monkeypatch):
+    original, calls = files._locked, []
+
+    def removed_first(folder, *, alone=False):
+        if not alone and not calls:
+            calls.append(folder)
+            folder.rmdir()
+        return original(folder, alone=alone)
+
+    monkeypatch.setattr(files, "_locked", removed_first)
+    write_json(tmp_path / "a.json", 1)
+    assert calls
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.json"]
+
+
 def test_file_does_not_replace_a_folder(tmp_path):
     (tmp_path / "folder").mkdir()
     with pytest.raises(IsADirectoryError, match="a folder has that name"):

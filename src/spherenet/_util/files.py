@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import hashlib
 import json
 import math
 import os
+import platform
+import re
 import secrets
 import shutil
 import stat
@@ -49,6 +52,11 @@ LARGEST_JSON = 64 * 2**20
 
 TEMPORARY = ".writing-"
 """Prefix of the names of unfinished files and folders."""
+
+_HOST = hashlib.sha256(platform.node().encode(errors="replace")).hexdigest()[:4]
+"""Part of these names, because a lock may not be visible to other machines that share a disk."""
+
+_ABANDONED = re.compile(rf"{re.escape(TEMPORARY)}{_HOST}-[0-9a-f]{{8}}-new")
 
 
 APPEND = os.O_RDWR | os.O_CREAT | os.O_APPEND
@@ -235,10 +243,21 @@ def _mode_of_new_file(path: Path) -> int:
 
 @contextmanager
 def _temporary_folder(path: Path) -> Iterator[Path]:
-    """Create a folder beside `path`, hence on the same file system, and remove it at the end."""
+    """Create a folder beside `path`, hence on the same file system, and remove it at the end.
+
+    Those of killed processes are removed, too. A lock of the folder, which ends with its process, tells them apart.
+    """
+    _remove_abandoned(path.parent)
+    lock = None
     folder = _temporary_name(path, "new")
     try:
         folder.mkdir()
+        lock = _locked(folder)
+        while not folder.is_dir():  # another process took it for abandoned before it was locked
+            if lock is not None:
+                os.close(lock)
+            folder.mkdir()
+            lock = _locked(folder)
         yield folder
     except OSError as error:
         # A full disk does not name the file, and the temporary one means nothing to the user.
@@ -248,10 +267,40 @@ def _temporary_folder(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             remove(folder)
+        if lock is not None:
+            os.close(lock)
+
+
+def _locked(folder: Path, *, alone: bool = False) -> int | None:
+    """Return a handle that holds a lock of a folder until it is closed; None if the system cannot lock folders.
+
+    With `alone`, None also means that another process holds a lock.
+    """
+    try:
+        import fcntl
+
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except (ImportError, OSError):  # Windows; or no longer there
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB if alone else fcntl.LOCK_SH)
+    except OSError:
+        os.close(handle)
+        return None
+    return handle
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Remove the temporary folders in a folder whose processes were killed."""
+    with suppress(OSError), os.scandir(parent) as entries:
+        for entry in entries:
+            if _ABANDONED.fullmatch(entry.name) and (lock := _locked(Path(entry.path), alone=True)) is not None:
+                shutil.rmtree(entry.path, ignore_errors=True)
+                os.close(lock)
 
 
 def _temporary_name(path: Path, purpose: str) -> Path:
-    return path.with_name(f"{TEMPORARY}{secrets.token_hex(4)}-{purpose}")
+    return path.with_name(f"{TEMPORARY}{_HOST}-{secrets.token_hex(4)}-{purpose}")
 
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of Linux's fcntl.h and fs.h

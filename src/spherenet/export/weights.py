@@ -175,8 +175,23 @@ def write_weights(model: nn.Module, path: Path) -> None:
     header |= {_LAYERS: json.dumps(layers)} if layers else {}
     try:
         safetensors_torch.save_file(tensors, path, header)
+        _sort_header(path)
     except (safetensors.SafetensorError, ValueError) as error:
         raise ModelError(f"cannot write {path.name}: {first_line(error)}.") from error
+
+
+def _sort_header(path: Path) -> None:
+    """Sort the metadata in the header, whose order in safetensors is random: equal models become equal files."""
+    with path.open("r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        # safetensors writes the same entries without spaces, too, and fills up with them.
+        content = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode().ljust(length)
+        if len(content) != length:
+            raise ValueError("the header has another length after sorting")
+        file.seek(8)
+        file.write(content)
 
 
 @dataclass(frozen=True)
