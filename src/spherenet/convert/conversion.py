@@ -28,6 +28,7 @@ from spherenet.convert.layers import (
     owner_applying_weight,
     weight_modules,
 )
+from spherenet.convert.pretrained import record_on_save
 from spherenet.convert.summary import record_reason, recorded_reason, restore_attributes
 from spherenet.convert.swap import (
     SphereOptions,
@@ -174,6 +175,7 @@ def to_sphere(
     drop_batch_norms(model, drop)
     disable_inplace(model)
     disable_fast_paths(model)
+    record_on_save(model)
     return model
 
 

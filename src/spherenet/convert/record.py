@@ -16,6 +16,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from spherenet._util.text import first_line, short
 from spherenet.angles import ANGLES, LearnedAngle
 from spherenet.convert.layers import CONVERTIBLE, TRANSPOSED, num_filters
+from spherenet.convert.pretrained import record_on_save
 from spherenet.convert.summary import record_reason, recorded_reason
 from spherenet.convert.swap import (
     SphereOptions,
@@ -168,6 +169,7 @@ def apply_conversion(model: nn.Module, record: object) -> None:
     drop_batch_norms(model, {name: after for name, after in dropped.items() if isinstance(modules[name], _BatchNorm)})
     disable_inplace(model)
     disable_fast_paths(model)
+    record_on_save(model)
 
 
 def _require_owner(

@@ -27,7 +27,7 @@ from spherenet.convert import apply_conversion, conversion_record
 from spherenet.errors import ModelError
 from spherenet.export.card import ModelCard, library_versions
 from spherenet.export.description import build_on_meta, metadata_as_json, model_description, to_json
-from spherenet.export.foreign_values import checked_arguments, checked_configuration, require_arguments
+from spherenet.export.foreign_values import build_configuration, checked_arguments, require_arguments
 from spherenet.export.weights import WEIGHTS_FILE, StoredWeights, require_free, write_weights, writing
 from spherenet.layers import SphereLayer
 from spherenet.models import Classifier
@@ -208,7 +208,7 @@ def _called(factory: object, description: dict[str, Any], path: Path) -> nn.Modu
     config_class = getattr(factory, "config_class", None)
     try:
         if isinstance(configuration, dict) and config_class is not None:
-            module = factory(config_class.from_dict(checked_configuration(configuration)))
+            module = factory(build_configuration(config_class, configuration, str(path)))
         else:
             options = checked_arguments(factory, description.get("arguments"), f"the arguments in {path}")
             inspect.signature(factory).bind(**options)

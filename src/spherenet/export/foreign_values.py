@@ -11,10 +11,10 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from spherenet._util.text import short
+from spherenet._util.text import first_line, short
 from spherenet.errors import ModelError
 
-__all__ = ["checked_arguments", "checked_configuration", "require_arguments"]
+__all__ = ["build_configuration", "checked_arguments", "require_arguments"]
 
 MAX_VALUES = 100_000
 
@@ -83,14 +83,24 @@ def checked_arguments(factory: Callable[..., object], arguments: object, source:
     return dict(arguments)
 
 
-def checked_configuration(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a transformers configuration without the entries that can select code or files, at any depth."""
+def build_configuration(config_class: Any, values: Mapping[str, Any], source: str) -> Any:
+    """Return the configuration of a transformers class, without the entries that can select code or files.
+
+    Raises ModelError, which starts with `source`, if the class does not accept the values.
+    """
+    try:
+        return config_class.from_dict(_checked_entries(values))
+    except Exception as error:  # the validators raise exceptions of several libraries
+        raise ModelError(f"{source} is not a configuration of {config_class.__name__}: {first_line(error)}.") from error
+
+
+def _checked_entries(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _checked_value(value) for name, value in values.items() if _is_harmless(name, value)}
 
 
 def _checked_value(value: Any) -> Any:
     if isinstance(value, dict):
-        return checked_configuration(value)
+        return _checked_entries(value)
     return [_checked_value(item) for item in value] if isinstance(value, list) else value
 
 

@@ -1,8 +1,7 @@
 """Converted models of transformers in its own folders: `save_pretrained` and `load_pretrained`.
 
-`from_pretrained` builds a plain model, because the configuration of transformers does not know of sphere layers; for an
-operator without parameters nothing even tells that they are missing. These functions add the conversion record to the
-folder, and apply it before the weights are loaded.
+`from_pretrained` builds a plain model, because the configuration of transformers does not know of sphere layers.
+`load_pretrained` applies the conversion record in config.json before the weights are loaded.
 """
 
 from __future__ import annotations
@@ -13,23 +12,28 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from spherenet._util.files import user_path, write_json
+from spherenet._util.files import user_path
 from spherenet._util.text import first_line, first_names
-from spherenet.convert import apply_conversion, conversion_record
+from spherenet.convert import apply_conversion
+from spherenet.convert.pretrained import RECORD_ENTRY, is_pretrained_model, save_with_record
 from spherenet.errors import ModelError
-from spherenet.export.folder import read_json_object
+from spherenet.export.folder import CONFIG_FILE, read_json_object
+from spherenet.export.foreign_values import build_configuration
 from spherenet.export.weights import writing
 from spherenet.layers import SphereLayer
 
-__all__ = ["CONVERSION_FILE", "load_pretrained", "save_pretrained"]
+__all__ = ["load_pretrained", "save_pretrained"]
 
-CONVERSION_FILE = "spherenet.json"
+ADAPTER_FILE = "adapter_config.json"
 
 M = TypeVar("M", bound=nn.Module)
 
 
 def save_pretrained(model: nn.Module, folder: str | os.PathLike[str], **options: Any) -> None:
-    """Save a converted transformers model with its own `save_pretrained`, and its conversion record as spherenet.json.
+    """Save a converted transformers model with its own `save_pretrained`, and its conversion record in config.json.
+
+    The method `save_pretrained` of a model that `to_sphere` converted does the same, also for the checkpoints of a
+    `Trainer`. This function also accepts a model of which only a part was converted.
 
     Args:
         model: Model of transformers, converted by `to_sphere`.
@@ -37,42 +41,25 @@ def save_pretrained(model: nn.Module, folder: str | os.PathLike[str], **options:
         **options: Further arguments of `model.save_pretrained`.
 
     Raises:
-        TypeError: If the model has no method `save_pretrained`.
-        ModelError: If the conversion cannot be recorded (see `conversion_record`), layers share a learned k, or the
-            file cannot be written.
+        TypeError: If the model is not of transformers.
+        ModelError: If the conversion cannot be recorded (see `conversion_record`), layers share a learned k, or a file
+            cannot be written.
     """
-    save = getattr(model, "save_pretrained", None)
-    if not callable(save):
+    if not is_pretrained_model(model):
         raise TypeError(f"model must be a model of transformers, got {type(model).__name__}; use save_model.")
-    record = conversion_record(model)
-    if shared := _shared_parameter(model):
-        raise ModelError(f"{shared} belongs to several layers, which transformers does not save; use save_model.")
-    save(user_path(folder), **options)
-    with writing(user_path(folder) / CONVERSION_FILE) as target:
-        write_json(target, record)
-
-
-def _shared_parameter(model: nn.Module) -> str | None:
-    """Return the name of a parameter of angle functions that several layers share (`k_sharing`), or None."""
-    names: dict[nn.Parameter, str] = {}
-    for name, layer in model.named_modules():
-        if isinstance(layer, SphereLayer):
-            for own, parameter in layer.angle.named_parameters():
-                if parameter in names:
-                    return names[parameter]
-                names[parameter] = f"{name}.angle.{own}"
-    return None
+    with writing(folder) as target:
+        save_with_record(model, target, **options)
 
 
 def load_pretrained(cls: type[M], folder: str | os.PathLike[str], **options: Any) -> M:
-    """Load a model of transformers that `save_pretrained` of this module saved, with its sphere layers.
+    """Load a converted model of transformers with its sphere layers, e.g. from a checkpoint of a `Trainer`.
 
     The weights are read by `cls.from_pretrained`, from local safetensors files only. The conversion record names layers
-    and options, never code.
+    and options, never code. Entries of config.json that can select code or other files are ignored.
 
     Args:
         cls: Class of transformers, e.g. `transformers.ViTForImageClassification`.
-        folder: Folder with spherenet.json.
+        folder: Folder that `save_pretrained` of a converted model wrote.
         **options: Further arguments of `cls.from_pretrained`, such as dtype.
 
     Returns:
@@ -80,25 +67,33 @@ def load_pretrained(cls: type[M], folder: str | os.PathLike[str], **options: Any
 
     Raises:
         TypeError: If cls is not a class with the method `from_pretrained`.
-        ModelError: If the folder has no conversion record, the record does not fit the class, or weights are missing,
-            unexpected or of another shape.
+        ModelError: If the folder has no conversion record or contains an adapter, the record does not fit the class,
+            weights are missing, unexpected or of another shape, or an option replaced sphere layers.
     """
-    if not isinstance(cls, type) or not callable(getattr(cls, "from_pretrained", None)):
+    config_class = getattr(cls, "config_class", None)
+    if not isinstance(cls, type) or not callable(getattr(cls, "from_pretrained", None)) or config_class is None:
         raise TypeError(f"cls must be a class of transformers, such as ViTForImageClassification, got {cls!r}.")
     path = user_path(folder)
-    file = path / CONVERSION_FILE
-    if not file.is_file():
+    file = path / CONFIG_FILE
+    values = read_json_object(file) if file.is_file() else {}
+    if RECORD_ENTRY not in values:
         raise ModelError(
-            f"{path} must have the conversion record {CONVERSION_FILE}: save the model by save_pretrained."
+            f"{path} must have a conversion record in {CONFIG_FILE}, as save_pretrained of a converted model writes it."
         )
-    record = read_json_object(file)
+    if (path / ADAPTER_FILE).exists():  # it would name another model
+        raise ModelError(f"{path} must not contain {ADAPTER_FILE}: merge the adapter before the model is saved.")
+    record = values.pop(RECORD_ENTRY)
+    config = build_configuration(config_class, values, str(file))
 
     def initialize(self: Any, *arguments: Any, **keywords: Any) -> None:
         cls.__init__(self, *arguments, **keywords)
         apply_conversion(self, record)
 
     converted: Any = type(cls.__name__, (cls,), {"__init__": initialize, "__module__": cls.__module__})
-    model = _loaded(converted, path, options)
+    model = _loaded(converted, path, {**options, "config": config})
+    lost = [name for name in record["layers"] if not isinstance(model.get_submodule(name), SphereLayer)]
+    if lost:
+        raise ModelError(f"the options must not replace sphere layers, got a plain layer for {first_names(lost)}.")
     model.__class__ = cls
     return model  # type: ignore[no-any-return]
 
