@@ -141,7 +141,7 @@ def test_hostile_record_leaves_the_model_unchanged(case):
 
 
 def test_model_must_be_a_module():
-    with pytest.raises(TypeError, match="model must be a module, got str"):
+    with pytest.raises(TypeError, match="model must be a module, got 'model' of type str"):
         apply_conversion("model", GOOD)
 
 

@@ -1,5 +1,6 @@
 """Unsupported models and invalid arguments raise one-sentence errors and leave the model unchanged."""
 
+import re
 import warnings
 
 import pytest
@@ -9,7 +10,7 @@ from torch.nn.utils import parametrizations, prune
 from torch.nn.utils import spectral_norm as old_spectral_norm
 
 import spherenet as sn
-from spherenet.convert import sphere_summary, to_plain, to_sphere
+from spherenet.convert import apply_conversion, conversion_record, sphere_summary, to_plain, to_sphere
 from spherenet.errors import ModelError
 
 
@@ -92,16 +93,33 @@ UNSUPPORTED = {
 }  # fmt: skip
 
 
+COMPUTED = ("parametrized", "parametrized bias", "weight_norm", "spectral_norm", "pruning")
+"""Layers that compute their weight from other tensors. They stay plain unless `only` selects them."""
+
+
 @pytest.mark.parametrize("case", UNSUPPORTED)
 def test_unsupported_layer_raises_and_leaves_the_model_unchanged(case):
     make, message = UNSUPPORTED[case]
     model = with_layer(make())
     before = repr(model)
+    only = {"only": ["first", "unsupported"]} if case in COMPUTED else {}
     with pytest.raises(ModelError, match=f"layer 'unsupported'.*{message}.*or skip it") as caught:
-        to_sphere(model, inplace=True)
+        to_sphere(model, inplace=True, **only)
     assert "\n" not in str(caught.value)
     assert repr(model) == before
     assert type(model["first"]) is nn.Linear
+
+
+@pytest.mark.parametrize("case", COMPUTED)
+def test_layer_that_computes_its_weight_stays_plain(case):
+    make, message = UNSUPPORTED[case]
+    model = with_layer(make())
+    before = type(model["unsupported"])
+    sphere = to_sphere(model, inplace=True)  # torch cannot copy a layer with the old weight_norm
+    assert isinstance(sphere["first"], sn.SphereLinear)
+    assert type(sphere["unsupported"]) is before
+    (row,) = [row for row in sphere_summary(sphere) if row.name == "unsupported"]
+    assert re.match(f"not converted: {before.__name__} {message}", row.reason)
 
 
 @pytest.mark.parametrize("case", UNSUPPORTED)
@@ -118,7 +136,7 @@ def test_unsupported_layer_may_be_the_classifier():
     model = nn.Sequential(nn.Linear(4, 4), parametrizations.weight_norm(nn.Linear(4, 2)))
     assert isinstance(to_sphere(model)[0], sn.SphereLinear)
     with pytest.raises(ModelError, match="'1'"):
-        to_sphere(model, classifier=True)
+        to_sphere(model, classifier=True, only=["0", "1"])
 
 
 SEALED = {
@@ -252,8 +270,23 @@ def test_model_that_cannot_be_copied_suggests_inplace():
 
 
 def test_error_for_the_root_has_no_layer_name():
-    with pytest.raises(ModelError, match=r"^the model of type ParametrizedLinear is parametrized.*first\.$"):
-        to_sphere(parametrizations.weight_norm(nn.Linear(4, 4)))
+    with pytest.raises(ModelError, match=r"^the model of type Linear is quantized or complex.*floating point model\.$"):
+        to_sphere(nn.Linear(4, 4, dtype=torch.complex64), classifier=True)
+    with pytest.raises(ModelError, match=r"^no layer of the model was converted: 1 not converted: .* is parametrized"):
+        to_sphere(parametrizations.weight_norm(nn.Linear(4, 4)), classifier=True)
+
+
+@pytest.mark.parametrize("function", [to_sphere, to_plain, sphere_summary, conversion_record, sn.freeze,
+                                      sn.param_groups, lambda model: apply_conversion(model, {})])  # fmt: skip
+def test_a_tensor_in_place_of_a_model_is_not_printed(function):
+    with pytest.raises(TypeError, match=r"^model must be a module, got a tensor of shape \[3, 5\] of type Tensor\.$"):
+        function(torch.rand(3, 5))
+    with pytest.raises(TypeError, match=r"^model must be a module, got 'resnet18' of type str\.$"):
+        function("resnet18")
+    with pytest.raises(TypeError) as caught:
+        function([torch.rand(30, 50)])
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 200
 
 
 def test_to_plain_of_subclasses_and_parametrized_layers_raises():

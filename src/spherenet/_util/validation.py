@@ -12,9 +12,9 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from spherenet._util.text import first_line
+from spherenet._util.text import first_line, short
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -25,10 +25,12 @@ __all__ = [
     "require_device",
     "require_floating",
     "require_integer",
+    "require_module",
     "require_number",
     "require_one_of",
     "require_positive",
     "show_constructor",
+    "shown",
     "suggest_options",
 ]
 
@@ -36,10 +38,23 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+def shown(value: object) -> str:
+    """Return a value for an error message: in one short line, also if it is a tensor or an array."""
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {list(value.shape)}"
+    return short(" ".join(repr(value).split()), 100)
+
+
+def require_module(name: str, value: object) -> None:
+    """Raise TypeError unless the argument is a module."""
+    if not isinstance(value, nn.Module):
+        raise TypeError(f"{name} must be a module, got {shown(value)} of type {type(value).__name__}.")
+
+
 def require_number(name: str, value: object) -> float:
     """Return a finite number as a float; raise TypeError or ValueError for bools, strings, NaN and infinities."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number, got {value!r} of type {type(value).__name__}.")
+        raise TypeError(f"{name} must be a number, got {shown(value)} of type {type(value).__name__}.")
     if not math.isfinite(value):
         raise ValueError(f"{name} must be finite, got {value!r}.")
     return float(value)
@@ -56,7 +71,7 @@ def require_positive(name: str, value: object) -> float:
 def require_integer(name: str, value: object, *, minimum: int) -> int:
     """Return an integer of at least `minimum`; NumPy's are accepted."""
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f"{name} must be an integer, got {value!r} of type {type(value).__name__}.")
+        raise TypeError(f"{name} must be an integer, got {shown(value)} of type {type(value).__name__}.")
     if value < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {value!r}.")
     return int(value)
@@ -69,7 +84,7 @@ def require_one_of(name: str, value: T, allowed: Iterable[T]) -> T:
         return value
     similar = get_close_matches(str(value), [str(choice) for choice in choices], n=1)
     hint = f" Did you mean {similar[0]!r}?" if similar else ""
-    raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}.{hint}")
+    raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {shown(value)}.{hint}")
 
 
 def require_device(name: str, device: str | torch.device) -> torch.device:

@@ -13,7 +13,7 @@ from typing import TypeAlias, TypeVar, cast
 from torch import Tensor, nn
 
 from spherenet._util.text import first_line
-from spherenet._util.validation import require_one_of, suggest_options
+from spherenet._util.validation import require_module, require_one_of, suggest_options
 from spherenet.angles import AngleFunction, make_shared_angle
 from spherenet.convert.layers import (
     CONVERTIBLE,
@@ -33,6 +33,7 @@ from spherenet.convert.summary import record_reason, recorded_reason, restore_at
 from spherenet.convert.swap import (
     SphereOptions,
     can_be_centered,
+    computed_weight,
     disable_fast_paths,
     disable_inplace,
     drop_batch_norms,
@@ -123,8 +124,8 @@ def to_sphere(
         The converted copy, or the model itself if `inplace` is True.
 
     Raises:
-        ModelError: If a selected layer is parametrized or quantized, the model is scripted, compiled or wrapped by DDP
-            or FSDP, or no layer is selected.
+        ModelError: If a layer is quantized, or parametrized and selected by `only`, the model is scripted, compiled or
+            wrapped by DDP or FSDP, or no layer is selected.
         ValueError: If an argument is out of range, or a pattern or type matches no layer.
         TypeError: If an argument is unknown or has a wrong type.
 
@@ -132,7 +133,7 @@ def to_sphere(
         >>> sphere = sn.to_sphere(model, "sigmoid", k=0.3, skip="stem.*")
         >>> print(sn.sphere_summary(sphere))
     """
-    _require_module(model)
+    require_module("model", model)
     if operator is None or operator == "none":
         raise ValueError(
             f"operator must be the name of an operator or an AngleFunction, got {operator!r}; "
@@ -198,7 +199,7 @@ def to_plain(model: M, *, inplace: bool = False) -> M:
             DDP or FSDP.
         TypeError: If model is not a module.
     """
-    _require_module(model)
+    require_module("model", model)
     require_revertible(model)
     model = model if inplace else _copy(model)
     for module in list(model.modules()):
@@ -233,11 +234,6 @@ def _copy(model: M) -> M:
     except Exception as error:  # torch cannot copy non-leaf tensors, and a module may hold any object
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise ModelError(f"the model cannot be copied ({reason}): pass inplace=True.") from error
-
-
-def _require_module(model: object) -> None:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a module, got {model!r} of type {type(model).__name__}.")
 
 
 Rule: TypeAlias = str | type[nn.Module] | Callable[[str, nn.Module], bool]
@@ -348,9 +344,13 @@ def make_plan(model: nn.Module, selection: Selection) -> Plan:
         else:
             reason = _reason_to_keep(layer, selection, classifiers, embeddings)
         if reason is None:
-            require_convertible(layer.name, layer.module)
+            computed = computed_weight(layer.module) if selection.only is None else None
+            if computed is None:
+                require_convertible(layer.name, layer.module)
             methods = overridden_methods(layer.module)
-            reason = f"not converted: {type(layer.module).__name__} overrides {methods[0]}" if methods else None
+            override = f"{type(layer.module).__name__} overrides {methods[0]}" if methods else None
+            problem = f"{type(layer.module).__name__} {computed}" if computed else override
+            reason = None if problem is None else f"not converted: {problem}"
         if reason is None:
             plan.convert[layer.name] = layer.module
         else:

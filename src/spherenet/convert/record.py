@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.parametrize import is_parametrized
 
 from spherenet._util.text import first_line, short
+from spherenet._util.validation import require_module
 from spherenet.angles import ANGLES, LearnedAngle
 from spherenet.convert.layers import CONVERTIBLE, TRANSPOSED, num_filters
 from spherenet.convert.pretrained import record_on_save
@@ -54,7 +55,9 @@ def conversion_record(model: nn.Module) -> dict[str, Any]:
     Raises:
         ModelError: If a layer has an operator or magnitude that is not one of this library's, since a record contains
             no code, shares learned parameters in a way that options do not express, or computes its weight.
+        TypeError: If model is not a module.
     """
+    require_module("model", model)
     layers: dict[str, Any] = {}
     first_with: dict[object, str] = {}
     dropped: dict[str, str] = {}
@@ -134,8 +137,7 @@ def apply_conversion(model: nn.Module, record: object) -> None:
         ModelError: If the record is invalid, or names a layer that the model does not have or that cannot be converted.
         TypeError: If model is not a module.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a module, got {type(model).__name__}.")
+    require_module("model", model)
     layers, dropped = _checked(record)
     modules = dict(model.named_modules())
     convert: dict[str, SphereOptions] = {}

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
+from spherenet._util.validation import require_module
 from spherenet.convert.layers import weight_modules
 from spherenet.layers import AngularHead, SphereLayer
 
@@ -168,8 +169,7 @@ def sphere_summary(model: nn.Module) -> SphereSummary:
     Example:
         >>> print(sn.sphere_summary(sn.to_sphere(model)))
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a module, got {model!r} of type {type(model).__name__}.")
+    require_module("model", model)
     layers = {module for _, module in weight_modules(model)}
     rows = [
         _summarize(name, module)

@@ -45,6 +45,7 @@ from spherenet.magnitudes import Magnitude
 __all__ = [
     "SphereOptions",
     "can_be_centered",
+    "computed_weight",
     "disable_fast_paths",
     "disable_inplace",
     "drop_batch_norms",
@@ -193,7 +194,7 @@ def require_revertible(model: nn.Module) -> None:
 
 def weight_problem(module: nn.Module) -> str | None:
     """Return why the weight of a layer cannot be converted and what to do about it, or None if it can."""
-    if not isinstance(module, (*CONVERTIBLE, *TRANSPOSED)) or type(module).__module__.startswith("torch.ao."):
+    if _is_quantized(module):
         return "is quantized: convert the model before quantizing it"
     weight = module._parameters.get("weight")
     if isinstance(weight, Tensor) and not weight.is_floating_point():
@@ -201,6 +202,17 @@ def weight_problem(module: nn.Module) -> str | None:
     # Quantization and sharding libraries use tensor subclasses that report a floating point dtype.
     if isinstance(weight, Tensor) and type(weight).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         return f"has a weight of type {type(weight).__name__}: convert the model before quantizing or sharding it"
+    return computed_weight(module)
+
+
+def _is_quantized(module: nn.Module) -> bool:
+    return not isinstance(module, (*CONVERTIBLE, *TRANSPOSED)) or type(module).__module__.startswith("torch.ao.")
+
+
+def computed_weight(module: nn.Module) -> str | None:
+    """Return that a layer computes its weight or bias from other tensors and what to do about it, or None."""
+    if _is_quantized(module):
+        return None
     if is_parametrized(module):
         return "is parametrized: call torch.nn.utils.parametrize.remove_parametrizations first"
     computed = [name for name in ("weight", "bias") if name not in module._parameters]

@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
 from spherenet._util.text import first_line
+from spherenet._util.validation import require_module
 from spherenet.convert.layers import ancestor_names, called_children, is_sequential
 from spherenet.errors import ModelError
 from spherenet.export.frozen_layers import (
@@ -71,7 +72,9 @@ def freeze(model: nn.Module) -> nn.Module:
     Raises:
         ModelError: If a lazy layer has not seen an input yet, a hook computes the weight of a sphere layer (pruning),
             or the model cannot be copied.
+        TypeError: If model is not a module.
     """
+    require_module("model", model)
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
             raise ModelError(f"{name} has no values yet: run the model once before freezing it.")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from spherenet._util.validation import require_floating, require_number
+from spherenet._util.validation import require_floating, require_module, require_number
 from spherenet.kernels.classes.sharded import ClassShard, ShardedOutput, gather_rows
 from spherenet.layers.head import AngularHead
 from spherenet.ops.norms import norm, without_autocast, working_dtype
@@ -152,8 +152,7 @@ def shard_head(model: M, mesh: DeviceMesh, *, sample_rate: float = 1.0) -> M:
         >>> mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (world,))
         >>> model = sn.shard_head(sn.create_model("cnn-9", num_classes=1_000_000, loss="arcface"), mesh)
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a module, got {model!r} of type {type(model).__name__}.")
+    require_module("model", model)
     if mesh.ndim != 1:
         raise ValueError(f"mesh must have one dimension, got {mesh.ndim}.")
     heads = {name: module for name, module in model.named_modules() if isinstance(module, AngularHead)}

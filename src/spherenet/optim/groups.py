@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from spherenet._util.validation import require_number
+from spherenet._util.validation import require_module, require_number
 from spherenet.angles import AngleFunction
 from spherenet.magnitudes import Magnitude
 from spherenet.optim.kernels import require_initialized, scale_invariance
@@ -74,8 +74,7 @@ def param_groups(
         >>> optimizer = torch.optim.Adam(sn.param_groups(model, 5e-4), lr=1e-3)
         >>> optimizer = sn.optim.MixedOptimizer(sn.param_groups(model, 0.01, filters="muon"))
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a module, got {model!r} of type {type(model).__name__}.")
+    require_module("model", model)
     weight_decay = require_number("weight_decay", weight_decay)
     if weight_decay < 0:
         raise ValueError(f"weight_decay must be at least 0, got {weight_decay!r}.")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from spherenet._util.validation import require_one_of
+from spherenet._util.validation import require_module, require_one_of
 from spherenet.optim.kernels import Kernels, invariant_kernels, num_kernels
 
 __all__ = ["KeptNorms", "keep_norms"]
@@ -63,8 +63,7 @@ def keep_norms(optimizer: Optimizer, model: nn.Module, mode: str = "renormalize"
     """
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer must be a torch optimizer, got {type(optimizer).__name__}.")
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a module, got {model!r} of type {type(model).__name__}.")
+    require_module("model", model)
     require_one_of("mode", mode, MODES)
     weights = {name: kernels for name, kernels in invariant_kernels(model).items() if kernels.weight.requires_grad}
     updated = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["balanced_permutation", "class_weights", "single_class_warning", "total_weight"]
 
+FEW_IMAGES = 10
+"""Number of images below which predictions of a single class mean nothing."""
+
 
 def class_weights(option: Sequence[str] | None, classes: Sequence[str], labels: Tensor) -> Tensor | None:
     """Return the weight of each class in the loss, scaled to a mean of 1 over the training images.
@@ -96,7 +99,8 @@ def single_class_warning(evaluation: Evaluation, classes: Sequence[str], split: 
     """Return a sentence if all predictions are the same class although the images are of several, else None."""
     images, _, predictions = evaluation.per_class
     label = int(predictions.argmax())
-    if int(predictions[label]) != evaluation.count or int((images > 0).sum()) < 2:
+    has_classes = int((images > 0).sum()) > 1 and evaluation.count >= FEW_IMAGES
+    if not has_classes or int(predictions[label]) != evaluation.count:
         return None
     return (
         f"all {evaluation.count} {split} predictions are the class {classes[label]!r}, which has "
