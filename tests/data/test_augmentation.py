@@ -16,7 +16,16 @@ CASES = {
     "crop": Augmentation(crop_padding=2),
     "all": Augmentation(horizontal_flip=True, vertical_flip=True, crop_padding=4),
     "wide crop": Augmentation(horizontal_flip=True, crop_padding=11),
+    "translate": AUGMENTATIONS["translate"],
+    "wide reflection": Augmentation(crop_padding=20, reflect=True),
 }
+
+
+def mirrored(position, length):
+    """Walk back and forth between the first and the last pixel."""
+    while not 0 <= position < length:
+        position = -position if position < 0 else 2 * (length - 1) - position
+    return position
 
 
 def augment_one(image, index, augmentation, seed, epoch):
@@ -29,14 +38,23 @@ def augment_one(image, index, augmentation, seed, epoch):
     height, width, _ = image.shape
     top = number(Purpose.PADDED_CROP_TOP, 2 * padding + 1) - padding
     left = number(Purpose.PADDED_CROP_LEFT, 2 * padding + 1) - padding
-    output = torch.zeros_like(image)
-    for y in range(height):
-        for x in range(width):
-            if 0 <= y + top < height and 0 <= x + left < width:
-                output[y, x] = image[y + top, x + left]
+    if augmentation.reflect:
+        source = [[mirrored(y + top, height), mirrored(x + left, width)] for y in range(height) for x in range(width)]
+        output = torch.stack([image[y, x] for y, x in source]).view_as(image)
+    else:
+        output = torch.zeros_like(image)
+        for y in range(height):
+            for x in range(width):
+                if 0 <= y + top < height and 0 <= x + left < width:
+                    output[y, x] = image[y + top, x + left]
     if augmentation.vertical_flip and number(Purpose.VERTICAL_FLIP, 2):
         output = output.flip(0)
-    if augmentation.horizontal_flip and number(Purpose.HORIZONTAL_FLIP, 2):
+    if augmentation.alternating:
+        start = int(draw(seed, 0, torch.tensor([index]), Purpose.HORIZONTAL_FLIP, 2))
+        flips = (start + epoch) % 2 == 1
+    else:
+        flips = number(Purpose.HORIZONTAL_FLIP, 2) == 1
+    if augmentation.horizontal_flip and flips:
         output = output.flip(1)
     return output
 
@@ -111,3 +129,17 @@ def test_named_augmentations_are_those_of_the_paper():
 def test_wrong_value_is_refused(wrong, message):
     with pytest.raises((TypeError, ValueError), match=message):
         Augmentation(**wrong)
+
+
+def test_alternating_flips_show_both_sides_in_two_epochs():
+    images = torch.arange(8, dtype=torch.uint8).view(1, 1, 8, 1).expand(40, 1, 8, 1)
+    indices, flips = torch.arange(40), Augmentation(horizontal_flip=True, alternating=True)
+    first, second, third = (augment(images, indices, flips, seed=0, epoch=epoch) for epoch in range(3))
+    assert torch.equal(first, second.flip(2))
+    assert torch.equal(first, third)
+    assert 5 < (first[:, 0, 0, 0] == 0).sum() < 35
+
+
+def test_alternating_needs_a_flip():
+    with pytest.raises(ValueError, match=r"^alternating must be false without horizontal_flip, got true\.$"):
+        Augmentation(alternating=True)

@@ -29,7 +29,7 @@ def num_convolution_weights(depth, widths, kernel=9, channels=3):
     return total
 
 
-@pytest.mark.parametrize("name", sn.list_models())
+@pytest.mark.parametrize("name", [name for name in sn.list_models() if name != "air"])  # see test_air.py
 def test_parameter_counts_match_the_paper(name):
     """Count convolutions, BatchNorm (2 per channel), the fully connected layer and the head without bias."""
     with torch.device("meta"):
@@ -77,7 +77,7 @@ def test_forward_and_backward_of_every_network(name, operator):
     loss, scores = model(images, labels)
     assert scores.shape == (3, 7)
     loss.backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters() if p.requires_grad)
     features = model.features(images)
     assert features.shape == (3, model.head.in_features)
     model.eval()

@@ -21,7 +21,7 @@ import spherenet as sn
 from spherenet.bench.networks import peak_bytes
 from spherenet.losses import make_loss
 from spherenet.training import Processes, TrainConfig
-from spherenet.training.build import build_optimizer
+from spherenet.training.optimizers import build_optimizer
 from spherenet.training.sharding import shard_model
 
 IMAGE, HIDDEN = 64, 2048

@@ -39,7 +39,7 @@ def test_default_milestones_are_those_of_the_paper():
         ({"seed": -1}, "seed must be a finite number of at least 0, got -1"),
         ({"learning_rate": math.nan}, "learning_rate must be a finite number"),
         ({"learning_rate": math.inf}, "learning_rate must be a finite number"),
-        ({"optimizer": "lion"}, "optimizer must be one of adam, adamw, sgd, got 'lion'"),
+        ({"optimizer": "lion"}, "optimizer must be one of adam, adamw, sgd, muon, got 'lion'"),
         ({"precision": "half"}, "precision must be one of"),
         ({"timeout": 0.0}, "timeout must be greater than 0"),
         ({"batch_size": 10**9}, "batch_size must be at most"),
@@ -179,7 +179,7 @@ def test_orthogonal_initialization(operator):
             kernels = kernels if len(kernels) <= kernels.shape[1] else kernels.T
             torch.testing.assert_close(kernels @ kernels.T, 2 * torch.eye(len(kernels)), atol=1e-5, rtol=0)
     assert build_model(chosen, dataset).features.stages[0][0][0].weight.equal(model.features.stages[0][0][0].weight)
-    with pytest.raises(ValueError, match="initialization must be one of he, orthogonal, got 'xavier'"):
+    with pytest.raises(ValueError, match="initialization must be one of he, orthogonal, dirac, got 'xavier'"):
         TrainConfig(initialization="xavier")
 
 

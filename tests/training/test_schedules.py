@@ -10,7 +10,7 @@ from command_line import TINY, in_other_processes, one_sentence, spherenet
 from spherenet.experiments.jobs import Job
 from spherenet.runs import RunDirectory
 from spherenet.training import Evaluation, StopSignals, TrainConfig
-from spherenet.training.build import build_optimizer
+from spherenet.training.optimizers import build_optimizer
 from spherenet.training.run import train
 from training_problem import StopAt, assert_equal, model, rows, run, trainer, weights
 

@@ -54,6 +54,8 @@ def evaluate_parser() -> Parser:
     add_option(parser, "--batch-size", type=int, default=256, at_least=1, help="images per batch")
     precisions = Literal["float32", "bfloat16", "float16"]
     add_option(parser, "--precision", type=precisions, help="floating point format; by default the one of the training")
+    text = "views of each image whose mean score gives a second accuracy; shift: by one pixel"
+    add_option(parser, "--tta", type=Literal["none", "mirror", "mirror-shift"], default="none", help=text)
     add_option(parser, "--image", metavar="FILE", help="image file for the confusion matrix (.png, .svg or .pdf)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return parser
@@ -84,6 +86,7 @@ def run_evaluate(arguments: Namespace) -> None:
             batch_size=arguments.batch_size,
             workers=workers,
             precision=arguments.precision or saved.config.precision,  # as in the metrics of the run
+            tta=arguments.tta,
         )
     if warning := single_class_warning(result, saved.classes, SPLITS[arguments.split]):
         warn(warning)
@@ -103,6 +106,8 @@ def run_evaluate(arguments: Namespace) -> None:
             "precision": arguments.precision or saved.config.precision,
             "accuracy": result.accuracy,
             "balanced_accuracy": result.balanced_accuracy,
+            "tta": arguments.tta,
+            "tta_accuracy": result.tta_accuracy,
             "loss": result.loss,
             "count": result.count,
             "classes": per_class,
@@ -111,11 +116,12 @@ def run_evaluate(arguments: Namespace) -> None:
         print_json(numbers)
         return
     selection = "" if saved.selected_on is None else f", selected on the {saved.selected_on} images"
+    views = "" if result.tta_accuracy is None else f", {result.tta_accuracy:.2%} with {arguments.tta}"
     print(
         f"{plain(arguments.run)}, {arguments.checkpoint} checkpoint (step {saved.step}{selection}), "
         f"{arguments.split} split: "
-        f"accuracy {result.accuracy:.2%} on {result.count} images, balanced accuracy {result.balanced_accuracy:.2%}, "
-        f"loss {result.loss:.4f}"
+        f"accuracy {result.accuracy:.2%}{views} on {result.count} images, "
+        f"balanced accuracy {result.balanced_accuracy:.2%}, loss {result.loss:.4f}"
     )
     if confusion is not None:
         _print_tables(per_class, confusion, saved.classes)

@@ -78,22 +78,29 @@ class Augmentation:
     Args:
         horizontal_flip: Mirror left and right with probability 1/2.
         vertical_flip: Mirror top and bottom with probability 1/2.
-        crop_padding: Pad each side with this many black pixels and crop a random window of the original size.
+        crop_padding: Pad each side with this many pixels and crop a random window of the original size.
         random_crop: If the preprocessing resizes to more than `size`, crop at a random position instead of the center
             (as for ImageNet); otherwise no effect.
+        reflect: Pad with the mirrored image instead of black pixels.
+        alternating: Mirror each image in every other epoch, starting at random, so that two epochs show both sides.
+            `horizontal_flip` must be true.
     """
 
     horizontal_flip: bool = False
     vertical_flip: bool = False
     crop_padding: int = 0
     random_crop: bool = False
+    reflect: bool = False
+    alternating: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("horizontal_flip", "vertical_flip", "random_crop"):
+        for name in ("horizontal_flip", "vertical_flip", "random_crop", "reflect", "alternating"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name} must be true or false, got {getattr(self, name)!r}.")
         if type(self.crop_padding) is not int or not 0 <= self.crop_padding <= MAX_PADDING:
             raise ValueError(f"crop_padding must be an integer from 0 to {MAX_PADDING}, got {self.crop_padding!r}.")
+        if self.alternating and not self.horizontal_flip:
+            raise ValueError("alternating must be false without horizontal_flip, got true.")
 
 
 AUGMENTATIONS: dict[str, Augmentation] = {
@@ -101,10 +108,20 @@ AUGMENTATIONS: dict[str, Augmentation] = {
     "flip": Augmentation(horizontal_flip=True),
     "flip-crop": Augmentation(horizontal_flip=True, crop_padding=4),
     "flips-crop": Augmentation(horizontal_flip=True, vertical_flip=True, crop_padding=4),
+    "translate": Augmentation(horizontal_flip=True, crop_padding=2, reflect=True, alternating=True),
     "imagenet": Augmentation(horizontal_flip=True, random_crop=True),
 }
 """Augmentations by name. The paper uses `flip` for CIFAR-10, `flips-crop` for CIFAR-10+ and CIFAR-100 and `imagenet`
-for ImageNet; its released code uses `flip-crop` in place of `flips-crop`."""
+for ImageNet; its released code uses `flip-crop` in place of `flips-crop`. `translate` belongs to the speed recipe."""
+
+
+def _reflected(positions: Tensor, length: int) -> Tensor:
+    """Return positions outside [0, length) mirrored at the first and last pixel, which are not repeated."""
+    if length == 1:
+        return torch.zeros_like(positions)
+    period = 2 * (length - 1)
+    positions = positions % period
+    return torch.minimum(positions, period - positions)
 
 
 def augment(images: Tensor, indices: Tensor, augmentation: Augmentation, *, seed: int, epoch: int) -> Tensor:
@@ -128,22 +145,27 @@ def augment(images: Tensor, indices: Tensor, augmentation: Augmentation, *, seed
     def source_positions(length: int, flip: bool, flip_purpose: Purpose, crop_purpose: Purpose) -> Tensor:
         positions = torch.arange(length).expand(count, length)
         if flip:
-            flipped = draw(seed, epoch, indices, flip_purpose, 2).bool()
+            alternates = augmentation.alternating and flip_purpose == Purpose.HORIZONTAL_FLIP
+            flipped = draw(seed, 0 if alternates else epoch, indices, flip_purpose, 2).bool()
+            flipped = flipped ^ bool(alternates and epoch % 2)
             positions = torch.where(flipped[:, None], length - 1 - positions, positions)
         if padding:
             positions = positions + draw(seed, epoch, indices, crop_purpose, 2 * padding + 1)[:, None]
+        if augmentation.reflect:
+            positions = _reflected(positions - padding, length)
         return positions
 
     rows = source_positions(height, augmentation.vertical_flip, Purpose.VERTICAL_FLIP, Purpose.PADDED_CROP_TOP)
     columns = source_positions(width, augmentation.horizontal_flip, Purpose.HORIZONTAL_FLIP, Purpose.PADDED_CROP_LEFT)
-    padded_height, padded_width = height + 2 * padding, width + 2 * padding
+    border = 0 if augmentation.reflect else padding  # reflected positions are inside the image
+    padded_height, padded_width = height + 2 * border, width + 2 * border
     rows = rows + torch.arange(count)[:, None] * padded_height
     # Copy [N, H] and [N, W] positions to the device and expand them to [N, H, W] there.
     device, non_blocking = images.device, images.device.type != "mps"
     rows, columns = rows.to(device, non_blocking=non_blocking), columns.to(device, non_blocking=non_blocking)
     pixels = (rows * padded_width)[:, :, None] + columns[:, None, :]
-    if padding:
+    if border:
         padded = images.new_zeros(count, padded_height, padded_width, channels)
-        padded[:, padding:-padding, padding:-padding] = images
+        padded[:, border:-border, border:-border] = images
         images = padded
     return images.reshape(-1, channels).index_select(0, pixels.view(-1)).view(count, height, width, channels)

@@ -17,6 +17,7 @@ from spherenet.layers import AngularHead
 from spherenet.layers.base import Proxy
 from spherenet.losses import AngularLoss, make_loss
 from spherenet.magnitudes import Magnitude
+from spherenet.models.air import AirFeatures
 from spherenet.models.networks import LayerFactory, PlainFeatures, ResidualFeatures
 from spherenet.ops.norms import DEFAULT_EPS
 from spherenet.ops.sphere_conv import CENTERS
@@ -107,6 +108,7 @@ class _Network:
 _NETWORKS = {f"cnn-{n}": _Network(PlainFeatures, (64, 96, 128), 32, {"depth": n}) for n in (3, 9, 18, 45, 60, 69)} | {
     "resnet-32": _Network(ResidualFeatures, (64, 96, 128), 32, {"units_per_stage": 5}),
     "resnet-32-wide": _Network(ResidualFeatures, (96, 192, 384), 32, {"units_per_stage": 5}),
+    "air": _Network(AirFeatures, (64, 256, 256), 32),
     "resnet-18": _Network(ResidualFeatures, (256, 512, 768, 1024), 224, {"units_per_stage": 2, "large_images": True}),
 }
 
@@ -199,9 +201,12 @@ def create_model(
     criterion = make_loss(loss, **(loss_options or {}))
     features = network.features(layers, stage_widths, in_channels, height_width, **network.arguments)
     out_features = cast(int, features.out_features)
+    head_std: float | None = getattr(features, "head_std", None)
     if feature_batch_norm:
         features = nn.Sequential(OrderedDict(network=features, batch_norm=nn.BatchNorm1d(out_features)))
     head = AngularHead(out_features, num_classes, head_bias, eps=eps)
+    if head_std is not None:
+        nn.init.normal_(head.weight, std=head_std)
     config = {
         "name": name,
         "num_classes": head.num_classes,

@@ -16,17 +16,16 @@ from spherenet._util.validation import require_one_of
 from spherenet.data import AUGMENTATIONS, Augmentation, Dataset, default_augmentation, load_dataset, locate
 from spherenet.losses import Annealing, MarginLoss
 from spherenet.models import Classifier, create_model, list_models
-from spherenet.optim import param_groups
+from spherenet.models.air import Whitening
 from spherenet.regularizers import hyperspherical_energy, orthogonality, sphere_layers
 from spherenet.training.balance import class_weights
 from spherenet.training.config import TrainConfig
-from spherenet.training.sharding import is_divided, split_by_mesh
+from spherenet.training.evaluation import first_batch
 
 __all__ = [
     "build_augmentation",
     "build_data",
     "build_model",
-    "build_optimizer",
     "build_penalty",
     "compiled",
     "lambda_setter",
@@ -171,11 +170,25 @@ def build_model(config: TrainConfig, dataset: Dataset) -> Classifier:
         _require_memory(_create(config, dataset, weight), config)
     torch.manual_seed(config.seed)
     model = _create(config, dataset, weight)
-    if config.initialization == "orthogonal":
-        for layer in model.features.modules():
-            if isinstance(layer, (nn.Conv2d, nn.Linear)):
-                nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))  # kernels of the norm that He's have on average
+    _initialize(model, config, dataset)
     return model
+
+
+@torch.no_grad()
+def _initialize(model: Classifier, config: TrainConfig, dataset: Dataset) -> None:
+    """Set the initial weights of the configuration, and those that depend on the images."""
+    for layer in model.features.modules():
+        if config.initialization == "orthogonal" and isinstance(layer, (nn.Conv2d, nn.Linear)):
+            nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))  # kernels of the norm that He's have on average
+        elif config.initialization == "dirac" and isinstance(layer, nn.Conv2d):
+            nn.init.dirac_(layer.weight[: layer.in_channels])  # the other filters keep their weights
+        if isinstance(layer, Whitening):
+            batch = first_batch(dataset.train, IMAGES_FOR_WHITENING, torch.device("cpu"))
+            layer.initialize_from(batch.images)
+
+
+IMAGES_FOR_WHITENING = 5000
+"""Training images from which the filters of a whitening layer are computed."""
 
 
 def _require_memory(model: Classifier, config: TrainConfig) -> None:
@@ -255,20 +268,6 @@ def lambda_setter(config: TrainConfig, model: nn.Module) -> Callable[[int], None
             floor_at=config.lambda_floor_at,
         )
     return criterion.set_step
-
-
-def build_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """Return a fused Adam, AdamW or SGD. Sphere layers have no weight decay unless `decay_all` is set."""
-    groups: list[dict[str, Any]] = param_groups(model, config.weight_decay)
-    if config.decay_all:
-        for group in groups:
-            group["weight_decay"] = config.weight_decay
-    groups = split_by_mesh(groups)
-    if config.optimizer != "sgd":
-        adam = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
-        return adam(groups, lr=config.learning_rate, fused=True)
-    fused = not any(is_divided(parameter) for group in groups for parameter in group["params"])  # not of DTensors
-    return torch.optim.SGD(groups, lr=config.learning_rate, momentum=config.momentum, fused=fused)
 
 
 def build_penalty(config: TrainConfig, model: nn.Module) -> Callable[[nn.Module], Tensor] | None:

@@ -77,7 +77,7 @@ class TrainConfig:
     )
     data_dir: str | None = _option(None, DATA, "folder of the data set or for its download; default: $SPHERENET_DATA")
     augmentation: str | None = _option(
-        None, DATA, "none, flip, flip-crop, flips-crop or imagenet; default: that of the data set"
+        None, DATA, "none, flip, flip-crop, flips-crop, translate or imagenet; default: that of the data set"
     )
     image_size: int | None = _option(
         None, DATA, "side length to which images are resized; default: that of the data set, 224 for a folder"
@@ -108,7 +108,7 @@ class TrainConfig:
     )
     download: bool = _option(True, DATA, "download of a data set that is missing")
 
-    model: str = _option("cnn-3", NETWORK, "network: cnn-3/9/18/45/60/69, resnet-32, resnet-32-wide or resnet-18")
+    model: str = _option("cnn-3", NETWORK, "network: cnn-3/9/18/45/60/69, air, resnet-32, resnet-32-wide or resnet-18")
     operator: str | None = _option(
         "cosine",
         NETWORK,
@@ -142,7 +142,9 @@ class TrainConfig:
         None, NETWORK, "radius of the magnitude: a number, or learned or learned:10 (its start) per filter; default: 1"
     )
     feature_batch_norm: bool = _option(False, NETWORK, "BatchNorm of the features, before the class weights")
-    initialization: Literal["he", "orthogonal"] = _option("he", NETWORK, "initial weights: He's, or orthogonal kernels")
+    initialization: Literal["he", "orthogonal", "dirac"] = _option(
+        "he", NETWORK, "initial weights: the network's (he), orthogonal kernels, or filters that copy channels (dirac)"
+    )
 
     loss: str = _option(
         "softmax",
@@ -186,13 +188,20 @@ class TrainConfig:
         "shuffled", TRAINING, "images of an epoch: each of them once (shuffled), or each class equally often (balanced)"
     )
     accumulate: int = _option(1, TRAINING, "number of micro-batches per step and process, for less memory")
-    optimizer: Literal["adam", "adamw", "sgd"] = _option(
-        "adam", TRAINING, "Adam, Adam with decoupled weight decay (adamw), or SGD with momentum"
+    optimizer: Literal["adam", "adamw", "sgd", "muon"] = _option(
+        "adam", TRAINING, "Adam, Adam with decoupled weight decay (adamw), SGD, or Muon with SGD for all but filters"
     )
-    learning_rate: float = _option(1e-3, TRAINING, "initial learning rate")
-    momentum: float = _option(0.9, TRAINING, "momentum of SGD")
-    schedule: Literal["step", "cosine"] = _option(
-        "step", TRAINING, "learning rate: divided by 10 at milestones (step), or half a cosine to 0 (cosine)"
+    learning_rate: float = _option(1e-3, TRAINING, "initial learning rate; with muon that of filters")
+    rest_learning_rate: float = _option(
+        0.053, TRAINING, "initial learning rate of biases and scales with muon, per image of a batch"
+    )
+    head_learning_rate: float = _option(
+        0.67, TRAINING, "that of class weights with muon, per image and divided by the squared number of features"
+    )
+    momentum: float = _option(0.9, TRAINING, "momentum of SGD, or of the filters with muon")
+    rest_momentum: float = _option(0.85, TRAINING, "momentum of all but the filters with muon")
+    schedule: Literal["step", "cosine", "linear"] = _option(
+        "step", TRAINING, "learning rate: divided by 10 at milestones (step), half a cosine to 0, or a line to 0"
     )
     warmup: int = _option(0, TRAINING, "iterations in which the learning rate increases linearly to its initial value")
     milestones: list[int] | None = _option(  # noqa: RUF009
@@ -219,6 +228,9 @@ class TrainConfig:
 
     eval_every: int = _option(250, EVALUATION, "iterations between evaluations")
     eval_batch_size: int = _option(256, EVALUATION, "images per batch of an evaluation")
+    tta: Literal["none", "mirror", "mirror-shift"] = _option(
+        "none", EVALUATION, "views of each image in the last evaluation, for a second accuracy: mirror, or also shifted"
+    )
     patience: int | None = _option(
         None, EVALUATION, "evaluations without a better accuracy after which the run ends; default: it does not"
     )
@@ -274,12 +286,24 @@ class TrainConfig:
 
     def learning_rate_at(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0. It is a function of the step, without state to save."""
+        return self.learning_rate * self.rate_factor_at(step)
+
+    def rate_factor_at(self, step: int, until: float = 1.0) -> float:
+        """Return the learning rate of a step as a fraction of the initial one.
+
+        Args:
+            step: Step, counted from 0.
+            until: Fraction of the run at which the schedules "cosine" and "linear" reach 0.
+        """
+        last = max(until * self.iterations, self.warmup + 1)
+        fraction = min(1.0, max(0, step - self.warmup) / (last - self.warmup))
         if self.schedule == "cosine":
-            fraction = max(0, step - self.warmup) / (self.iterations - self.warmup)
-            rate = self.learning_rate * (0.5 + 0.5 * math.cos(math.pi * fraction))
+            factor = 0.5 + 0.5 * math.cos(math.pi * fraction)
+        elif self.schedule == "linear":
+            factor = 1 - fraction
         else:
-            rate = self.learning_rate * LEARNING_RATE_DECAY ** sum(step >= at for at in self.resolved_milestones)
-        return rate * (step + 1) / self.warmup if step < self.warmup else rate
+            factor = LEARNING_RATE_DECAY ** sum(step >= at for at in self.resolved_milestones)
+        return factor * (step + 1) / self.warmup if step < self.warmup else factor
 
     def fitted_to(self, num_images: int) -> tuple[TrainConfig, list[str]]:
         """Return the configuration with the number of iterations and the batch size for a number of training images.

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from spherenet.data import Batch, Split
 from spherenet.layers import AngularHead
+from spherenet.models.test_time import scores_of_views
 from spherenet.ops.angular import AngularOutput
 from spherenet.regularizers import k_values
 from spherenet.training.balance import balanced_permutation, total_weight
@@ -149,6 +150,7 @@ class Evaluation:
         per_class: Images, correct predictions and predictions of each class, [3, classes].
         confusion: Number of images of class i that are predicted as class j, [classes, classes], None if there are
             more than 4,096 classes.
+        tta_accuracy: Accuracy of the mean scores of several views of each image; None without them.
     """
 
     loss: float
@@ -156,6 +158,7 @@ class Evaluation:
     count: int
     per_class: Tensor
     confusion: Tensor | None
+    tta_accuracy: float | None = None
 
     @property
     def balanced_accuracy(self) -> float:
@@ -170,6 +173,7 @@ class Evaluation:
             "accuracy": self.accuracy,
             "balanced_accuracy": self.balanced_accuracy,
             "count": self.count,
+            **({} if self.tta_accuracy is None else {"tta_accuracy": self.tta_accuracy}),
         }
 
 
@@ -185,6 +189,7 @@ def evaluate(
     workers: int = 0,
     mixed: bool = False,
     together: bool = False,
+    tta: str = "none",
 ) -> Evaluation:
     """Evaluate a model in eval mode on a split. The counts are exact over all processes.
 
@@ -198,11 +203,13 @@ def evaluate(
         workers: Number of processes that read images from files.
         mixed: Whether batches are those of `mixed_batches`, for a model whose output depends on them.
         together: Whether the model's weights are sharded, so that all processes must make the same number of calls.
+        tta: Views of each image whose mean scores give a second accuracy; see `scores_of_views`.
     """
     device = processes.device
     was_training = model.training
     model.eval()
-    sums = torch.zeros(2, dtype=sum_dtype(device), device=device)  # losses, class weights
+    # Losses, class weights, correct predictions with test-time augmentation.
+    sums = torch.zeros(3, dtype=sum_dtype(device), device=device)
     has_confusion = num_classes <= LARGEST_CONFUSION
     # The confusion matrix, or for very many classes the rows of `Evaluation.per_class`.
     table = torch.zeros(num_classes if has_confusion else 3, num_classes, dtype=torch.int64, device=device)
@@ -216,8 +223,12 @@ def evaluate(
             loss, scores = model(batch.images, batch.labels)
         if len(batch.labels):  # the mean loss of an empty batch, which keeps processes together, is NaN
             weight = torch.as_tensor(total_weight(model, batch.labels), dtype=sums.dtype, device=device)
-            sums += torch.stack([loss.to(sums.dtype) * weight, weight])
+            sums[:2] += torch.stack([loss.to(sums.dtype) * weight, weight])
         predictions = scores.argmax(1) if scores.dim() > 1 else scores
+        if tta != "none":
+            with autocast:
+                views = scores_of_views(model, batch.images, tta)
+            sums[2] += (views.argmax(1) == batch.labels).sum()
         if has_confusion:
             pairs = torch.bincount(batch.labels * num_classes + predictions, minlength=num_classes**2)
             table += pairs.reshape(num_classes, num_classes)
@@ -226,10 +237,11 @@ def evaluate(
             rows = (batch.labels, correct, predictions)
             table += torch.stack([row.bincount(minlength=num_classes) for row in rows])
     model.train(was_training)
-    (loss_sum, weight_sum), table = processes.total(sums).tolist(), processes.total(table).cpu()
+    (loss_sum, weight_sum, tta_correct), table = processes.total(sums).tolist(), processes.total(table).cpu()
     per_class = torch.stack([table.sum(1), table.diagonal(), table.sum(0)]) if has_confusion else table
     count, correct_count, _ = per_class.sum(1).tolist()
-    return Evaluation(loss_sum / weight_sum, correct_count / count, count, per_class, table if has_confusion else None)
+    confusion, tta_accuracy = table if has_confusion else None, None if tta == "none" else tta_correct / count
+    return Evaluation(loss_sum / weight_sum, correct_count / count, count, per_class, confusion, tta_accuracy)
 
 
 LARGEST_CONFUSION = 4096

@@ -39,8 +39,9 @@ LIMITS = {
 
 AT_LEAST_ONE = ("iterations", "batch_size", "accumulate", "threads", "log_every", "eval_every", "eval_batch_size",
                 "checkpoint_every", "patience", "bn_precise_images")  # fmt: skip
-AT_LEAST_ZERO = ("learning_rate", "momentum", "weight_decay", "orthogonality", "energy", "workers", "seed",
-                 "group_norm", "warmup", "bn_lag_variance")  # fmt: skip
+AT_LEAST_ZERO = ("learning_rate", "rest_learning_rate", "head_learning_rate", "momentum", "rest_momentum",
+                 "weight_decay", "orthogonality", "energy", "workers", "seed", "group_norm", "warmup",
+                 "bn_lag_variance")  # fmt: skip
 
 
 def check_type(name: str, value: Any, hint: Any) -> None:
@@ -73,6 +74,8 @@ def check_ranges(config: TrainConfig) -> None:
         raise ValueError(f"sample_rate must be greater than 0 and at most 1, got {config.sample_rate}.")
     if config.max_megapixels is not None and not config.max_megapixels > 0:
         raise ValueError(f"max_megapixels must be greater than 0, got {config.max_megapixels}.")
+    if config.shard_head and config.tta != "none":
+        raise ValueError(f"tta must be none with shard_head, whose scores are not gathered, got {config.tta}.")
     if not config.timeout > 0:
         raise ValueError(f"timeout must be greater than 0, got {config.timeout}.")
     if config.epochs is not None and not config.epochs > 0:
@@ -85,12 +88,13 @@ def check_ranges(config: TrainConfig) -> None:
         raise ValueError(f"bn_lag_momentum must be at least 0 and below 1, got {config.bn_lag_momentum}.")
     if config.bn_eval is not None and len(set(config.bn_eval)) != len(config.bn_eval or [""]):
         raise ValueError(f"bn_eval must be different names of statistics, got {' '.join(config.bn_eval) or 'none'}.")
-    if config.schedule == "cosine" and config.milestones is not None:
-        raise ValueError(f"milestones must be none with the schedule cosine, got {config.milestones[:5]}.")
+    if config.schedule != "step" and config.milestones is not None:
+        raise ValueError(f"milestones must be none with the schedule {config.schedule}, got {config.milestones[:5]}.")
     if config.epochs is None and config.warmup and config.warmup >= config.iterations:
         raise ValueError(f"warmup must be less than the {config.iterations} iterations, got {config.warmup}.")
-    if not config.momentum < 1:
-        raise ValueError(f"momentum must be less than 1, got {config.momentum}.")
+    for name in ("momentum", "rest_momentum"):
+        if not getattr(config, name) < 1:
+            raise ValueError(f"{name} must be less than 1, got {getattr(config, name)}.")
     if any(milestone < 1 for milestone in config.milestones or []):
         raise ValueError(f"milestones must be at least 1, got {min(config.milestones or [])}.")
     if not config.lambda_floor > 0:

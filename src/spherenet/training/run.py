@@ -361,6 +361,7 @@ def _summary(outcome: Outcome, config: TrainConfig, dataset: Dataset, trainer: T
         "iterations": outcome.step,
         "accuracy": outcome.accuracy,
         "balanced_accuracy": outcome.balanced_accuracy,
+        "tta_accuracy": outcome.tta_accuracy,
         "best_accuracy": outcome.best_accuracy,
         "best_step": outcome.best_step,
         "stopped_early": outcome.stopped_early,

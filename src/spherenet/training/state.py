@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from spherenet.errors import CheckpointError
 from spherenet.losses import obsolete_state
+from spherenet.optim import MixedOptimizer
 
 __all__ = [
     "Outcome",
@@ -36,6 +37,7 @@ class Outcome:
         signal: Signal that stopped the run, None if it is complete.
         stopped_early: Whether the accuracy did not improve for `TrainConfig.patience` evaluations.
         accuracy: Test accuracy of the last evaluation, None if there was none.
+        tta_accuracy: The same with test-time augmentation, None without it.
         balanced_accuracy: Mean recall of the classes in that evaluation.
         best_accuracy: Best accuracy on the validation images, or on the test images if there are no validation images.
         best_step: Step of the best accuracy.
@@ -50,6 +52,7 @@ class Outcome:
     seconds: float
     stopped_early: bool = False
     balanced_accuracy: float | None = None
+    tta_accuracy: float | None = None
 
 
 @dataclass
@@ -71,6 +74,7 @@ class Progress:
     loss_sum: float = 0.0
     correct: float = 0.0
     count: float = 0.0
+    tta_accuracy: float = -1.0
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Progress:
@@ -78,7 +82,8 @@ class Progress:
         counters = state.get("progress", {})
         if isinstance(counters, Mapping):
             # Missing in checkpoints of earlier versions.
-            counters = {"skipped_in_a_row": 0, "not_better": 0, "balanced_accuracy": -1.0, **counters}
+            later = {"skipped_in_a_row": 0, "not_better": 0, "balanced_accuracy": -1.0, "tta_accuracy": -1.0}
+            counters = {**later, **counters}
         progress = cls(**{name: require_number(counters, name) for name in asdict(cls())})  # type: ignore[arg-type]
         progress.best_step = int(progress.best_step)
         return progress
@@ -88,9 +93,8 @@ class Progress:
         if self.best_step < 0:
             return Outcome(step, signal, None, None, None, self.seconds)
         numbers = self.accuracy, self.best_accuracy, self.best_step, self.seconds
-        return Outcome(
-            step, signal, *numbers, stopped_early, self.balanced_accuracy if self.balanced_accuracy >= 0 else None
-        )
+        measured = [None if value < 0 else value for value in (self.balanced_accuracy, self.tta_accuracy)]
+        return Outcome(step, signal, *numbers, stopped_early, *measured)
 
 
 def require_number(state: Mapping[str, Any], key: str) -> float:
@@ -134,6 +138,7 @@ _OPTIMIZER_STATE: dict[type[Optimizer], tuple[str, ...]] = {
     torch.optim.Adam: ("step", "exp_avg", "exp_avg_sq"),
     torch.optim.AdamW: ("step", "exp_avg", "exp_avg_sq"),
     torch.optim.SGD: ("momentum_buffer",),
+    MixedOptimizer: ("momentum_buffer",),
 }
 """State of each optimizer per updated parameter."""
 

@@ -15,12 +15,13 @@ from spherenet.data import Batch, Dataset, Split
 from spherenet.optim import keep_norms
 from spherenet.runs import RunDirectory
 from spherenet.training.balance import single_class_warning, total_weight
-from spherenet.training.build import build_augmentation, build_optimizer, build_penalty, compiled, lambda_setter
+from spherenet.training.build import build_augmentation, build_penalty, compiled, lambda_setter
 from spherenet.training.config import TrainConfig
 from spherenet.training.deferred import DeferredSums, sum_dtype
 from spherenet.training.distributed import Processes
 from spherenet.training.evaluation import Evaluation, Probes, epoch_seed, evaluate, first_batch, training_order
 from spherenet.training.faults import MAX_SKIPPED_IN_A_ROW, fault_error, require_finite_weights, skip_error
+from spherenet.training.optimizers import build_optimizer, set_learning_rates
 from spherenet.training.protocols import Protocols
 from spherenet.training.sharding import (
     gradient_norm,
@@ -107,7 +108,7 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "float16")
         self.sum_dtype = sum_dtype(device)
         self.deferred: DeferredSums | None = None  # the CPU does not need it: values are available at once
-        if device.type != "cpu":
+        if device.type != "cpu" and config.optimizer != "muon":  # only fused optimizers can skip a step on the device
             self.deferred = DeferredSums(device, config.batch_size, sticky=config.on_nan == "stop")
         self.progress, self.patience = Progress(), config.patience or math.inf
         self._last_means = (math.nan, math.nan)
@@ -195,9 +196,7 @@ class Trainer:
         config, processes = self.config, self.processes
         # Random numbers of the network (dropout) depend on seed, step and process only, so there is no state to save.
         torch.manual_seed(epoch_seed(config.seed, self.step * processes.world + processes.rank))
-        learning_rate = config.learning_rate_at(self.step)
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
+        set_learning_rates(self.optimizer, config, self.step)
         if self.set_lambda is not None:
             self.set_lambda(self.step)
         buffers = buffer_copies(self.buffers) if config.on_nan == "skip" else None
@@ -231,7 +230,7 @@ class Trainer:
             return processes.world == 1 and stop_requested
         loss_sum, correct_sum, faults, stop_requests, overflows = sums.tolist()
         if faults and config.on_nan == "stop":
-            self._raise_fault(loss_sum, norm.item(), learning_rate, indices)
+            self._raise_fault(loss_sum, norm.item(), config.learning_rate_at(self.step), indices)
         if faults or overflows:
             self._count_skips(1, self.progress.skipped_in_a_row + 1)
         else:
@@ -364,6 +363,8 @@ class Trainer:
         split = self.dataset.test if split is None else split
         options: dict[str, Any] = {"precision": config.precision, "workers": config.workers, "together": self.sharded}
         options |= {"batch_size": config.eval_batch_size, "mixed": protocol == "batch"}
+        if self.step == config.iterations:  # several views take several times as long
+            options["tta"] = config.tta
         with self.protocols.applied(protocol):
             return evaluate(self.model, split, classes, self.processes, **options)
 
@@ -378,6 +379,8 @@ class Trainer:
                 self._log(name, **evaluation.as_row(), **named)
                 first.setdefault(name, evaluation)
         progress.accuracy, progress.balanced_accuracy = first["test"].accuracy, first["test"].balanced_accuracy
+        if first["test"].tta_accuracy is not None:
+            progress.tta_accuracy = first["test"].tta_accuracy
         if warning := single_class_warning(first["test"], self.dataset.classes, "test"):
             self.reporter.warned(warning)
         if self.probes is not None and (is_main or self.sharded):
