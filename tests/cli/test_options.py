@@ -161,7 +161,7 @@ def test_errors_name_the_option_as_typed(arguments, message, capsys):
     [
         ("widths: 3", "--widths must be a list, got 3"),
         ("compile: 3", "--compile must be true or false, got 3"),
-        ("optimizer: lion", "--optimizer must be adam or adamw or sgd, got 'lion'"),
+        ("optimizer: lion", "--optimizer must be adam or adamw or sgd or muon, got 'lion'"),
         ("iterations: 2.5", "--iterations must be a whole number, got 2.5"),
         ("data: 3", "--data must be text, got 3"),
         (f"seed: {2**63}", "--seed must be below 2^63 in magnitude"),
@@ -197,7 +197,7 @@ def test_debug_raises_the_error(capsys):
         (["tr"], ["train"]),
         (["train", "--batch-s"], ["--batch-size"]),
         (["train", "--no-comp"], ["--no-compile"]),
-        (["train", "--optimizer", ""], ["adam", "adamw", "sgd"]),
+        (["train", "--optimizer", ""], ["adam", "adamw", "sgd", "muon"]),
         (["theory", "ph"], ["phase"]),
         (["train", "--train-pic"], []),
     ],

@@ -1,4 +1,4 @@
-"""The network of the speed recipe: whitening, twins, sizes, and its bad input."""
+"""The network of the speed recipe: whitening, CNN twin, sizes, and its bad input."""
 
 import pytest
 import torch
