@@ -9,6 +9,8 @@ with the relative error, which converges to the minimax fit. The printed errors 
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 NODES = 4000
@@ -72,6 +74,11 @@ def main() -> None:
     polynomial("atanh(t) = t + t·z·A(z), z = t² ≤ 0.201²", z, (np.arctanh(t) - t) / (t * z), 2, t * z / np.arctanh(t))
     r = chebyshev_nodes(-np.log(2) / 2, np.log(2) / 2)
     polynomial("exp(r) = 1 + r + r²·E(r), |r| ≤ ln2/2", r, (np.exp(r) - 1 - r) / (r * r), 4, r * r / np.exp(r))
+    z = chebyshev_nodes(0.0, 0.5)
+    y = 2 * np.sqrt(z)
+    # sinh y − y by its series, without cancellation.
+    decline = sum(y ** (2 * n + 1) / math.factorial(2 * n + 1) for n in range(1, 15)) / np.sinh(y)
+    polynomial("1 − 2v/sinh 2v = z·D(z), z = v² ≤ ½", z, decline / z, 5, z / decline)
     v = np.sort(np.concatenate([chebyshev_nodes(1e-3, 9.0), np.linspace(1e-3, 3, 2000)]))
     ratio = np.tanh(v) / v
     rational("tanh(v) = v·P(z)/Q(z), z = v² ≤ 81", v * v, ratio, (4, 4), 1 / ratio)

@@ -11,40 +11,60 @@ from torch import Tensor, nn
 
 import spherenet as sn
 from oracle import sphere_conv as reference
+from spherenet.magnitudes import MAGNITUDES
 from spherenet.ops.geometry import Geometry as ConvolutionGeometry
 from spherenet.ops.geometry import pad_input
 
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator by name, and g by the reference formula."""
+    """An operator and a magnitude function by name, and g by the reference formula."""
 
     name: str
     k: float | None = None
+    magnitude: str | None = None
 
     @property
     def arguments(self) -> dict[str, Any]:
-        return {"operator": self.name} if self.k is None else {"operator": self.name, "k": self.k}
+        chosen: dict[str, Any] = {"operator": self.name} if self.k is None else {"operator": self.name, "k": self.k}
+        if self.magnitude is not None:
+            chosen["magnitude"] = self.magnitude
+            if MAGNITUDES[self.magnitude].has_radius:
+                chosen["radius"] = "learned"
+        return chosen
+
+    @property
+    def is_bounded(self) -> bool:
+        """Return whether outputs are at most 1."""
+        return self.magnitude in (None, "ball", "tanh")
 
     def g(self, theta: Tensor, k: Tensor | float | None = None) -> Tensor:
         if self.name == "linear":
             return reference.g_linear(theta)
         if self.name == "cosine":
             return reference.g_cosine(theta)
-        if self in POWERS:
+        if self.is_power:
             return reference.g_power(theta, 2.0 if k is None else k)
         return reference.g_sigmoid(theta, self.k if k is None else k)
+
+    @property
+    def is_power(self) -> bool:
+        """Return whether g is a power of the cosine; the learned power starts at 2."""
+        return self.name in ("square-cosine", "sharpened-cosine")
 
     def steepest(self) -> float:
         """Return max |dg/dθ| over [0, π]."""
         theta = torch.linspace(0, math.pi, 100_001, dtype=torch.float64)
         slopes = {"linear": reference.slope_linear, "cosine": reference.slope_cosine}
-        slopes |= {power.name: lambda theta: reference.slope_power(theta, 2.0) for power in POWERS}
-        slope = slopes[self.name](theta) if self.name in slopes else reference.slope_sigmoid(theta, self.k)
+        if self.is_power:
+            slope = reference.slope_power(theta, 2.0)
+        else:
+            slope = slopes[self.name](theta) if self.name in slopes else reference.slope_sigmoid(theta, self.k)
         return slope.abs().max().item()
 
     def __str__(self) -> str:
-        return self.name if self.k is None else f"{self.name}-{self.k:g}"
+        name = self.name if self.k is None else f"{self.name}-{self.k:g}"
+        return name if self.magnitude is None else f"{name}-{self.magnitude}"
 
 
 OPERATORS = [
@@ -54,11 +74,13 @@ OPERATORS = [
     Operator("sigmoid", 0.3),
     Operator("sigmoid", 0.7),
     Operator("learnable", 0.5),
+    Operator("square-cosine"),
+    Operator("sharpened-cosine"),
 ]
+"""Every angle function."""
 
-
-POWERS = [Operator("square-cosine"), Operator("sharpened-cosine")]
-"""Powers of the cosine; the learned power starts at 2."""
+WITH_MAGNITUDES = [Operator("linear", magnitude=name) for name in MAGNITUDES]
+"""Every magnitude function, with a learned radius if it has one."""
 
 
 @dataclass(frozen=True)

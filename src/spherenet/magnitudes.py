@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from spherenet._util.positive import PositiveParameter
 from spherenet._util.validation import require_number, require_one_of, require_positive
+from spherenet.angles.elementary import tanh_of_norm
 
 __all__ = [
     "MAGNITUDES",
@@ -121,7 +122,7 @@ class TanhMagnitude(Magnitude):
 
     def value(self, norm: Tensor, radius: Tensor | float) -> Tensor:
         """Return h for each norm."""
-        return (norm / radius).tanh()
+        return tanh_of_norm(norm / radius)
 
 
 class LinearMagnitude(Magnitude):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from spherenet._util.positive import PositiveParameter
 from spherenet.angles.base import AngleFunction, Device, K, LearnedAngle
-from spherenet.angles.elementary import ElementaryFunction, elementary, save_tensors
+from spherenet.angles.elementary import ElementaryFunction, clamp_rounding, elementary, save_tensors
 
 __all__ = ["SharpenedCosineAngle", "SquareCosineAngle"]
 
@@ -32,7 +32,7 @@ class SquareCosineAngle(AngleFunction):
     @staticmethod
     def value(cosine: Tensor, k: K = None) -> Tensor:
         """Return c·|c|, with c clamped to [−1, 1]."""
-        cosine = cosine.clamp(-1, 1)
+        cosine = clamp_rounding(cosine)
         return cosine * cosine.abs()
 
     def derivative(self, cosine: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ class SharpenedCosineAngle(LearnedAngle):
     """g = sign(c)·|c|^p with a trained p ≥ 0.1, one per filter or one for all: sharpened cosine similarity.
 
     p = 0.1 + softplus(raw_p). p = 1 is the cosine and p = 2 its signed square. For p < 1 the derivative is infinite at
-    c = 0; |c| is kept above 4·sqrt(ε) of the dtype there, as sin θ is for the other angle functions.
+    c = 0; in it |c| is kept above 4·sqrt(ε) of the dtype, as sin θ is for the other angle functions.
 
     Args:
         num_filters: Number of p; None for a single one.
@@ -119,9 +119,8 @@ def _logarithm(cosine: Tensor) -> Tensor:
 
 def _slope(logarithm: Tensor, p: Tensor) -> Tensor:
     """Return p·|c|^(p − 1) from log|c|. For p < 1 it is infinite at 0, and |c| is kept above 4·sqrt(ε)."""
-    eps = torch.finfo(logarithm.dtype).eps
-    floor = torch.where(p < 1, math.log(4 * eps**0.5), p.new_full((), 2 * math.log(eps)))  # in the dtype of p
-    return p * (torch.maximum(logarithm, floor) * (p - 1)).exp()
+    floor = math.log(4 * torch.finfo(logarithm.dtype).eps ** 0.5)
+    return p * (torch.maximum(logarithm, torch.where(p < 1, floor, p.new_full((), -math.inf))) * (p - 1)).exp()
 
 
 class _SignedPower(ElementaryFunction):

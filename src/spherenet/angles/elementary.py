@@ -31,6 +31,7 @@ __all__ = [
     "save_tensors",
     "sine",
     "tanh",
+    "tanh_of_norm",
     "tanh_ratio",
 ]
 
@@ -201,56 +202,90 @@ class _FixedTanhRatio(ElementaryFunction):
 
 
 class _LearnedTanhRatio(ElementaryFunction):
-    """y = tanh(a·h)/τ with a tensor k that broadcasts; also returns h and τ, which the derivatives use.
+    """y = tanh(v)/τ with v = a·h, h = 1/(2k), τ = tanh u and u = πh/2, for a tensor k that broadcasts; also returns h.
 
-    With B = 1/τ − y²τ and W = 1/τ − τ:  dy = B·(h·da + a·dh) + y·W·πh²·dk,  dh = −2h²·dk,  dτ = −τ·W·πh²·dk.
+    dy = q·(1 − tanh² v)·da + 2q·(F·tanh v − v·(1 − tanh² v))·dk  with  q = h/τ,  F = u·(1 − τ²)/τ,  and dh = −2h²·dk.
+    For large k the difference is smaller than its terms by a factor of k², so derivatives are computed in float64.
     """
 
     @staticmethod
-    def forward(latitude: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(latitude: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         h = 0.5 / k
-        tau = (h * (math.pi / 2)).tanh()
-        return (latitude * h).tanh() / tau, h, tau
+        return (latitude * h).tanh() / (h * (math.pi / 2)).tanh(), h
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor, Tensor]) -> None:
-        save_tensors(ctx, inputs[0], *output)
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+        save_tensors(ctx, inputs[0], output[1])
 
     @staticmethod
-    def backward(
-        ctx: Any, grad: Tensor | None, grad_h: Tensor | None, grad_tau: Tensor | None
-    ) -> tuple[Tensor | None, Tensor | None]:
-        latitude, value, h, tau = ctx.saved_tensors
-        inverse = tau.reciprocal()
-        grad_latitude = None
-        by_h, by_tau = grad_h, None if grad_tau is None else -tau * grad_tau
+    def backward(ctx: Any, grad: Tensor | None, grad_h: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        latitude, h = ctx.saved_tensors
+        by_latitude = by_k = None
         if grad is not None:
-            by_argument = grad * (inverse - value * value * tau)
-            grad_latitude = by_argument * h if ctx.needs_input_grad[0] else None
+            v, value, scale, decline = _LearnedTanhRatio.factors(latitude, h)
+            grad = grad * scale
+            if ctx.needs_input_grad[0]:
+                by_latitude = _times_tanh_slope(grad, value).to(latitude.dtype)
             if ctx.needs_input_grad[1]:
-                by_h = _sum((by_argument * latitude).sum_to_size(h.shape), by_h)
-                by_tau = _sum((grad * value).sum_to_size(h.shape), by_tau)
-        if not ctx.needs_input_grad[1] or (by_h is None and by_tau is None):
-            return grad_latitude, None
-        by_h = torch.zeros_like(h) if by_h is None else by_h
-        by_tau = torch.zeros_like(h) if by_tau is None else by_tau
-        return grad_latitude, torch.addcmul(by_h, by_tau, inverse - tau, value=-math.pi / 2) * h * h * -2
+                change = torch.addcmul(_times_tanh_slope(v, value), value, decline, value=-1)
+                by_k = ((grad * change).sum_to_size(h.shape) * -2).to(h.dtype)
+        if grad_h is not None and ctx.needs_input_grad[1]:
+            by_k = grad_h * h * h * -2 + (0 if by_k is None else by_k)
+        return by_latitude, by_k
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor | None, k_tangent: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        latitude, value, h, tau = ctx.saved_tensors
-        inverse = tau.reciprocal()
-        by_argument = inverse - value * value * tau
-        change = torch.zeros_like(value) if tangent is None else by_argument * h * tangent
-        if k_tangent is None:
-            return change, torch.zeros_like(h), torch.zeros_like(tau)
-        h_tangent = -2 * h * h * k_tangent
-        relative = math.pi * h * h * (inverse - tau) * k_tangent
-        return change + by_argument * latitude * h_tangent + value * relative, h_tangent, -tau * relative
+    def jvp(ctx: Any, tangent: Tensor | None, k_tangent: Tensor | None) -> tuple[Tensor, Tensor]:
+        latitude, h = ctx.saved_tensors
+        v, value, scale, decline = _LearnedTanhRatio.factors(latitude, h)
+        by_value, by_h = torch.zeros_like(value), torch.zeros_like(h)
+        if tangent is not None:
+            by_value = by_value + _times_tanh_slope(tangent * scale, value)
+        if k_tangent is not None:
+            by_value = by_value + (value * decline - _times_tanh_slope(v, value)) * (2 * scale * k_tangent)
+            by_h = -2 * h * h * k_tangent
+        return by_value.to(latitude.dtype), by_h
+
+    @staticmethod
+    def factors(latitude: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return v, tanh v, q and F, in float64 if the device has it."""
+        wide = h if h.device.type == "mps" else h.double()
+        wide = wide if h.dim() else wide.reshape(1)  # without a dimension it would not widen the latitudes
+        u, v = wide * (math.pi / 2), latitude * wide
+        tau = u.tanh()
+        return v, v.tanh(), wide / tau, _times_tanh_slope(u, tau) / tau
 
 
-def _sum(first: Tensor, second: Tensor | None) -> Tensor:
-    return first if second is None else first + second
+def _times_tanh_slope(factor: Tensor, value: Tensor) -> Tensor:
+    """Return factor·(1 − value²) in one operation."""
+    product: Tensor = torch.ops.aten.tanh_backward(factor, value)
+    return product
+
+
+class _TanhOfNorm(ElementaryFunction):
+    """y = tanh v of v ≥ 0 with dy = 4e/(1 + e)²·dv, e = exp(−2v): 1 − y² is rounding noise where y is close to 1."""
+
+    @staticmethod
+    def forward(value: Tensor) -> Tensor:
+        return value.tanh()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        save_tensors(ctx, *inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> Tensor | None:
+        return None if grad is None else grad * _TanhOfNorm.slope(ctx)
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        return tangent * _TanhOfNorm.slope(ctx)
+
+    @staticmethod
+    def slope(ctx: Any) -> Tensor:
+        """Return 1/cosh² v."""
+        (value,) = ctx.saved_tensors
+        decay: Tensor = (-2 * value).exp()
+        return 4 * decay / (1 + decay).square()
 
 
 class _ClampRounding(ElementaryFunction):
@@ -277,13 +312,19 @@ class _ClampRounding(ElementaryFunction):
 
 
 _fixed_tanh_ratio, _learned_tanh_ratio = elementary(_FixedTanhRatio), elementary(_LearnedTanhRatio)
-_clamp_rounding = elementary(_ClampRounding)
+_tanh_of_norm, _clamp_rounding = elementary(_TanhOfNorm), elementary(_ClampRounding)
 
 
 def tanh_ratio(latitude: Tensor, k: Tensor | float) -> Tensor:
     """Return tanh(a/(2k)) / tanh(π/(4k)) of the latitude a; k is a number or a tensor that broadcasts."""
     value: Tensor = _learned_tanh_ratio(latitude, k)[0] if isinstance(k, Tensor) else _fixed_tanh_ratio(latitude, k)
     return value
+
+
+def tanh_of_norm(value: Tensor) -> Tensor:
+    """Return tanh of values ≥ 0, with a derivative that keeps its digits where tanh is close to 1."""
+    result: Tensor = _tanh_of_norm(value)
+    return result
 
 
 def clamp_rounding(value: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from spherenet.angles.base import AngleFunction, K
-from spherenet.angles.elementary import asin, multiply_by_inverse_sine_, sine
+from spherenet.angles.elementary import asin, clamp_rounding, multiply_by_inverse_sine_, sine
 
 __all__ = ["CosineAngle", "LinearAngle"]
 
@@ -71,7 +71,7 @@ class CosineAngle(AngleFunction):
     @staticmethod
     def value(cosine: Tensor, k: K = None) -> Tensor:
         """Return c, clamped to [−1, 1]."""
-        return cosine.clamp(-1, 1)
+        return clamp_rounding(cosine)
 
     def derivative(self, cosine: Tensor) -> Tensor:
         """Return dg/dc = 1."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from spherenet.angles import AngleFunction, CosineAngle, angle_from_cosine
+from spherenet.angles.elementary import clamp_rounding
 from spherenet.ops.norms import norm
 
 __all__ = [
@@ -147,7 +148,7 @@ class AngularLogits(NamedTuple):
 
 def additive_cosine(cosine: Tensor, m: float) -> Tensor:
     """Return cos θ − m, the margin of CosFace."""
-    return cosine.clamp(-1, 1) - m
+    return clamp_rounding(cosine) - m
 
 
 def additive_angle(cosine: Tensor, m: float) -> Tensor:

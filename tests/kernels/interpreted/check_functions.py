@@ -12,7 +12,7 @@ from driver import triton_sphere_conv
 from torch.nn import functional as F
 
 import spherenet as sn
-from cases import GEOMETRIES, OPERATORS, POWERS, Geometry, geometry_of, oracle_conv, oracle_linear
+from cases import GEOMETRIES, OPERATORS, Geometry, geometry_of, oracle_conv, oracle_linear
 from spherenet.angles import make_angle
 from spherenet.kernels.sphere_conv import triton as kernels
 from spherenet.kernels.sphere_conv.triton import launch, patches
@@ -21,7 +21,7 @@ from spherenet.ops.norms import direction
 from spherenet.ops.sphere_conv import Operation
 
 SOME_OPERATORS = [operator for operator in OPERATORS if str(operator) in ("linear", "sigmoid-0.3", "learnable-0.5")]
-every_operator = pytest.mark.parametrize("operator", [*OPERATORS, *POWERS], ids=str)
+every_operator = pytest.mark.parametrize("operator", OPERATORS, ids=str)
 LINEAR_GEOMETRY = conv.Geometry()
 
 
@@ -226,6 +226,35 @@ def test_many_blocks_give_the_same_result_every_time(monkeypatch):
         runs.append([p.grad.clone() for p in layer.parameters()])
     for first, second in zip(*runs, strict=True):
         torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("k", [0.02, 0.5, 3.0, 7.0, 20.0, 1000.0])
+@pytest.mark.parametrize("save_cosine", [False, True])
+def test_gradient_of_learned_k_against_float64(k, save_cosine):
+    """For large k the derivative by k is small, the difference of two terms that are not."""
+    assert gradient_error({"operator": "learnable", "k": k}, torch.randn(2, 3, 7, 7), "raw_k", save_cosine) < 5e-6
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-12, 1e-16, 1e-18])
+def test_gradients_of_powers_of_tiny_cosines_against_float64(scale):
+    images = torch.randn(2, 3, 7, 7) * scale
+    for name in (None, "raw_p"):
+        assert gradient_error({"operator": "sharpened-cosine"}, images, name, save_cosine=True) < 1e-5
+    assert gradient_error({"operator": "square-cosine"}, images, None, save_cosine=True) < 1e-5
+
+
+def gradient_error(arguments, images, name, save_cosine):
+    """Return the error of the gradient of a parameter, or of the weights, relative to its largest value."""
+    single, exact = (sn.SphereConv2d(3, 4, 3, **arguments, dtype=dtype) for dtype in (torch.float32, torch.float64))
+    exact.load_state_dict(single.state_dict())
+    upstream = torch.randn(2, 4, 5, 5)
+    with sn.backend("reference"):
+        expected = exact(images.double())
+    got = by_triton(single, images, save_cosine=save_cosine)
+    parameters = [layer.weight if name is None else getattr(layer.angle, name) for layer in (exact, single)]
+    (precise,) = torch.autograd.grad(expected, parameters[0], upstream.double())
+    (rounded,) = torch.autograd.grad(got, parameters[1], upstream)
+    return ((rounded - precise).abs().max() / precise.abs().max()).item()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

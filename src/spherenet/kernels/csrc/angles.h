@@ -12,9 +12,9 @@ namespace SN_ISA {
 // What a g needs of one filter, or of a vector of neighboring filters.
 template <class V>
 struct Filter {
-    V k, half_inverse, tau, inverse_tau, from_tau;  // k (or p), 1/(2k), tanh(π/(4k)), its inverse, π(1−τ²)/(4k²τ)
-    V scale, offset;                                // out = scale·h·g + offset
-    V radius, inverse_radius;                       // ρ and 1/ρ of h
+    V k, half_inverse, tau, inverse_tau, decline;  // k (or p), 1/(2k), τ = tanh u, 1/τ, 1 − 2u/sinh 2u, u = π/(4k)
+    V scale, offset;                               // out = scale·h·g + offset
+    V radius, inverse_radius;                      // ρ and 1/ρ of h
 };
 
 // What backward needs of one element.
@@ -75,12 +75,14 @@ struct SigmoidAngle {
         V t = hyperbolic_tangent(arc_sine(absolute(c)) * f.half_inverse);
         return with_sign(at_most(t * f.inverse_tau, T(1)), c);
     }
-    // v = asin|c|/(2k), t = tanh v.
+    // v = asin|c|/(2k), t = tanh v. With D(x) = 1 − 2x/sinh 2x, ∂g/∂k = g·(D(v) − D(u))/k: for large k both are small,
+    // and the difference of 2v/sinh 2v and 2u/sinh 2u themselves would be rounding noise.
     template <class T, class V>
     SN_INLINE Local<V> local(V c, V sine_of_angle, V v, V t, V signed_by, const Filter<V> &f) {
         V rest = 1 - t * t;
         V slope = rest * f.half_inverse * f.inverse_tau * reciprocal(sine_of_angle);
-        V by_k = (t * f.from_tau - v * rest * (2 * f.half_inverse)) * f.inverse_tau;
+        V change = v * v < T(0.5) ? t * (sinh_decline(v) - f.decline) : t * (1 - f.decline) - v * rest;
+        V by_k = change * (2 * f.half_inverse) * f.inverse_tau;
         V value = at_most(t * f.inverse_tau, T(1));
         return {c, slope, with_sign(value, signed_by), with_sign(by_k, signed_by)};
     }
@@ -117,7 +119,7 @@ struct SquareCosineAngle {
     }
 };
 
-// sign(c)·|c|^p with p in the place of k. The slope is bounded at c = 0, as in cosine_powers.py.
+// sign(c)·|c|^p with p in the place of k. For p < 1 the slope is bounded at c = 0, as in cosine_powers.py.
 struct SharpenedCosineAngle {
     // log|c|. c − c is NaN if c is, and 0 otherwise: the logarithm does not know NaN.
     template <class T, class V>
@@ -139,10 +141,9 @@ struct SharpenedCosineAngle {
     }
     template <class T, class V>
     SN_INLINE Local<V> from_cosine(V c, const Filter<V> &f) {
-        constexpr T log_eps = sizeof(T) == 4 ? T(-15.942385152878742) : T(-36.04365338911715);
-        constexpr T log_four = T(1.3862943611198906);
-        V size = log_size<T>(c), floor = f.k < 1 ? log_four + log_eps / 2 - V{} : 2 * log_eps - V{};
-        V slope = f.k * exponential((size < floor ? floor : size) * (f.k - 1));
+        constexpr T log_floor = sizeof(T) == 4 ? T(-6.5848982153193655) : T(-16.635532333438687);  // of 4·sqrt(ε)
+        V size = log_size<T>(c);
+        V slope = f.k * exponential((f.k < 1 ? at_least(size, log_floor) : size) * (f.k - 1));
         V value = power<T>(c, size, f);
         return {c, slope, value, c == 0 ? V{} : value * size};
     }
@@ -183,9 +184,8 @@ struct Magnitude {
                         inside ? -ratio * f.inverse_radius : V{}};
             }
             case TANH: {
-                V ratio = norm * f.inverse_radius, t = hyperbolic_tangent(ratio);
-                V rest = (1 - t * t) * f.inverse_radius;
-                return {t, rest, -rest * ratio};
+                V ratio = norm * f.inverse_radius, slope = inverse_cosh_squared(ratio) * f.inverse_radius;
+                return {hyperbolic_tangent(ratio), slope, -slope * at_most(ratio, T(1000))};
             }
             case PROPORTIONAL:
                 return {alpha * norm, alpha - V{}, V{}};
@@ -257,12 +257,12 @@ class Filters {
     T &at(int64_t field, int64_t o) const { return storage_[field * count_ + o]; }
 
     void set_k(int64_t o, T value) {
-        double k = double(value), u = 0.78539816339744831 / k, tau = __builtin_tanh(u), cosh = __builtin_cosh(u);
+        double k = double(value), u = 0.78539816339744831 / k, tau = __builtin_tanh(u);
         at(0, o) = T(k);
         at(1, o) = T(0.5 / k);
         at(2, o) = T(tau);
         at(3, o) = T(1 / tau);
-        at(4, o) = T(u / (k * tau * cosh * cosh));  // 1 − τ² as 1/cosh²: τ rounds to 1 for small k
+        at(4, o) = T(sinh_decline(u));
     }
 
     int64_t count_;

@@ -136,7 +136,7 @@ SN_INLINE Vec<float> sine(Vec<float> h) {
     return h + h * z * s;
 }
 
-// tanh of v ≥ 0 as v·P(v²)/Q(v²); 1 from 9 on, where it rounds to 1.
+// tanh of v ≥ 0 as v·P(v²)/Q(v²); exactly 1 beyond 9, so that 1 − tanh² is 0 and not a last digit.
 SN_INLINE Vec<float> hyperbolic_tangent(Vec<float> v) {
     Vec<float> w = at_most(v, 9.0f), z = w * w;
     Vec<float> p = 1.33546996e-08f * z + 2.06091121e-05f;
@@ -147,7 +147,31 @@ SN_INLINE Vec<float> hyperbolic_tangent(Vec<float> v) {
     q = q * z + 0.0258769895f;
     q = q * z + 0.467143429f;
     q = q * z + 1;
-    return at_most(w * p * reciprocal(q), 1.0f);
+    return v > 9.0f ? 1 - Vec<float>{} : at_most(w * p * reciprocal(q), 1.0f);
+}
+
+// 1 − 2v/sinh 2v of 0 ≤ v² ≤ ½, which does not cancel for small v.
+SN_INLINE Vec<float> sinh_decline(Vec<float> v) {
+    Vec<float> z = v * v;
+    Vec<float> d = 0.01993417035f - 0.005025576498f * z;
+    d = d * z - 0.05328720598f;
+    d = d * z + 0.1311634182f;
+    d = d * z - 0.3111088434f;
+    d = d * z + 0.6666666509f;
+    return d * z;
+}
+
+// The same of any v ≥ 0; for small v as (sinh y − y)/sinh y with both by their series.
+inline double sinh_decline(double v) {
+    double y = 2 * v, z = y * y, sum = 1;
+    if (v >= 0.5) return 1 - y / __builtin_sinh(y);
+    for (int n = 17; n > 3; n -= 2) sum = 1 + sum * z / (n * (n - 1));
+    return z * sum / (6 + z * sum);
+}
+
+SN_INLINE Vec<double> sinh_decline(Vec<double> v) {
+    for (int i = 0; i < WIDTH<double>; ++i) v[i] = sinh_decline(v[i]);
+    return v;
 }
 
 // atanh of t ∈ [0, 1 − ε]. With q = (1+t)/(1−t) ≈ 2^e: atanh t = e·ln2/2 + atanh u, where
@@ -179,9 +203,10 @@ SN_INLINE Vec<float> logarithm_of_one_plus(Vec<float> x) {
     return below_one ? 2 * inverse_hyperbolic_tangent(small * reciprocal(2 + small)) : logarithm(1 + x);
 }
 
-// exp x of x ≤ 88, as 2^n·exp r with |r| ≤ ln2/2; from −87 down it is that of −87, 1.6e-38.
+// exp x of x ≤ 88, as 2^n·exp r with |r| ≤ ln2/2; 0 below −87, for results less than 1.7e-38.
 SN_INLINE Vec<float> exponential(Vec<float> x) {
     constexpr float to_integer = 12582912.0f;  // 1.5·2²³: the sum has no digit behind the point
+    Int vanishes = x < -87.0f;
     x = at_least(x, -87.0f);
     Vec<float> shifted = x * 1.44269504089f + to_integer, n = shifted - to_integer;
     Vec<float> r = (x - n * 0.693359375f) + n * 2.12194440e-4f;  // ln2 in two parts: the first product is exact
@@ -190,7 +215,14 @@ SN_INLINE Vec<float> exponential(Vec<float> x) {
     q = q * r + 0.1666652069f;
     q = q * r + 0.4999999345f;
     Int power = ((Int)shifted - (Int)(to_integer - Vec<float>{}) + 127) << 23;
-    return (1 + r + r * r * q) * (Vec<float>)power;
+    return vanishes ? Vec<float>{} : (1 + r + r * r * q) * (Vec<float>)power;
+}
+
+// 1/cosh² of v ≥ 0, from exp(−2v): 1 − tanh² would be rounding noise where tanh is close to 1.
+template <class V>
+SN_INLINE V inverse_cosh_squared(V v) {
+    V decay = exponential(-2 * v), root = reciprocal(1 + decay);
+    return 4 * decay * root * root;
 }
 
 }  // namespace SN_ISA

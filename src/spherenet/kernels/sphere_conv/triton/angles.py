@@ -32,9 +32,8 @@ U0, U1, U2, U3, U4 = (tl.constexpr(c) for c in (1 / 3, 1 / 5, 1 / 7, 1 / 9, 1 / 
 FLOOR_32, FLOOR_64 = tl.constexpr(4 * 2.0**-11.5), tl.constexpr(4 * 2.0**-26)
 BELOW_ONE_32, BELOW_ONE_64 = tl.constexpr(1 - 2.0**-23), tl.constexpr(1 - 2.0**-52)
 
-# The smallest normal number, and the floors of log|c| in the slope of the sharpened cosine: log ε² and log(4·sqrt(ε)).
+# The smallest normal number, and the floor log(4·sqrt(ε)) of log|c| in the slope of the sharpened cosine for p < 1.
 TINY_32, TINY_64 = tl.constexpr(2.0**-126), tl.constexpr(2.0**-1022)
-LOG_32, LOG_64 = tl.constexpr(-46 * math.log(2)), tl.constexpr(-104 * math.log(2))
 LOG_ROOT_32, LOG_ROOT_64 = tl.constexpr(-9.5 * math.log(2)), tl.constexpr(-24 * math.log(2))
 
 
@@ -128,11 +127,9 @@ def power(cosine, log_size, p):
 
 @triton.jit
 def power_slope(log_size, p):
-    """Compute p·|c|^(p − 1) from log|c|, bounded at c = 0."""
-    floor: tl.constexpr = LOG_64 if log_size.dtype == tl.float64 else LOG_32
-    root_floor: tl.constexpr = LOG_ROOT_64 if log_size.dtype == tl.float64 else LOG_ROOT_32
-    least = tl.where(p < 1, root_floor, floor)
-    return p * tl.exp(tl.where(log_size < least, least, log_size) * (p - 1))
+    """Compute p·|c|^(p − 1) from log|c|, bounded at c = 0 for p < 1."""
+    floor: tl.constexpr = LOG_ROOT_64 if log_size.dtype == tl.float64 else LOG_ROOT_32
+    return p * tl.exp(tl.where((p < 1) & (log_size < floor), floor, log_size) * (p - 1))
 
 
 @triton.jit
@@ -143,12 +140,25 @@ def parameters(k, ANGLE: tl.constexpr):
 
 @triton.jit
 def steepness(k):
-    """Return 1/(2k), τ = tanh(π/(4k)) and π(1 − τ²)/(4k²τ), which τ contributes to ∂g/∂k, per filter."""
+    """Return 1/(2k), τ = tanh(π/(4k)) and D(π/(4k)), which ∂g/∂k contains, per filter."""
     quarter = 1 / k * QUARTER_PI
-    tau = tanh(quarter)
-    decay = tl.exp(-2 * quarter)
-    # 1 − τ² as 1/cosh²: τ rounds to 1 for small k.
-    return 0.5 / k, tau, quarter / (k * tau) * (4 * decay / ((1 + decay) * (1 + decay)))
+    return 0.5 / k, tanh(quarter), sinh_decline(quarter)
+
+
+@triton.jit
+def sinh_decline(size):
+    """Compute D(v) = 1 − 2v/sinh 2v for v ≥ 0; below ½ with sinh y − y by its series, which keeps all digits."""
+    z = size * size * 4
+    excess = z / 272 + 1
+    excess = excess * z / 210 + 1
+    excess = excess * z / 156 + 1
+    excess = excess * z / 110 + 1
+    excess = excess * z / 72 + 1
+    excess = excess * z / 42 + 1
+    excess = (excess * z / 20 + 1) * z
+    decay = tl.exp(-2 * size)
+    below = tl.where(size < 0.5, 1.0, 1 - decay * decay)
+    return tl.where(size < 0.5, excess / (excess + 6), 1 - 4 * size * decay / below)
 
 
 @triton.jit
@@ -183,10 +193,10 @@ def inverse(output, half_inverse, tau, ANGLE: tl.constexpr):
 
 
 @triton.jit
-def derivatives(saved, half_inverse, tau, from_tau, ANGLE: tl.constexpr, SAVED_IS_COSINE: tl.constexpr):
+def derivatives(saved, half_inverse, tau, decline, ANGLE: tl.constexpr, SAVED_IS_COSINE: tl.constexpr):
     """Return c, dg/dc and ∂g/∂k, if g has a parameter, from the cosine or from g itself; of powers, from the cosine.
 
-    With v = asin|c|/(2k) and T = tanh v:  ∂g/∂k = sign(c)·(T·from_τ − v(1 − T²)/k)/τ.
+    With v = asin|c|/(2k), u = π/(4k) and D of `sinh_decline`:  ∂g/∂k = g·(D(v) − D(u))/k.
     """
     by_k = 0.0
     if ANGLE == "cosine":
@@ -219,5 +229,5 @@ def derivatives(saved, half_inverse, tau, from_tau, ANGLE: tl.constexpr, SAVED_I
                 v = atanh(t)
             flat = 1 - t * t
             slope = flat * half_inverse / (tau * sin_theta)
-            by_k = with_sign((t * from_tau - v * flat * (2 * half_inverse)) / tau, saved)
+            by_k = with_sign(t * (sinh_decline(v) - decline) * (2 * half_inverse) / tau, saved)
     return cosine, slope, by_k

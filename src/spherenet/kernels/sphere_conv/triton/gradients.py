@@ -74,16 +74,16 @@ def backward_kernel(
         y = tl.load(saved + at, mask=mask, other=0.0).to(WORK)
         half_inverse = 0.0
         tau = 0.0
-        from_tau = 0.0
+        decline = 0.0
         if ANGLE == "sigmoid" or ANGLE == "sharpened-cosine":
             if k is not None:
-                half_inverse, tau, from_tau = parameters(tl.load(k + o * K_STRIDE, mask=is_filter, other=1.0), ANGLE)
+                half_inverse, tau, decline = parameters(tl.load(k + o * K_STRIDE, mask=is_filter, other=1.0), ANGLE)
             else:
-                half_inverse, tau, from_tau = parameters(tl.full([BLOCK_O], K, dtype=WORK), ANGLE)
+                half_inverse, tau, decline = parameters(tl.full([BLOCK_O], K, dtype=WORK), ANGLE)
             half_inverse = tl.expand_dims(half_inverse, AXIS)
             tau = tl.expand_dims(tau, AXIS)
-            from_tau = tl.expand_dims(from_tau, AXIS)
-        c, slope, by_k = derivatives(y, half_inverse, tau, from_tau, ANGLE, SAVED_IS_COSINE)
+            decline = tl.expand_dims(decline, AXIS)
+        c, slope, by_k = derivatives(y, half_inverse, tau, decline, ANGLE, SAVED_IS_COSINE)
         to = sums + (block * 3) * (groups * filters) + o
         if NEEDS_AFFINE:
             output = value(c, half_inverse, tau, ANGLE) if SAVED_IS_COSINE else y
