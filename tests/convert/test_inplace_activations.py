@@ -8,9 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import spherenet as sn
+from spherenet.angles import OPERATORS
 from spherenet.convert import sphere_summary, to_plain, to_sphere
-
-OPERATORS = ["linear", "cosine", "sigmoid", "learnable"]
 
 
 def gradients(model, x):

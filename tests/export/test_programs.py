@@ -12,17 +12,19 @@ import torch
 from torch import nn
 
 import spherenet as sn
+from spherenet.angles import OPERATORS
 from spherenet.errors import ModelError
 from spherenet.export import export_onnx, export_program, export_torchscript, freeze
 from spherenet.export.programs import require_same_scores, trace_program
 
-OPERATORS = [None, "cosine", "linear", "sigmoid", "learnable"]
 LOSSES = {
     None: "softmax",
     "cosine": "w-cosine",
     "linear": "ga-linear",
     "sigmoid": "s-sigmoid",
     "learnable": "w-sigmoid",
+    "square-cosine": "w-cosine",
+    "sharpened-cosine": "w-linear",
 }
 
 
@@ -71,7 +73,7 @@ def test_exported_program_matches(network, tmp_path, operator):
     assert all(name.startswith("aten.") for name in operations)
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("operator", [None, *OPERATORS])
 def test_torchscript_matches(network, tmp_path, operator, torchscript):
     model = network("cnn-9", operator=operator, loss=LOSSES[operator])
     file = export_torchscript(model, tmp_path / "x.ts", metadata={"n": 3})

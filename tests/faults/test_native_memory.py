@@ -19,10 +19,10 @@ from spherenet.kernels import library
 from spherenet.kernels.sphere_conv import native
 library.PATH = pathlib.Path(sys.argv[1])
 import spherenet as sn
-from cases import GEOMETRIES, OPERATORS, POWERS
+from cases import GEOMETRIES, OPERATORS
 calls = 0
 for geometry in GEOMETRIES:
-    for operator in [*OPERATORS, *POWERS]:
+    for operator in OPERATORS:
         for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
             for sphere in ({}, {"rescale": "learned", "bias": True}):
                 layer = geometry.layer(**operator.arguments, **sphere, dtype=dtype)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import spherenet as sn
-from cases import OPERATORS, oracle_conv, oracle_linear
+from cases import OPERATORS, WITH_MAGNITUDES, oracle_conv, oracle_linear
 from faults.scale import SOAK, STRESS_DRAWS, STRESS_SCALES, STRESS_WEIGHTS
 from loss_cases import COMMON, LOSSES
 from spherenet.kernels import dispatch
@@ -20,7 +20,7 @@ ONLY_FLOAT64 = (5e-324, 1e-310, 1e-200, 1e100, 1e160, 1e300)
 CORRECT = (1e-18, 1e-12, 1e-6, 1e-3, 1.0, 1e3, 1e6, 1e12, 1e18)
 """Scales at which results must be correct in float32 (Eq. 2)."""
 
-by_operator = pytest.mark.parametrize("operator", OPERATORS, ids=str)
+by_operator = pytest.mark.parametrize("operator", [*OPERATORS, *WITH_MAGNITUDES], ids=str)
 by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 by_loss = pytest.mark.parametrize("case", COMMON, ids=str)
 by_layer = pytest.mark.parametrize("name", ["conv", "linear"])
@@ -80,7 +80,7 @@ def test_layers_are_finite(operator, name, dtype, path, tried):
                         with torch.no_grad():
                             layer.weight.copy_(weight)
                     out = layer(images)
-                    assert (out.abs() <= 1.01).all(), (scale, out)
+                    assert (out.abs() <= 1.01).all() or not operator.is_bounded, (scale, out)
                     grads = torch.autograd.grad(out.sum(), (images, *layer.parameters()))
                     assert_finite((out, *grads), scale)
                     tried("an operator, forward and backward, on extreme input: finite")
@@ -91,8 +91,10 @@ def test_layers_are_finite(operator, name, dtype, path, tried):
 def test_layers_are_correct(operator, name, tried):
     """float32 against the oracle in float64, from 1e-18 to 1e18. Gradients are relative to their largest value.
 
-    Near π/2, the angle of tiny patches, the oracle rounds θ to 2e-16. There the formula of float32 is used in float64.
+    Near π/2, the angle of tiny patches, the oracle rounds θ to 2e-16. There the formula of float32 is used in float64,
+    for powers of the cosine also for gradients. A learned power, rounded to ε, changes |c|^p by ε·p·|log c|.
     """
+    accuracy = 1e-5 if operator.name == "sharpened-cosine" else 2e-6
     oracle = oracle_conv if name == "conv" else oracle_linear
     for draw in range(STRESS_DRAWS):
         for scale in chosen(CORRECT):
@@ -104,12 +106,13 @@ def test_layers_are_correct(operator, name, tried):
             out, slow = layer(images), oracle(exact, doubled, operator)
             upstream = torch.randn(out.shape)
             grads = torch.autograd.grad(out, (images, layer.weight), upstream)
-            slow_grads = torch.autograd.grad(slow, (doubled, exact.weight), upstream.double())
             with backend("reference"):
                 fast = exact(doubled)
-            assert worst(out, fast) < 2e-6, scale
-            assert (out.double() - slow).abs().max() < 2e-6 * slow.abs().max() + 1e-15, scale
-            assert max(map(worst, grads, slow_grads)) < 2e-5, scale
+            precise = fast if operator.is_power and scale < 1e-12 else slow
+            precise_grads = torch.autograd.grad(precise, (doubled, exact.weight), upstream.double())
+            assert worst(out, fast) < accuracy, scale
+            assert (out.double() - slow).abs().max() < accuracy * slow.abs().max() + 1e-15, scale
+            assert max(map(worst, grads, precise_grads)) < 2e-5, scale
             tried("an operator, forward and backward, against float64: correct")
 
 
@@ -125,7 +128,7 @@ def test_native_kernels_are_finite_and_correct(operator, dtype, tried):
         out = layer(images)
         upstream = torch.randn(out.shape).to(dtype)
         grads = torch.autograd.grad(out, (images, *layer.parameters()), upstream)
-        assert (out.abs() <= 1.01).all(), scale
+        assert (out.abs() <= 1.01).all() or not operator.is_bounded, scale
         assert_finite((out, *grads), scale)
         tried("an operator's native kernels, forward and backward, on extreme input: finite")
         if dtype == torch.float32 and 1e-18 <= scale <= 1e18:
@@ -134,7 +137,7 @@ def test_native_kernels_are_finite_and_correct(operator, dtype, tried):
             doubled = images.detach().double().requires_grad_()
             expected = exact(doubled)
             expected_grads = torch.autograd.grad(expected, (doubled, exact.weight), upstream.double())
-            assert (out.double() - expected).abs().max() < 5e-7, scale
+            assert (out.double() - expected).abs().max() < 5e-7 * max(1, expected.abs().max().item()), scale
             assert max(map(worst, grads, expected_grads)) < 2e-5, scale
             tried("an operator's native kernels, forward and backward, against float64: correct")
 

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 import spherenet as sn
-from cases import GEOMETRIES, OPERATORS, POWERS, Geometry, oracle_conv, oracle_linear
+from cases import GEOMETRIES, OPERATORS, Geometry, oracle_conv, oracle_linear
 from spherenet.functional import sphere_conv2d, sphere_linear
 
 SMALL = [geometry for geometry in GEOMETRIES if not (geometry.dims == 1 and geometry.kernel == 1)]
 CENTERS = ["weight", "patch"]
 every_center = pytest.mark.parametrize("center", CENTERS)
 every_backend = pytest.mark.parametrize("backend", ["auto", "reference"])
-every_operator = pytest.mark.parametrize("operator", [*OPERATORS, *POWERS], ids=str)
+every_operator = pytest.mark.parametrize("operator", OPERATORS, ids=str)
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
 LAYERS = {

@@ -12,6 +12,7 @@ from torch.testing._internal import common_nn
 from torch.testing._internal.common_modules import module_db
 
 import spherenet as sn
+from spherenet.angles import OPERATORS
 
 COUNTERPARTS = {
     nn.Conv1d: sn.SphereConv1d,
@@ -25,7 +26,6 @@ LAZY_COUNTERPARTS = {
     nn.LazyConv3d: sn.LazySphereConv3d,
     nn.LazyLinear: sn.LazySphereLinear,
 }
-OPERATORS = ["linear", "cosine", "sigmoid", "learnable"]
 every_operator = pytest.mark.parametrize("operator", OPERATORS)
 
 
@@ -147,7 +147,7 @@ def test_state_dict_keys_are_fixed(operator):
     """Saved files depend on these names: changing one needs a migration in `_load_from_state_dict`."""
     layer = sn.SphereConv2d(3, 8, 3, operator=operator, bias=True, rescale="learned")
     expected = {"weight": (8, 3, 3, 3), "bias": (8,), "beta": (8,), "gamma": (8,)}
-    expected |= {"angle.raw_k": (8,)} if operator == "learnable" else {}
+    expected |= {"learnable": {"angle.raw_k": (8,)}, "sharpened-cosine": {"angle.raw_p": (8,)}}.get(operator, {})
     assert {name: tuple(value.shape) for name, value in layer.state_dict().items()} == expected
 
 
@@ -265,11 +265,12 @@ def test_per_sample_gradients_by_vmap_of_grad(operator):
 @every_operator
 def test_vmap_over_weights_and_jacobians(operator):
     x, weights = torch.randn(2, 6), torch.randn(3, 4, 6)
-    k = torch.tensor(0.4)
+    k, power = torch.tensor(0.4), sn.SharpenedCosineAngle()
 
     def call(w, x):
-        name, arguments = ("sigmoid", {"k": k}) if operator == "learnable" else (operator, {})
-        return sn.functional.sphere_linear(x, w, operator=name, **arguments)
+        by_name = {"learnable": ("sigmoid", {"k": k}), "sharpened-cosine": (power, {})}
+        chosen, arguments = by_name.get(operator, (operator, {}))
+        return sn.functional.sphere_linear(x, w, operator=chosen, **arguments)
 
     got = torch.func.vmap(call, in_dims=(0, None))(weights, x)
     torch.testing.assert_close(got, torch.stack([call(w, x) for w in weights]))

@@ -77,7 +77,8 @@ def convolution_weight(layer):
 
 def oracle(layer, x, operator):
     def g(theta, index):
-        return operator.g(theta, layer.k[index] if isinstance(layer.k, torch.Tensor) else layer.k)
+        parameter = getattr(layer.angle, layer.angle.parameter_name)
+        return operator.g(theta, parameter[index] if isinstance(parameter, torch.Tensor) else parameter)
 
     ones = [1] * (x.dim() - 2)
     weight = convolution_weight(layer)

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 import spherenet as sn
+from spherenet.angles import OPERATORS
 from spherenet.models import create
 from spherenet.models.networks import LayerFactory
 from spherenet.ops.angular import AngularLogits
 
-OPERATORS = [None, "none", "linear", "cosine", "sigmoid", "learnable"]
 SMALL = {name: {"widths": (4, 6, 8)} for name in sn.list_models()} | {
     "resnet-18": {"widths": (4, 6, 8, 10), "input_size": 64}
 }
@@ -68,7 +68,7 @@ def test_number_of_operator_convolutions(name, layers):
     assert not [m for m in with_shortcuts.modules() if type(m) is nn.Conv2d]
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("operator", [None, "none", *OPERATORS])
 @pytest.mark.parametrize("name", sn.list_models())
 def test_forward_and_backward_of_every_network(name, operator):
     model = sn.create_model(name, num_classes=7, operator=operator, **SMALL[name])
