@@ -9,7 +9,8 @@ import signal
 import socket
 import subprocess
 import threading
-from contextlib import contextmanager
+import time
+from contextlib import contextmanager, suppress
 from urllib.parse import urlsplit
 
 import pytest
@@ -204,6 +205,88 @@ def test_bad_images_are_one_sentence_without_a_path(server, body, png):
     assert message.startswith("the file cannot be read: ")
     assert "/" not in message
     assert request(server, body=png)[0] == 200
+
+
+def start_upload(server, length, body=b"", path="/analyze"):
+    """Return a connection that announces an upload and sends only a part of it."""
+    host = f"127.0.0.1:{server.server_port}"
+    connection = socket.create_connection(("127.0.0.1", server.server_port), timeout=30)
+    head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nOrigin: http://{host}\r\nContent-Length: {length}\r\n"
+    connection.sendall(f"{head}Content-Type: application/octet-stream\r\n\r\n".encode() + body)
+    return connection
+
+
+def sent_before_the_end(connection):
+    """Send a byte now and then until the server closes the connection, for at most 50 s; return how many."""
+    for sent in range(1_000):
+        try:
+            connection.sendall(b"x")
+        except OSError:
+            return sent
+        time.sleep(0.05)
+    return 1_000
+
+
+def received(connection):
+    """Return everything that a server sends until it closes a connection."""
+    with connection, connection.makefile("rb") as file:
+        return file.read()
+
+
+@pytest.mark.parametrize("start", [b"", b"POST /analyze HTTP/1.1\r\n", b"POST /analyze HTTP/1.1\r\nHost: x", None])
+def test_request_that_does_not_arrive_in_time_is_ended(server, monkeypatch, start):
+    """However steadily it arrives: a byte now and then does not extend the deadline."""
+    monkeypatch.setattr("spherenet.demo.server.DEADLINE", 0.4)
+    if start is None:
+        connection = start_upload(server, 1_000_000, b"x")
+    else:
+        connection = socket.create_connection(("127.0.0.1", server.server_port), timeout=30)
+        connection.sendall(start)
+    with connection:
+        assert sent_before_the_end(connection) < 1_000
+    assert server._held == 0
+
+
+def test_late_upload_is_told_why(server, monkeypatch):
+    monkeypatch.setattr("spherenet.demo.server.DEADLINE", 0.2)
+    answer = received(start_upload(server, 1_000_000, b"x"))
+    assert b" 408 " in answer.splitlines()[0]
+    assert b"the file must arrive within 0.2 s." in answer
+
+
+def test_incomplete_upload_is_refused(server, png):
+    connection = start_upload(server, len(png), png[:-1])
+    connection.shutdown(socket.SHUT_WR)
+    answer = received(connection)
+    assert b" 400 " in answer.splitlines()[0]
+    assert b"as announced" in answer
+
+
+def test_sum_of_uploads_is_limited(server, png):
+    waiting = [start_upload(server, LARGEST_UPLOAD, b"x") for _ in range(4)]
+    answers = iter(lambda: request(server, body=png)[0], 503)
+    for _ in answers:  # until all four are counted
+        pass
+    assert server._held == 4 * LARGEST_UPLOAD
+    for connection in waiting:
+        connection.close()
+    while server._held:
+        time.sleep(0.01)
+    assert request(server, body=png)[0] == 200
+
+
+def test_number_of_connections_is_limited(png):
+    with serving(DemoServer(Analyzer(predictor()), "small")) as started:
+        started._connections = threading.BoundedSemaphore(2)
+        idle = [socket.create_connection(("127.0.0.1", started.server_port), timeout=30) for _ in range(2)]
+        third = socket.create_connection(("127.0.0.1", started.server_port), timeout=30)
+        assert received(third) == b""
+        for connection in idle:
+            connection.close()
+        status = None
+        while status != 200:
+            with suppress(OSError, http.client.HTTPException):
+                status = request(started, body=png)[0]
 
 
 def test_unknown_layer_is_named(server, png):

@@ -1,16 +1,21 @@
 """Web server of the demo on the loopback address, for one user on this machine.
 
 Other websites in the same browser can send requests to this address, so the headers Host (against DNS rebinding) and
-Origin (against forged requests) must be those of the page. Uploads are limited, and decoded by the reader of
-`spherenet predict`.
+Origin (against forged requests) must be those of the page. Uploads are decoded by the reader of `spherenet predict`.
+Their size, their sum at one time, the time of a request and the number of connections are limited.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import secrets
+import socket
 import tempfile
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -26,7 +31,17 @@ __all__ = ["LARGEST_UPLOAD", "DemoServer", "own_hosts"]
 LARGEST_UPLOAD = 20 * 2**20
 """Largest image file in bytes."""
 
+LARGEST_SUM = 4 * LARGEST_UPLOAD
+"""Largest sum of the image files that are received or analyzed at one time, in bytes."""
+
+DEADLINE = 60.0
+"""Seconds within which a request must arrive completely."""
+
+CONNECTIONS = 64
+"""Number of connections at one time. A browser opens six."""
+
 PAGE = Path(__file__).with_name("page.html")
+BLOCK = 1 << 16  # bytes of an upload that are in memory
 UPLOAD_TYPE = "application/octet-stream"  # not a type of HTML forms, so other websites need a permission to send it
 
 
@@ -56,11 +71,41 @@ class DemoServer(ThreadingHTTPServer):
         self.analyzer, self.title = analyzer, title
         self.lock = threading.Lock()  # one image at a time: the layers of a model share hooks
         self.hosts = own_hosts(self.server_port)
+        self._held, self._counting = 0, threading.Lock()
+        self._connections = threading.BoundedSemaphore(CONNECTIONS)
 
     @property
     def address(self) -> str:
         """Address of the page."""
         return f"http://127.0.0.1:{self.server_port}/"
+
+    @contextmanager
+    def holding(self, size: int) -> Iterator[None]:
+        """Count the bytes of an upload. Raises _RequestError if there are too many at one time."""
+        with self._counting:
+            if self._held + size > LARGEST_SUM:
+                text = f"the files that are analyzed at one time must have at most {LARGEST_SUM // 2**20} MiB."
+                raise _RequestError(HTTPStatus.SERVICE_UNAVAILABLE, text)
+            self._held += size
+        try:
+            yield
+        finally:
+            with self._counting:
+                self._held -= size
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Handle a connection in a thread, or close it if there are too many."""
+        if self._connections.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Handle a connection in this thread."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._connections.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore connections that the browser closed."""
@@ -84,10 +129,44 @@ class _RequestError(Exception):
         self.status = status
 
 
+class _Incoming(io.RawIOBase):
+    """What a connection receives until a deadline, however many small parts it arrives in."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self.set_deadline()
+
+    def set_deadline(self) -> None:
+        """Start the time of a request."""
+        self._deadline = time.monotonic() + DEADLINE
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Receive at least one byte. Raises TimeoutError at the deadline."""
+        seconds = self._deadline - time.monotonic()
+        if seconds <= 0:
+            raise TimeoutError
+        self._connection.settimeout(seconds)
+        return self._connection.recv_into(buffer)
+
+
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    timeout = 30  # seconds without data, after which a connection is closed
     server_version, sys_version = "spherenet", ""
+
+    def setup(self) -> None:
+        """Read from the connection with a deadline."""
+        super().setup()
+        self.rfile.close()
+        self._incoming = _Incoming(self.connection)
+        self.rfile = io.BufferedReader(self._incoming)
+
+    def handle_one_request(self) -> None:
+        """Handle a request, for which the time starts now. Without one, the connection is closed at the deadline."""
+        self._incoming.set_deadline()
+        super().handle_one_request()
 
     def log_message(self, format: str, *arguments: Any) -> None:
         """Print no line per request."""
@@ -137,11 +216,10 @@ class _Handler(BaseHTTPRequestHandler):
         if len(length) > 12 or int(length) > LARGEST_UPLOAD:
             text = f"the file must have at most {LARGEST_UPLOAD // 2**20} MiB."
             raise _RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)
-        content = self.rfile.read(int(length))
         layer = parse_qs(address.query).get("layer", [self._demo.analyzer.default_layer])[0]
-        with tempfile.TemporaryDirectory() as folder:
+        with self._demo.holding(int(length)), tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "image")
-            path.write_bytes(content)
+            self._receive(path, int(length))
             try:
                 with self._demo.lock:
                     result = self._demo.analyzer.analyze(path, layer)
@@ -151,6 +229,19 @@ class _Handler(BaseHTTPRequestHandler):
             except ValueError as error:
                 raise _RequestError(HTTPStatus.BAD_REQUEST, str(error)) from None
         self._send_json(result)
+
+    def _receive(self, path: Path, length: int) -> None:
+        """Write the body of a request to a file."""
+        with path.open("wb") as file:
+            while file.tell() < length:
+                try:
+                    block = self.rfile.read1(min(BLOCK, length - file.tell()))
+                except TimeoutError:
+                    text = f"the file must arrive within {DEADLINE:g} s."
+                    raise _RequestError(HTTPStatus.REQUEST_TIMEOUT, text) from None
+                if not block:
+                    raise _RequestError(HTTPStatus.BAD_REQUEST, f"the file must have {length} bytes as announced.")
+                file.write(block)
 
     @property
     def _demo(self) -> DemoServer:
@@ -181,6 +272,7 @@ class _Handler(BaseHTTPRequestHandler):
         }
         if self.close_connection:
             headers["Connection"] = "close"
+        self.connection.settimeout(DEADLINE)  # of sending everything
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
