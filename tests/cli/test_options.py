@@ -266,3 +266,24 @@ def test_closed_pipe_of_help_prints_no_error(arguments):
     os.close(write)
     assert done.stderr == b""
     assert done.returncode in (0, 141)  # argparse ignores an error of a text that is longer than the buffer
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (["train", "--data", ""], "--data"),
+        (["train", "--data", " "], "--data"),
+        (["train", "--data", "folder", "--data-dir", ""], "--data-dir"),
+        (["data", "folder", "--data-dir", ""], "--data-dir"),
+        (["data", ""], "NAME"),
+        (["embed", "model", "", "-o", "x.npy"], "IMAGES"),
+        (["demo", ""], "MODEL"),
+    ],
+)
+def test_empty_value_is_not_the_current_folder(arguments, option, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert spherenet(*arguments) == 2
+    said = capsys.readouterr().err
+    assert f"{option} must not be empty, got '" in said, said
+    assert one_sentence(said)
+    assert list(tmp_path.iterdir()) == []

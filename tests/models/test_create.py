@@ -304,7 +304,7 @@ def test_plain_networks_are_never_centered(operator):
         {"magnitude": "linear", "center": "weight"},
         {"magnitude": sn.TanhMagnitude(radius=2.0)},
         {"batch_norm": False},
-        {"batch_norm": False, "group_norm": 3},
+        {"batch_norm": False, "group_norm": 2},
     ],
     ids=str,
 )
@@ -326,9 +326,9 @@ def test_kernels_with_a_single_entry_are_not_centered():
 
 
 def test_group_norm_replaces_batch_norm():
-    model = sn.create_model("cnn-3", operator=None, batch_norm=False, group_norm=8, widths=(4, 6, 8))
+    model = sn.create_model("cnn-3", operator=None, batch_norm=False, group_norm=2, widths=(4, 6, 8))
     norms = [module.num_groups for module in model.modules() if isinstance(module, nn.GroupNorm)]
-    assert norms == [4, 2, 8]  # greatest common divisors of 8 and the widths
+    assert norms == [2, 2, 2]
     assert not [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
 
 
@@ -339,6 +339,10 @@ def test_group_norm_replaces_batch_norm():
         ({"magnitude": "bal"}, "magnitude must be one of .* Did you mean 'ball'"),
         ({"radius": 1.0}, "radius must be None for the magnitude 'sphere'"),
         ({"group_norm": 8}, "group_norm must be 0 unless batch_norm is False, got 8"),
+        (
+            {"group_norm": 8, "batch_norm": False, "widths": (8, 12, 16)},
+            "group_norm must divide the 12 channels of every convolution, got 8",
+        ),
         ({"group_norm": -1, "batch_norm": False}, "group_norm must be an integer of at least 0, got -1"),
     ],
     ids=str,

@@ -209,17 +209,20 @@ def test_normalized_form_ignores_scale():
 
 def test_penalty_of_plain_layers_is_a_constant_zero():
     cnn = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4, 2)).double()
-    value = orthogonality(cnn)
+    with pytest.warns(UserWarning, match=r"^the penalty is 0, because model has no layer to include \(sphere\)\.$"):
+        value = orthogonality(cnn)
     assert value.shape == ()
     assert value.item() == 0
     assert value.dtype == torch.float64
     assert not value.requires_grad
     loss = cnn(torch.randn(1, 3, 3, 3, dtype=torch.float64)).square().sum() + 1e-4 * value
     loss.backward()
-    assert orthogonality(cnn.bfloat16()).dtype == torch.float32
-    assert orthogonality(nn.ReLU()).item() == 0
-    assert orthogonality([]).item() == 0
-    assert orthogonality(nn.Linear(2, 2, device="meta")).device.type == "meta"
+    for plain in (cnn.bfloat16(), nn.ReLU(), [], nn.Linear(2, 2, device="meta")):
+        with pytest.warns(UserWarning, match=r"the penalty is 0, .* \(sphere\)"):
+            value = orthogonality(plain, include="sphere")
+        assert value.device.type == "meta" or value.item() == 0
+        assert value.dtype == torch.float32
+    assert orthogonality(cnn, include=()) == 0  # without a warning
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -8,8 +8,10 @@ import pytest
 from rich.console import Console
 
 from command_line import one_sentence, spherenet
-from made_runs import make_grid, make_run
+from made_runs import finish_job, make_grid, make_run
 from spherenet.errors import RunError
+from spherenet.experiments import find_experiment
+from spherenet.experiments.jobs import create_jobs, write_experiment
 from spherenet.report.claims import judge
 from spherenet.report.csv_tables import CELL_COLUMNS, grids_as_csv
 from spherenet.report.grids import read_grid
@@ -139,6 +141,24 @@ def test_seeds_without_all_pairs_are_ignored(tmp_path):
     }
     grid = read_grid(make_grid(tmp_path / "grid", cells, CLAIMS[:1]))
     assert judge(grid, grid.claims[0]).seeds == 2
+
+
+def test_runs_on_digits_are_not_compared_with_the_paper(tmp_path, capsys):
+    """A report of the preset smoke names its data, and shows no number of the paper."""
+    for name in ("table2", "table4"):
+        experiment, place = find_experiment(name), tmp_path / "smoke" / name
+        write_experiment(experiment, "smoke", place)
+        assert "CIFAR" in (place / "experiment.json").read_text()
+        for job in create_jobs(experiment.cells("smoke"), place, range(1)):
+            finish_job(job)
+        grid = read_grid(place)
+        assert grid.logs is None
+        assert [cell.paper for cell in grid.cells if cell.paper is not None] == []
+        assert "digits" in grid.title
+        assert spherenet("report", place, "--output", tmp_path / "page.html", "--markdown", tmp_path / "page.md") == 0
+        printed = capsys.readouterr().out
+        assert "CIFAR" not in printed
+        assert "CIFAR" not in (tmp_path / "page.md").read_text()
 
 
 def test_markdown_of_an_experiment(folder):

@@ -10,6 +10,7 @@ from command_line import TINY, in_other_processes, one_sentence, spherenet
 from spherenet.experiments.jobs import Job
 from spherenet.runs import RunDirectory
 from spherenet.training import Evaluation, StopSignals, TrainConfig
+from spherenet.training.effects import options_without_effect
 from spherenet.training.optimizers import build_optimizer
 from spherenet.training.run import train
 from training_problem import StopAt, assert_equal, model, rows, run, trainer, weights
@@ -29,6 +30,14 @@ def test_cosine_schedule_with_warmup_follows_the_formula():
     for step in range(10, 50):
         assert rates[step] == pytest.approx(1 + math.cos(math.pi * (step - 10) / 40))
     assert 0 < rates[-1] < rates[-2]
+
+
+@pytest.mark.parametrize(
+    ("milestones", "late"), [([40, 99], ""), ([40, 100], "100"), ([100, 340], "100 340"), ([], ""), (None, "")]
+)
+def test_milestones_beyond_the_run_are_named(milestones, late):
+    messages = options_without_effect(TrainConfig(iterations=100, milestones=milestones))
+    assert messages == ([f"--milestones {late} has no effect in a run of 100 iterations."] if late else [])
 
 
 def test_warmup_of_the_step_schedule_precedes_the_milestones():

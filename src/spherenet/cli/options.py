@@ -115,7 +115,17 @@ class Parser(_Sentences):
         except argparse.ArgumentError as error:
             self.fail(_sentence(error))
         self.refuse_unknown(unknown)
+        self._refuse_empty(parsed)
         return parsed, unknown
+
+    def _refuse_empty(self, parsed: argparse.Namespace) -> None:
+        """Exit if a value is empty, e.g. that of a shell variable: as a path it would be the current folder."""
+        for action in self._actions:
+            value = getattr(parsed, action.dest, None)
+            for entry in value if isinstance(value, list) else [value]:
+                if isinstance(entry, str) and not entry.strip():
+                    name = max(action.option_strings, key=len, default=action.metavar or action.dest)
+                    self.fail(f"{name} must not be empty, got {entry!r}")
 
     def error(self, message: str) -> NoReturn:
         """Print what is wrong in one line and exit with code 2."""

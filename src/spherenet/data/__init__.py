@@ -94,6 +94,8 @@ def locate(data: str, data_dir: str | os.PathLike[str] | None = None) -> tuple[s
             )
         return data, None if data_dir is None else str(user_path(data_dir).absolute())
     folder = user_path(data)
+    if not data.strip():  # as a path it would be the current folder
+        raise ValueError(f"data must be the name of a data set or a folder, got {data!r}.")
     if not os.path.isdir(folder):
         if os.sep in data:
             raise ValueError(f"data must be the name of a data set or an existing folder, got {data!r}.")

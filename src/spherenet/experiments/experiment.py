@@ -210,6 +210,7 @@ def cifar_config(
         return TrainConfig(**{**small, **length, "checkpoint_every": iterations_cpu // 2, **options})
     require_one_of("preset", preset, PRESETS)
     short = {"iterations": 2, "batch_size": 8, "eval_every": 1, "checkpoint_every": 2, "log_every": 1}
-    tiny = {"widths": [4] * len(widths_cpu), "eval_batch_size": 500}
+    groups = min(options.get("group_norm", 0), 4)  # they must divide the number of filters
+    tiny = {"widths": [4] * len(widths_cpu), "group_norm": groups, "eval_batch_size": 500}
     settings = {**options, **short, **tiny, "augmentation": None, "milestones": None}
     return replace(TrainConfig(**settings), data="mnist5k", image_size=16)

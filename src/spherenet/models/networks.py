@@ -8,7 +8,6 @@ Each network takes a `LayerFactory`, widths, input channels and input size, and 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -44,8 +43,8 @@ class LayerFactory:
         center: As in `SphereConv2d`. Kernels with a single entry are not centered.
         magnitude: As in `SphereConv2d`.
         radius: As in `SphereConv2d`.
-        group_norm: Number of groups of the GroupNorm that `unit` adds instead of BatchNorm; 0 for none. If it does not
-            divide the number of channels, their greatest common divisor is used.
+        group_norm: Number of groups of the GroupNorm that `unit` adds instead of BatchNorm; 0 for none. It must
+            divide the number of channels.
 
     Raises:
         ValueError: If an argument is out of range, or an option of sphere layers is given for plain convolutions.
@@ -122,7 +121,11 @@ class LayerFactory:
         if self.batch_norm:
             layers.append(nn.BatchNorm2d(channels_out))
         elif self.group_norm:
-            layers.append(nn.GroupNorm(math.gcd(self.group_norm, channels_out), channels_out))
+            if channels_out % self.group_norm:
+                raise ValueError(
+                    f"group_norm must divide the {channels_out} channels of every convolution, got {self.group_norm}."
+                )
+            layers.append(nn.GroupNorm(self.group_norm, channels_out))
         if relu and self.relu:
             # Not in place after a SphereConv, which needs its output for backward.
             layers.append(nn.ReLU(inplace=self.batch_norm))

@@ -69,7 +69,7 @@ def hyperspherical_energy(
         reduction: "mean" or "sum" over layers.
 
     Returns:
-        A scalar; the constant 0 for a model without pairs.
+        A scalar; the constant 0, with a warning, for a model without pairs.
 
     Raises:
         TypeError: If `model` is not a module.
@@ -97,7 +97,7 @@ def hyperspherical_energy(
             energies = torch.stack([of_layer.mean() for of_layer in torch.split(energies, groups)])
         energy = energies.sum() * weights[stack.is_output]
         total = energy if total is None else total + energy.to(total.device)
-    return zero_of(model) if total is None else total
+    return zero_of(model, "pair of kernels to include", include) if total is None else total
 
 
 def _energy_of_groups(stack: KernelStack, s: float, half_space: bool, distance: str) -> Tensor:

@@ -19,6 +19,7 @@ pulls such a layer toward the tight frame.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, cast
@@ -126,8 +127,11 @@ def layers_with_kernels(modules: Modules, include: Collection[str] = ("sphere",)
     return layers
 
 
-def zero_of(modules: Modules) -> Tensor:
-    """Return the scalar 0 on the device of the modules, the penalty of a model without layers to include."""
+def zero_of(modules: Modules, what: str, include: Collection[str]) -> Tensor:
+    """Return the scalar 0 on the device of the modules and warn: the penalty of a model without what it is about."""
+    if include and not torch.compiler.is_compiling():
+        names = include if isinstance(include, str) else ", ".join(include)
+        warnings.warn(f"the penalty is 0, because model has no {what} ({names}).", stacklevel=3)
     roots = [modules] if isinstance(modules, nn.Module) else modules
     roots = roots.values() if isinstance(roots, Mapping) else roots
     first = next((parameter for root in roots for parameter in root.parameters()), None)
@@ -267,7 +271,7 @@ def orthogonality(model: Modules, form: str = "raw", *, include: Collection[str]
             for convolutions and linear layers of torch.
 
     Returns:
-        A scalar; the constant 0 for a model without such layers.
+        A scalar; the constant 0, with a warning, for a model without such layers.
 
     Raises:
         TypeError: If `model` is not a module.
@@ -291,7 +295,7 @@ def orthogonality(model: Modules, form: str = "raw", *, include: Collection[str]
         if excess > 0:
             value = value + excess * sum(len(matrix) for matrix in stack.matrices)
         total = value if total is None else total + value.to(total.device)
-    return zero_of(model) if total is None else total
+    return zero_of(model, "layer to include", include) if total is None else total
 
 
 def orthogonality_minimum(model: Modules, form: str = "raw", *, include: Collection[str] = ("sphere",)) -> float:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
@@ -270,7 +271,16 @@ def read_grid(path: str | Path) -> Grid:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RunError(f"{file} does not describe an experiment ({error!r}).") from None
     baseline = None if baseline is None else str(baseline)
+    data = {str(run.setting("data")) for cell in cells for run in cell.runs.values()}
+    if data == {"mnist5k"} or (not data and preset == "smoke"):  # no number of the paper is about them
+        title, shows, logs = _on_digits(title), _on_digits(shows), None
+        cells = [replace(cell, column=_on_digits(cell.column), paper=None) for cell in cells]
     return Grid(id, title, shows, preset, cells, claims, problems, baseline, seeds, logs)
+
+
+def _on_digits(text: str) -> str:
+    """Return a text about the paper's data sets for runs on the digits."""
+    return re.sub(r"CIFAR-100?\+?( and CIFAR-100?\+?)?", "digits", text)
 
 
 def _read_logs(entry: dict[str, Any]) -> Logs:

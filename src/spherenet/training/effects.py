@@ -41,7 +41,9 @@ CONDITIONS: tuple[tuple[tuple[str, ...], Callable[[TrainConfig], bool], str], ..
 def options_without_effect(config: TrainConfig) -> list[str]:
     """Return a sentence per option that was set, to another value than its default, and has no effect."""
     defaults = {option.name: option.default for option in fields(config)}
-    return [
+    late = [str(step) for step in config.milestones or [] if step >= config.iterations]
+    beyond = f"--milestones {' '.join(late[:5])} has no effect in a run of {config.iterations} iterations."
+    return [beyond] * bool(late) + [
         f"{option_name(name)} has no effect {reason}."
         for names, has_effect, reason in CONDITIONS
         for name in names

@@ -50,6 +50,8 @@ def check_type(name: str, value: Any, hint: Any) -> None:
     for entry in value if isinstance(value, (list, tuple)) else [value]:
         if choices and isinstance(entry, str) and entry not in choices:
             raise ValueError(f"{name} must be one of {', '.join(choices)}, got {entry[:80]!r}.")
+        if isinstance(entry, str) and not entry.strip():  # as a path it would be the current folder
+            raise ValueError(f"{name} must not be empty, got {entry[:80]!r}.")
     if not _is_of(value, hint):
         raise TypeError(f"{name} must be {_type_name(hint)}, got {repr(value)[:80]}.")
 
