@@ -88,5 +88,7 @@ from .optim import keep_norms as keep_norms
 from .optim import param_groups as param_groups
 from .regularizers import hyperspherical_energy as hyperspherical_energy
 from .regularizers import orthogonality as orthogonality
+from .training.prediction import predict as predict
+from .training.saved_runs import load_run as load_run
 
 __version__: str

@@ -255,3 +255,37 @@ def test_exported_file_agrees_with_predict(trained, photos, capsys):
     probabilities /= probabilities.sum()
     expected = {entry["class"]: entry["score"] for entry in row["classes"]}
     assert dict(zip(("day light", "night"), probabilities.tolist(), strict=True)) == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_run_is_used_in_python_without_an_export(trained, photos, capsys):
+    """In three lines: load the run, predict its classes, print them."""
+    import torch
+
+    import spherenet as sn
+
+    run = sn.load_run(trained)
+    predictions = sn.predict(run, [f"{photos}/night/gray.png", f"{photos}/day light/0.jpg"], top=1)
+    assert [(image, classes[0][0]) for image, classes in predictions] == [
+        (f"{photos}/night/gray.png", "night"),
+        (f"{photos}/day light/0.jpg", "day light"),
+    ]
+    assert run.model(torch.zeros(1, 3, 16, 16)).shape == (1, len(run.classes))
+    assert spherenet("predict", f"{photos}/night", "--run", trained, "--device", "cpu", "--json") == 1
+    printed = [
+        (row["image"], [(entry["class"], entry["score"]) for entry in row["classes"]])
+        for row in json.loads(capsys.readouterr().out)
+    ]
+    failures = []
+    assert [tuple(row) for row in sn.predict(trained, f"{photos}/night", failures=failures)] == printed
+    assert len(failures) == 2
+    assert all(any(name in message for message in failures) for name in UNREADABLE)
+
+
+def test_a_run_is_not_a_saved_model(trained):
+    import spherenet as sn
+    from spherenet.errors import ModelError
+
+    with pytest.raises(ModelError, match="it is a run: use load_run, or spherenet export"):
+        sn.load_model(trained)
+    with pytest.raises(ValueError, match=r"checkpoint must be .*last.*best.*, got 'bset'"):
+        sn.load_run(trained, "bset")

@@ -9,7 +9,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from spherenet._util.text import csv_cell, plain
 from spherenet.cli.evaluate import add_checkpoint
@@ -18,9 +18,7 @@ from spherenet.cli.options import Parser, require_ending
 from spherenet.cli.output import print_json, print_message, warn
 
 if TYPE_CHECKING:
-    import torch
-
-    from spherenet.training.saved_runs import Predictor
+    from spherenet.training.prediction import Prediction
 
 __all__ = ["predict_parser", "run_predict"]
 
@@ -54,13 +52,6 @@ def predict_parser() -> Parser:
     return parser
 
 
-class _Prediction(NamedTuple):
-    """The path of an image and its most likely classes with their probabilities."""
-
-    path: str
-    classes: list[tuple[str, float]]
-
-
 def run_predict(arguments: Namespace) -> int:
     """Predict the classes of image files, print them and return the exit code."""
     if arguments.csv is not None and arguments.json:
@@ -69,6 +60,7 @@ def run_predict(arguments: Namespace) -> int:
     from spherenet._util.files import write_text
     from spherenet.export import shipped_model
     from spherenet.training import Processes
+    from spherenet.training.prediction import iterate_predictions
     from spherenet.training.saved_runs import load_predictor
 
     predictor = load_predictor(arguments.run or shipped_model(), arguments.checkpoint)
@@ -76,18 +68,25 @@ def run_predict(arguments: Namespace) -> int:
         warn(message)
     failures: list[str] = []
     paths = list(_paths(arguments.images, failures))
-    shown: list[_Prediction] = []
+    shown: list[Prediction] = []
     width = max((len(plain(path)) for path in paths), default=0)
     with Processes.joined(arguments.device) as processes:
         predictor.model.to(processes.device)
-        for prediction in _predict(predictor, paths, arguments, processes.device, failures):
+        for prediction in iterate_predictions(
+            predictor,
+            paths,
+            top=arguments.top,
+            batch_size=arguments.batch_size,
+            max_megapixels=arguments.max_megapixels,
+            failures=failures,
+        ):
             if arguments.run is None and not shown:  # not before an error, which is then one sentence
                 classes = ", ".join(predictor.classes)
                 print(f"Using the included model with the classes {classes}; --run selects another.", file=sys.stderr)
             shown.append(prediction)
             if not arguments.json and arguments.csv is None:
                 texts = [f"{plain(name)} {score:.1%}" for name, score in prediction.classes]
-                print(f"{plain(prediction.path):<{width}}  " + "  ".join(texts))
+                print(f"{plain(prediction.image):<{width}}  " + "  ".join(texts))
     if arguments.json and (shown or not failures):
         print_json(
             [
@@ -124,34 +123,7 @@ def _paths(images: list[str], failures: list[str]) -> Iterator[str]:
             yield image
 
 
-def _predict(
-    predictor: Predictor, paths: list[str], arguments: Namespace, device: torch.device, failures: list[str]
-) -> Iterator[_Prediction]:
-    """Yield a prediction per image that can be read, and append a message per other image to `failures`."""
-    import torch
-
-    from spherenet.data import pixel_limit, read_image
-    from spherenet.errors import DataError
-
-    max_pixels = pixel_limit(arguments.max_megapixels)
-    for first in range(0, len(paths), arguments.batch_size):
-        images: dict[int, torch.Tensor] = {}
-        for index, path in enumerate(paths[first : first + arguments.batch_size], start=first):
-            try:
-                images[index] = read_image(path, predictor.preprocessing, max_pixels=max_pixels)
-            except DataError as error:
-                failures.append(str(error))
-        if not images:
-            continue
-        with torch.no_grad():
-            probabilities = predictor.model(torch.stack(list(images.values())).to(device)).softmax(1).cpu()
-        top = probabilities.topk(min(arguments.top, len(predictor.classes)))
-        for index, scores, labels in zip(images, top.values.tolist(), top.indices.tolist(), strict=True):
-            names = [predictor.classes[label] for label in labels]
-            yield _Prediction(paths[index], list(zip(names, scores, strict=True)))
-
-
-def _as_csv(predictions: list[_Prediction]) -> str:
+def _as_csv(predictions: list[Prediction]) -> str:
     """Return one line per image: its path, and per class a name and a probability."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

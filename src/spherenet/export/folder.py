@@ -240,6 +240,7 @@ def _read(path: Path) -> dict[str, Any]:
     config = read_json_object(file)
     if config.get("format") != FORMAT:
         hint = "; load_pretrained loads folders of transformers" if "model_type" in config else ""
+        hint = "; it is a run: use load_run, or spherenet export" if "train" in config else hint
         raise ModelError(f'{file} is not the config of a saved model: it has no "format": "{FORMAT}"{hint}.')
     version = config.get("format_version")
     if version not in (FORMAT_VERSION, CONVERTED_VERSION) or isinstance(version, bool):

@@ -12,6 +12,7 @@ from spherenet.layers.conv import (
     SphereLinear,
 )
 from spherenet.layers.head import AngularHead
+from spherenet.layers.other_tools import watch_modules
 from spherenet.layers.recurrent import SphereGRU, SphereGRUCell, SphereLSTM, SphereLSTMCell
 from spherenet.layers.sharded_head import ShardedHead, shard_head
 from spherenet.layers.transposed import SphereConvTranspose1d, SphereConvTranspose2d, SphereConvTranspose3d
@@ -37,3 +38,5 @@ __all__ = [
     "SphereLinear",
     "shard_head",
 ]
+
+watch_modules()

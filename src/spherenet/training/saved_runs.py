@@ -16,6 +16,7 @@ from torch import nn
 
 from spherenet._util.files import atomic_file, read_json, user_path, write_json
 from spherenet._util.text import markdown, plain, short
+from spherenet._util.validation import require_one_of
 from spherenet.data import Dataset, FolderSplit, Preprocessing, Split
 from spherenet.errors import CheckpointError, DataError, ModelError, RunError
 from spherenet.export import (
@@ -112,15 +113,28 @@ def _parse_config(run: RunDirectory, description: dict[str, Any]) -> TrainConfig
 
 
 def load_run(path: str | Path, checkpoint: str = "last") -> SavedRun:
-    """Load the model of a run from its "last" or "best" checkpoint.
+    """Load the model of a run from its "last" or "best" checkpoint, without an export.
 
     The best one was selected by its accuracy on the validation images (`--validation-fraction`) or, without them, on
     the test images, on which its accuracy is then too high.
 
+    Args:
+        path: Folder of the run, as `spherenet train` wrote it.
+        checkpoint: "last" or "best".
+
+    Returns:
+        The run, for `predict`, with its `model` in evaluation mode on the CPU, its `classes` and its `preprocessing`.
+
     Raises:
         RunError: If the folder is not a run.
         CheckpointError: If the run has no valid checkpoint of that name.
+        ValueError: If checkpoint is neither "last" nor "best".
+
+    Example:
+        >>> run = sn.load_run("runs/flowers", "best")
+        >>> scores = run.model(images)
     """
+    require_one_of("checkpoint", checkpoint, ("last", "best"))
     run = RunDirectory.open(path)
     description = run.config
     config = _parse_config(run, description)
