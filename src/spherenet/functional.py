@@ -28,6 +28,7 @@ from spherenet.kernels.sphere_conv.autograd import SphereConvFunction, cached_un
 from spherenet.magnitudes import Magnitude, make_magnitude
 from spherenet.ops.geometry import Geometry, per_dimension, resolve_padding
 from spherenet.ops.norms import DEFAULT_EPS, autocast_is_on, without_autocast
+from spherenet.ops.quantized import dequantized
 from spherenet.ops.sphere_conv import Affine, Operation, sphere_conv
 from spherenet.transposed import sphere_conv_transpose1d, sphere_conv_transpose2d, sphere_conv_transpose3d
 
@@ -207,6 +208,7 @@ def sphere_layer(
         center: None, "weight" or "patch".
         magnitude: h, or None for 1.
     """
+    weight = dequantized(weight)
     if not isinstance(input, Tensor) or input.dtype != weight.dtype or not input.is_floating_point():
         _check_dtypes(input, weight)
     check = _check_shapes.__wrapped__ if torch.compiler.is_compiling() else _check_shapes

@@ -106,6 +106,75 @@ def test_layers_of_quantizers_do_not_replace_sphere_layers(package):
     assert output(model).shape == (5, 2)
 
 
+WEIGHT_ONLY = ["Int8WeightOnlyConfig", "IntxWeightOnlyConfig", "Float8WeightOnlyConfig"]
+ACTIVATIONS = ["Int8DynamicActivationInt8WeightConfig"]
+
+
+@pytest.mark.parametrize("config", WEIGHT_ONLY + ACTIVATIONS)
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("options", [{}, {"center": "patch", "rescale": "learned"}, {"magnitude": "tanh"}])
+def test_quantized_weights_are_used_at_their_rounded_values(config, backend, options):
+    torchao = pytest.importorskip("torchao.quantization")
+    torch.manual_seed(0)
+    model = nn.Sequential(sn.SphereLinear(64, 32, operator="sigmoid", bias=True, **options))
+    rounded, features = copy.deepcopy(model), torch.randn(3, 2, 64, requires_grad=True)
+    torchao.quantize_(model, getattr(torchao, config)())
+    weight = model[0].weight
+    assert type(weight) not in (torch.Tensor, nn.Parameter)
+    with torch.no_grad():
+        assert 0 < (weight.dequantize() - rounded[0].weight).abs().max() < 0.01
+        rounded[0].weight.copy_(weight.dequantize())
+    rounded[0].weight.requires_grad_(False)
+    with sn.backend(backend):
+        results = [network(features) for network in (model, rounded)]
+        gradients = [torch.autograd.grad(result.square().sum(), features)[0] for result in results]
+        torch.testing.assert_close(*results)
+        torch.testing.assert_close(*gradients)
+        with torch.no_grad():
+            torch.testing.assert_close(model(features), results[1])
+    assert "SphereLinear(" in repr(model)
+
+
+def test_quantized_convolutions_are_used_at_their_rounded_values():
+    torchao = pytest.importorskip("torchao.quantization")
+    model = nn.Sequential(sn.SphereConv2d(3, 8, 3, padding=1))
+    rounded, images = copy.deepcopy(model), torch.randn(2, 3, 8, 8)
+    torchao.quantize_(
+        model, torchao.Int8WeightOnlyConfig(), filter_fn=lambda module, _: type(module) is sn.SphereConv2d
+    )
+    assert type(model[0].weight) is not nn.Parameter
+    with torch.no_grad():
+        rounded[0].weight.copy_(model[0].weight.dequantize())
+        torch.testing.assert_close(model(images), rounded(images))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_dynamic_quantization_of_torch_leaves_sphere_layers():
+    model = network()
+    quantized = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+    assert type(quantized[0]) is sn.SphereLinear
+    assert type(quantized[2]) is not nn.Linear
+    assert (output(quantized) - output(model)).abs().max() < 0.02
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_exported_programs_are_quantized():
+    pt2e = pytest.importorskip("torchao.quantization.pt2e.quantize_pt2e")
+    x86 = pytest.importorskip("torchao.quantization.pt2e.quantizer.x86_inductor_quantizer")
+    torch.manual_seed(0)
+    model = nn.Sequential(sn.SphereConv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), sn.SphereLinear(144, 5)).eval()
+    images = torch.randn(8, 3, 8, 8)
+    program = torch.export.export(model, (images,)).module()
+    quantizer = x86.X86InductorQuantizer().set_global(x86.get_default_x86_inductor_quantization_config())
+    prepared = pt2e.prepare_pt2e(program, quantizer)
+    prepared(images)
+    quantized = pt2e.convert_pt2e(prepared)
+    assert any("quantize" in str(node.target) for node in quantized.graph.nodes)
+    with torch.no_grad():
+        error = (quantized(images) - model(images)).abs().max()
+    assert 0 < error < 0.02
+
+
 def test_quantization_aware_training_is_refused():
     torchao = pytest.importorskip("torchao.quantization")
     qat = pytest.importorskip("torchao.quantization.qat")
