@@ -77,7 +77,7 @@ def convolution_weight(layer):
 
 def oracle(layer, x, operator):
     def g(theta, index):
-        parameter = getattr(layer.angle, layer.angle.parameter_name)
+        parameter = layer.angle.k
         return operator.g(theta, parameter[index] if isinstance(parameter, torch.Tensor) else parameter)
 
     ones = [1] * (x.dim() - 2)
