@@ -21,6 +21,7 @@ from .angles import LinearAngle as LinearAngle
 from .angles import SharpenedCosineAngle as SharpenedCosineAngle
 from .angles import SigmoidAngle as SigmoidAngle
 from .angles import SquareCosineAngle as SquareCosineAngle
+from .angles import make_angle as make_angle
 from .convert import sphere_summary as sphere_summary
 from .convert import to_plain as to_plain
 from .convert import to_sphere as to_sphere
@@ -50,6 +51,7 @@ from .layers import SphereLayer as SphereLayer
 from .layers import SphereLinear as SphereLinear
 from .layers import SphereLSTM as SphereLSTM
 from .layers import SphereLSTMCell as SphereLSTMCell
+from .layers import SphereOptions as SphereOptions
 from .layers import shard_head as shard_head
 from .losses import AngularLoss as AngularLoss
 from .losses import Annealing as Annealing
@@ -70,6 +72,7 @@ from .magnitudes import Magnitude as Magnitude
 from .magnitudes import MixedMagnitude as MixedMagnitude
 from .magnitudes import SegmentedMagnitude as SegmentedMagnitude
 from .magnitudes import TanhMagnitude as TanhMagnitude
+from .magnitudes import make_magnitude as make_magnitude
 from .metrics import equal_error_rate as equal_error_rate
 from .metrics import mean_average_precision_at_r as mean_average_precision_at_r
 from .metrics import pair_similarities as pair_similarities

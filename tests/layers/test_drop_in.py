@@ -4,6 +4,7 @@ import copy
 import inspect
 import io
 import pickle
+from dataclasses import fields
 
 import pytest
 import torch
@@ -86,10 +87,24 @@ def test_order_of_arguments_equals_torch(plain, counterpart):
     assert list(inspect.signature(counterpart).parameters)[: len(positional)] == positional
 
 
-def test_classes_show_the_arguments_of_their_constructors():
-    classes = [sn.SphereConv2d, sn.LazySphereConv2d, sn.SphereLSTM, sn.GASoftmaxLoss, sn.ArcFaceLoss]
-    for shown in classes:
+def test_losses_show_the_arguments_of_their_constructors():
+    for shown in [sn.GASoftmaxLoss, sn.ArcFaceLoss]:
         assert list(inspect.signature(shown).parameters) == list(inspect.signature(shown.__init__).parameters)[1:]
+
+
+LAYERS = [*COUNTERPARTS.values(), sn.LazySphereConv2d, sn.LazySphereLinear, sn.SphereLSTMCell, sn.SphereLSTM]
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda c: c.__name__)
+def test_layers_show_all_options_with_their_defaults(layer):
+    shown = inspect.signature(layer).parameters
+    own = list(inspect.signature(layer.__init__).parameters)[1:-1]
+    defaults = {field.name: field.default for field in fields(sn.SphereOptions)}
+    defaults |= {"rescale": "learned"} if "LSTM" in layer.__name__ else {}
+    assert [name for name in shown if name not in defaults] == own
+    assert {name: shown[name].default for name in defaults} == defaults
+    assert all(shown[name].kind is inspect.Parameter.KEYWORD_ONLY for name in defaults)
+    assert list(shown)[-2:] == ["device", "dtype"]
 
 
 @pytest.mark.parametrize(("plain", "counterpart"), COUNTERPARTS.items(), ids=lambda c: c.__name__)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = [
+    "OPTION_DEFAULTS",
     "OptionCheck",
     "reject_unknown_options",
     "require_device",
@@ -108,15 +110,17 @@ def require_floating(name: str, tensor: Tensor) -> None:
 class OptionCheck:
     """Mixin whose subclasses reject unknown constructor options by the name of the class that the caller used."""
 
+    option_defaults: ClassVar[Mapping[str, object]] = {}
+    """Defaults of options in `**keywords` that differ from `OPTION_DEFAULTS`."""
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        show_constructor(cls)
+        cls.__signature__ = _constructor_signature(cls)  # type: ignore[attr-defined]
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
         """Check the names of the options before the constructor runs."""
-        allowed = _constructor_options(cls) if options else None
-        if allowed is not None:
-            reject_unknown_options(cls.__name__, options, allowed)
+        if options:
+            _reject_by_signature(cls.__name__, options, inspect.signature(cls))
         return super().__new__(cls)
 
 
@@ -127,32 +131,73 @@ def show_constructor(cls: type) -> None:
         cls.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])  # type: ignore[attr-defined]
 
 
-def _constructor_options(cls: type) -> list[str] | None:
-    """Return the names of the constructor arguments, or None if a class outside of spherenet takes any options."""
-    names: list[str] = []
+OPTION_DEFAULTS: dict[object, Mapping[str, object]] = {}
+"""Defaults of the options of typed dictionaries that functions take as `**keywords: Unpack[...]`."""
+
+
+def _constructor_signature(cls: type) -> inspect.Signature:
+    """Return all arguments of a constructor, those that it passes on to a base class included."""
+    parameters: dict[str, inspect.Parameter] = {}
     for base in cls.__mro__:
         # Lazy layers skip the constructors of torch's lazy layers.
         if "__init__" not in vars(base) or base.__module__.startswith("torch."):
             continue
-        parameters = list(inspect.signature(vars(base)["__init__"]).parameters.values())[1:]
-        names += [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        own = _expanded(vars(base)["__init__"])[1:]
+        named = [parameter for parameter in own if parameter.kind is not parameter.VAR_KEYWORD]
+        if parameters:  # a base class gets these by name
+            named = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in named]
+        parameters |= {parameter.name: parameter for parameter in named if parameter.name not in parameters}
+        rest = next((parameter for parameter in own if parameter.kind is parameter.VAR_KEYWORD), None)
+        if rest is None:
             break
         if not base.__module__.startswith("spherenet."):
-            return None
-    return list(dict.fromkeys(names))
+            parameters[rest.name] = rest
+            break
+    defaults = cls.option_defaults  # type: ignore[attr-defined]
+    return inspect.Signature(
+        [p.replace(default=defaults.get(p.name, p.default)) for p in parameters.values()],
+        __validate_parameters__=False,
+    )
+
+
+def _expanded(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Return the parameters of a function, with `**keywords: Unpack[SomeDict]` replaced by the keys of SomeDict."""
+    parameters = []
+    for parameter in inspect.signature(function).parameters.values():
+        name = re.fullmatch(r"Unpack\[(\w+)\]", str(parameter.annotation))
+        keywords = function.__globals__.get(name[1]) if name else None
+        if parameter.kind is not parameter.VAR_KEYWORD or keywords is None:
+            parameters.append(parameter)
+            continue
+        defaults, hints = OPTION_DEFAULTS.get(keywords, {}), get_type_hints(keywords)
+        options = [
+            inspect.Parameter(key, parameter.KEYWORD_ONLY, default=defaults.get(key, parameter.empty), annotation=hint)
+            for key, hint in {**{key: hints[key] for key in defaults if key in hints}, **hints}.items()
+        ]
+        names = [parameter.name for parameter in parameters]
+        end = names.index("device") if "device" in names else len(names)  # torch's last two arguments
+        parameters[end:end] = options
+    return parameters
 
 
 def suggest_options(function: Callable[P, T]) -> Callable[P, T]:
     """Decorate a function so that the error for an unknown keyword argument suggests the most similar one."""
-    allowed = list(inspect.signature(function).parameters)
+    signature = inspect.signature(function).replace(parameters=_expanded(function))
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> T:
-        reject_unknown_options(function.__name__, kwargs, allowed)
+        _reject_by_signature(function.__name__, kwargs, signature)
         return function(*args, **kwargs)
 
+    checked.__signature__ = signature  # type: ignore[attr-defined]
     return checked
+
+
+def _reject_by_signature(owner: str, options: Iterable[str], signature: inspect.Signature) -> None:
+    """Raise TypeError for an option that a signature does not list, unless it takes any options."""
+    parameters = signature.parameters.values()
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        reject_unknown_options(owner, options, signature.parameters)
 
 
 def reject_unknown_options(

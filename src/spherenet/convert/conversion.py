@@ -5,16 +5,16 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 from torch import Tensor, nn
 
 from spherenet._util.text import first_line
-from spherenet._util.validation import require_module, require_one_of, suggest_options
-from spherenet.angles import AngleFunction, make_shared_angle
+from spherenet._util.validation import require_module, suggest_options
+from spherenet.angles import AngleFunction
 from spherenet.convert.layers import (
     CONVERTIBLE,
     TRANSPOSED,
@@ -29,10 +29,10 @@ from spherenet.convert.layers import (
     weight_modules,
 )
 from spherenet.convert.pretrained import record_on_save
-from spherenet.convert.summary import record_reason, recorded_reason, restore_attributes
+from spherenet.convert.summary import record_reason, recorded_drop, restore_attributes
 from spherenet.convert.swap import (
-    SphereOptions,
     can_be_centered,
+    check_options,
     computed_weight,
     disable_fast_paths,
     disable_inplace,
@@ -45,11 +45,12 @@ from spherenet.convert.swap import (
     require_revertible,
 )
 from spherenet.errors import ModelError
-from spherenet.layers import AngularHead, SphereLayer
-from spherenet.magnitudes import Magnitude
+from spherenet.layers import AngularHead, SphereLayer, SphereOptions
+from spherenet.layers.options import NetworkKeywords
 from spherenet.models import Classifier
-from spherenet.ops.norms import DEFAULT_EPS
-from spherenet.ops.sphere_conv import CENTERS
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["Plan", "Rule", "Rules", "Selection", "make_plan", "to_plain", "to_sphere"]
 
@@ -59,12 +60,10 @@ M = TypeVar("M", bound=nn.Module)
 @suggest_options
 def to_sphere(
     model: M,
-    operator: str | AngleFunction = "cosine",
+    operator: str | AngleFunction | SphereOptions = "cosine",
     k: float | None = None,
     *,
-    k_sharing: str = "filter",
-    rescale: str | Sequence[float] | None = None,
-    eps: float = DEFAULT_EPS,
+    select: Rules = None,
     inplace: bool = False,
     only: Rules = None,
     skip: Rules = None,
@@ -74,8 +73,7 @@ def to_sphere(
     transposed: bool = False,
     drop_batch_norm: bool = False,
     center: str | None = "auto",
-    magnitude: str | Magnitude | None = None,
-    radius: float | str | None = None,
+    **options: Unpack[NetworkKeywords],
 ) -> M:
     """Return a model whose convolutions and linear layers are sphere layers.
 
@@ -97,17 +95,15 @@ def to_sphere(
 
     Args:
         model: Any module. It is copied unless `inplace` is True.
-        operator: Operator as in `SphereConv2d`. None and "none" are errors: a plain model needs no conversion, and
-            `to_plain` converts a SphereNet to a plain model.
+        operator: Operator as in `SphereConv2d`, or all options of the layers as a `SphereOptions` object. None and
+            "none" are errors: a plain model needs no conversion, and `to_plain` converts a SphereNet to a plain model.
         k: Parameter of the sigmoid, as in `SphereConv2d`.
-        k_sharing: "filter" or "layer" as in `SphereConv2d`, or "network" for one learned k in all layers.
-        rescale: As in `SphereConv2d`.
-        eps: As in `SphereConv2d`.
+        select: Layers to convert, whatever their role: a pattern of the dotted name ("layer4", "*.conv1"), a module
+            type, a predicate (name, module) -> bool, or a list of these. Patterns and types select the layers inside
+            of a matching module too. Layers that cannot be converted stay plain.
         inplace: Whether to change the model itself instead of a copy.
-        only: Layers that may be converted: a pattern of the dotted name ("layer4", "*.conv1"), a module type, a
-            predicate (name, module) -> bool, or a list of these. Patterns and types select the layers inside of a
-            matching module too.
-        skip: Layers that stay as they are, in the same form. `skip` takes precedence over `only`.
+        only: Layers that may be converted unless their role is excluded, in the form of `select`.
+        skip: Layers that stay as they are, in the same form. `skip` takes precedence over `select` and `only`.
         classifier: Whether to convert the layers that compute the model's output too: those named fc, classifier,
             head, …, the last layer, and a layer that shares its weight with an embedding.
         attention: Whether to convert the projections of attention modules too.
@@ -117,6 +113,9 @@ def to_sphere(
         center: None or "none", "weight" or "patch" as in `SphereConv2d`. "auto" is "patch" if `drop_batch_norm` is
             True, otherwise None: after a ReLU all patches lie in one orthant and share a large common component, which
             BatchNorm removes, or else centering. Kernels with a single entry are not centered.
+        k_sharing: "filter" or "layer" as in `SphereConv2d`, or "network" for one learned k in all layers.
+        rescale: As in `SphereConv2d`.
+        eps: As in `SphereConv2d`.
         magnitude: As in `SphereConv2d`.
         radius: As in `SphereConv2d`.
 
@@ -139,22 +138,13 @@ def to_sphere(
             f"operator must be the name of an operator or an AngleFunction, got {operator!r}; "
             "use to_plain to convert a SphereNet to a plain model."
         )
-    require_one_of("k_sharing", k_sharing, ("filter", "layer", "network"))
-    require_one_of("center", center, (None, "none", "auto", *CENTERS))
-    if center == "auto":
-        center = "patch" if drop_batch_norm else None
-    elif center == "none":
-        center = None
-    plan = make_plan(model, Selection(only, skip, classifier, attention, shortcuts, transposed))
+    chosen = SphereOptions.collect(operator, k, center, options).for_network("patch" if drop_batch_norm else None)
+    plan = make_plan(model, Selection(select, only, skip, classifier, attention, shortcuts, transposed))
     selected = list(plan.convert.values())
-    if k_sharing == "network":
-        operator, k, k_sharing = _shared_angle(operator, k, selected), None, "layer"
-        if not any(cast(Tensor, layer.weight).requires_grad for layer in selected):
-            operator.requires_grad_(False)  # as the k of a frozen layer
-        operator.train(model.training)
-    options = SphereOptions(operator, k, k_sharing, rescale, eps, center, magnitude, radius)
+    if chosen.k_sharing == "network":
+        chosen = _share_angle(chosen, model, selected)
     for layer in selected:
-        options.check(layer)
+        check_options(chosen, layer)
     drop, keep = find_batch_norms(model, selected) if drop_batch_norm else ({}, {})
 
     # Decisions refer to modules of the original model by name, so that predicates can compare modules by identity.
@@ -163,9 +153,9 @@ def to_sphere(
     for name in plan.convert:
         layer = model.get_submodule(name)
         reason = f"converted from {type(layer).__name__}"
-        if center is not None and not can_be_centered(layer):
+        if chosen.center is not None and not can_be_centered(layer):
             reason += "; not centered: kernels have a single entry"
-        make_spherical(layer, options)
+        make_spherical(layer, chosen)
         record_reason(layer, reason)
     for name, reason in plan.keep.items():
         layer = model.get_submodule(name)
@@ -203,15 +193,15 @@ def to_plain(model: M, *, inplace: bool = False) -> M:
     require_revertible(model)
     model = model if inplace else _copy(model)
     for module in list(model.modules()):
-        reason = recorded_reason(module)
+        drop = recorded_drop(module)
         restore_attributes(module)
         if isinstance(module, SphereLayer):
             class_name = type(module).__name__
             dropped = make_plain(module)
             suffix = f"; {', '.join(dropped)} dropped" if dropped else ""
             record_reason(module, f"converted back from {class_name}{suffix}")
-        elif reason is not None and isinstance(module, nn.Identity):
-            record_reason(module, reason.split(";")[0] + "; not restored")
+        elif drop is not None:
+            record_reason(module, f"{drop[0]} dropped after {drop[1]}; not restored")
         else:
             record_reason(module, None)
     if isinstance(model, Classifier):
@@ -219,13 +209,17 @@ def to_plain(model: M, *, inplace: bool = False) -> M:
     return model
 
 
-def _shared_angle(operator: str | AngleFunction, k: float | None, layers: Sequence[nn.Module]) -> AngleFunction:
-    """Return the angle function with the learned k that all layers share."""
+def _share_angle(options: SphereOptions, model: nn.Module, layers: Sequence[nn.Module]) -> SphereOptions:
+    """Return the options with one angle function for all layers, frozen if they are."""
     weights = [cast(Tensor, layer.weight) for layer in layers]
     devices = {str(weight.device) for weight in weights}
     if len(devices) > 1:
         raise ValueError(f'k_sharing must not be "network" for a model on several devices, got {sorted(devices)}.')
-    return make_shared_angle(operator, k, weights[0].device, weights[0].dtype)
+    options = options.share_angle(weights[0].device, weights[0].dtype)
+    angle = cast(AngleFunction, options.operator).train(model.training)
+    if not any(weight.requires_grad for weight in weights):
+        angle.requires_grad_(False)  # as the k of a frozen layer
+    return options
 
 
 def _copy(model: M) -> M:
@@ -305,6 +299,7 @@ def _alternatives(rule: str | type[nn.Module], layers: Sequence[Layer]) -> str:
 class Selection:
     """Arguments of `to_sphere` that select layers."""
 
+    select: Rules = None
     only: Rules = None
     skip: Rules = None
     classifier: bool = False
@@ -331,8 +326,13 @@ def make_plan(model: nn.Module, selection: Selection) -> Plan:
     """
     plan = Plan()
     layers = find_layers(model)
+    if selection.select is not None and selection.only is not None:
+        raise TypeError(f"only must be left out if select is given, got {selection.only!r}.")
+    select = _read_rules("select", selection.select, layers)
     only = _read_rules("only", selection.only, layers)
     skip = _read_rules("skip", selection.skip, layers)
+    if selection.select is not None:  # an explicit choice, so that roles do not matter
+        selection = replace(selection, classifier=True, attention=True, shortcuts=True, transposed=True)
     classifiers = {} if selection.classifier else find_classifiers(model)
     embeddings = {} if selection.classifier else find_embeddings(model)
     for layer in layers:
@@ -341,6 +341,8 @@ def make_plan(model: nn.Module, selection: Selection) -> Plan:
             reason: str | None = f"skipped by rule {skipped_by.name}"
         elif selection.only is not None and not any(rule.matches(layer) for rule in only):
             reason = "not selected by only"
+        elif selection.select is not None and not any(rule.matches(layer) for rule in select):
+            reason = "not selected"
         else:
             reason = _reason_to_keep(layer, selection, classifiers, embeddings)
         if reason is None:

@@ -6,7 +6,9 @@ names layers and options of this library, never code.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any
 
 from torch import nn
@@ -18,9 +20,9 @@ from spherenet._util.validation import require_module
 from spherenet.angles import ANGLES, LearnedAngle
 from spherenet.convert.layers import CONVERTIBLE, TRANSPOSED, num_filters
 from spherenet.convert.pretrained import record_on_save
-from spherenet.convert.summary import record_reason, recorded_reason
+from spherenet.convert.summary import record_reason, recorded_drop
 from spherenet.convert.swap import (
-    SphereOptions,
+    check_options,
     disable_fast_paths,
     disable_inplace,
     drop_batch_norms,
@@ -28,20 +30,20 @@ from spherenet.convert.swap import (
     make_spherical,
     overridden_methods,
     require_convertible,
+    set_up,
     weight_problem,
 )
 from spherenet.errors import ModelError
-from spherenet.layers import SphereLayer
+from spherenet.layers import SphereLayer, SphereOptions
 from spherenet.magnitudes import MAGNITUDES
 
 __all__ = ["apply_conversion", "conversion_record"]
 
 FORMAT, FORMAT_VERSION = "spherenet-conversion", 1
-DROPPED = " dropped after "
 LARGEST_NAME = 1000
 MAX_LAYERS = 100_000
 _OWN = ("weight", "bias")
-OPTIONS = ("operator", "k", "k_sharing", "rescale", "eps", "center", "magnitude", "radius")
+OPTIONS = tuple(field.name for field in fields(SphereOptions))
 
 
 def conversion_record(model: nn.Module) -> dict[str, Any]:
@@ -76,9 +78,9 @@ def conversion_record(model: nn.Module) -> dict[str, Any]:
             has_radii = magnitude is not None and magnitude.raw_radius is not None
             if has_radii and first_with.setdefault(magnitude, name) != name:
                 raise ModelError(f"layer {name!r} must not share the learned radii of {first_with[magnitude]!r}.")
-        reason = recorded_reason(module)
-        if isinstance(module, nn.Identity) and reason is not None and DROPPED in reason:
-            dropped[name] = reason.partition(DROPPED)[2].split(";")[0]
+        drop = recorded_drop(module)
+        if drop is not None:
+            dropped[name] = drop[1]
     return {"format": FORMAT, "format_version": FORMAT_VERSION, "layers": layers, "dropped_batch_norms": dropped}
 
 
@@ -109,7 +111,7 @@ def _options_of(name: str, layer: Any) -> dict[str, Any]:
         "radius": f"learned:{radius!r}" if learned_radius else radius,
     }
     probe: Any = SphereLayer()
-    SphereOptions(**options).set_up(probe, layer)
+    set_up(probe, SphereOptions(**options), layer)
     if _description(probe) != _description(layer):
         raise ModelError(
             f"layer {name!r} must have options that to_sphere accepts by name to be recorded, got an operator or "
@@ -143,7 +145,8 @@ def apply_conversion(model: nn.Module, record: object) -> None:
     convert: dict[str, SphereOptions] = {}
     for name, options in layers.items():
         layer = modules.get(name)
-        choice = SphereOptions(**{option: options[option] for option in OPTIONS})
+        with _naming(name):
+            choice = SphereOptions(**{option: options[option] for option in OPTIONS})
         if "angle_of" in options:
             _require_owner(name, options, layers, modules)
         if _is_as_recorded(name, layer, choice):
@@ -154,7 +157,8 @@ def apply_conversion(model: nn.Module, record: object) -> None:
         require_convertible(name, layer)
         if overridden_methods(layer):
             raise ModelError(f"layer {short(name)!r} overrides {overridden_methods(layer)[0]} and cannot be converted.")
-        _check_options(name, choice, layer)
+        with _naming(name):
+            check_options(choice, layer)
         convert[name] = choice
     for name in dropped:
         if not isinstance(modules.get(name), (_BatchNorm, nn.Identity)):
@@ -189,9 +193,11 @@ def _require_owner(
         raise ModelError(f"the conversion record has no layer {short(str(owner))!r} whose k {short(name)!r} can share.")
 
 
-def _check_options(name: str, options: SphereOptions, layer: nn.Module) -> None:
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Raise errors of options as a ModelError that names the layer."""
     try:
-        options.check(layer)
+        yield
     except (ValueError, TypeError, OverflowError) as error:
         raise ModelError(
             f"the conversion record has invalid options for {short(name)!r}: {first_line(error)}."
@@ -202,9 +208,10 @@ def _is_as_recorded(name: str, layer: nn.Module | None, options: SphereOptions) 
     """Return whether a layer is already spherical. Raises ModelError if it is with other options."""
     if not isinstance(layer, SphereLayer):
         return False
-    _check_options(name, options, layer)
+    with _naming(name):
+        check_options(options, layer)
     probe: Any = SphereLayer()
-    options.set_up(probe, layer)
+    set_up(probe, options, layer)
     if probe.saved_options() != layer.saved_options():
         raise ModelError(f"layer {short(name)!r} is already spherical, with other options than the conversion record.")
     return True

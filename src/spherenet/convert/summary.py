@@ -23,7 +23,9 @@ __all__ = [
     "LayerSummary",
     "SphereSummary",
     "override_attribute",
+    "record_drop",
     "record_reason",
+    "recorded_drop",
     "recorded_reason",
     "restore_attributes",
     "sphere_summary",
@@ -31,6 +33,7 @@ __all__ = [
 
 _REASON = "_spherenet_reason"
 _OVERRIDDEN = "_spherenet_overridden"
+_DROPPED = "_spherenet_dropped"
 
 
 def record_reason(module: nn.Module, reason: str | None) -> None:
@@ -45,6 +48,18 @@ def recorded_reason(module: nn.Module) -> str | None:
     """Return the recorded reason of a module, or None if there is none."""
     reason: str | None = module.__dict__.get(_REASON)
     return reason
+
+
+def record_drop(identity: nn.Module, batch_norm: str, layer: str) -> None:
+    """Record on an `nn.Identity` the class of the BatchNorm that it replaces and the name of the layer before it."""
+    identity.__dict__[_DROPPED] = (batch_norm, layer)
+    record_reason(identity, f"{batch_norm} dropped after {layer}")
+
+
+def recorded_drop(module: nn.Module) -> tuple[str, str] | None:
+    """Return the class of the BatchNorm that a module replaces and the name of the layer before it, or None."""
+    dropped: tuple[str, str] | None = module.__dict__.get(_DROPPED)
+    return dropped
 
 
 def override_attribute(module: nn.Module, attribute: str, value: Any) -> None:

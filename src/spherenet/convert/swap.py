@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +13,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
-from spherenet.angles import AngleFunction
 from spherenet.convert.layers import (
     CONVERTIBLE,
     TRANSPOSED,
@@ -24,7 +23,7 @@ from spherenet.convert.layers import (
     num_filters,
     sealed_reason,
 )
-from spherenet.convert.summary import override_attribute, record_reason
+from spherenet.convert.summary import override_attribute, record_drop, record_reason
 from spherenet.errors import ModelError
 from spherenet.layers import (
     LazySphereConv1d,
@@ -39,12 +38,12 @@ from spherenet.layers import (
     SphereConvTranspose3d,
     SphereLayer,
     SphereLinear,
+    SphereOptions,
 )
-from spherenet.magnitudes import Magnitude
 
 __all__ = [
-    "SphereOptions",
     "can_be_centered",
+    "check_options",
     "computed_weight",
     "disable_fast_paths",
     "disable_inplace",
@@ -56,6 +55,7 @@ __all__ = [
     "overridden_methods",
     "require_convertible",
     "require_revertible",
+    "set_up",
     "weight_problem",
 ]
 
@@ -78,41 +78,24 @@ _HARMLESS_METHODS = {"reset_parameters", "extra_repr", "_abc_impl"}
 _HARMFUL_SPECIAL_METHODS = {"__call__", "__getattr__", "__getattribute__"}
 
 
-@dataclass(frozen=True)
-class SphereOptions:
-    """Options of a sphere layer, as in `SphereConv2d`."""
+def set_up(target: Any, options: SphereOptions, layer: Any) -> None:
+    """Add to `target` the attributes of a sphere layer with the filters, device and dtype of `layer`."""
+    options = options if can_be_centered(layer) else replace(options, center=None)
+    target._set_up_sphere(num_filters(layer), options, layer.weight.device, layer.weight.dtype)
 
-    operator: str | AngleFunction
-    k: float | None
-    k_sharing: str
-    rescale: str | Sequence[float] | None
-    eps: float
-    center: str | None = None
-    magnitude: str | Magnitude | None = None
-    radius: float | str | None = None
 
-    def check(self, layer: nn.Module) -> None:
-        """Raise the errors of `make_spherical` without changing the layer."""
-        self.set_up(SphereLayer(), layer)
-
-    def apply(self, layer: nn.Module) -> None:
-        """Add the attributes of a sphere layer to a layer that already has its sphere class."""
-        self.set_up(layer, layer)
-
-    def set_up(self, target: Any, layer: Any) -> None:
-        """Add to `target` the attributes of a sphere layer with the filters, device and dtype of `layer`."""
-        center = self.center if can_be_centered(layer) else None
-        options = (self.operator, self.k, self.k_sharing, self.rescale, self.eps, center, self.magnitude, self.radius)
-        target._set_up_sphere(num_filters(layer), *options, layer.weight.device, layer.weight.dtype)
+def check_options(options: SphereOptions, layer: nn.Module) -> None:
+    """Raise the errors of `make_spherical` without changing the layer."""
+    set_up(SphereLayer(), options, layer)
 
 
 def make_spherical(layer: Any, options: SphereOptions) -> None:
-    """Change a convolution or linear layer into a sphere layer. `options.check(layer)` must have passed.
+    """Change a convolution or linear layer into a sphere layer. `check_options` must have passed.
 
     Learned k, β, γ and radii are new parameters with the device and dtype of the weight, frozen if the weight is.
     """
     layer.__class__ = _SPHERE_CLASSES[_torch_class(layer)]
-    options.apply(layer)
+    set_up(layer, options, layer)
     if isinstance(options.operator, str):  # an angle function object keeps its mode, as it keeps its parameters
         layer.angle.train(layer.training)
     if isinstance(options.magnitude, str) and layer.magnitude is not None:
@@ -310,7 +293,7 @@ def drop_batch_norms(model: nn.Module, drop: dict[str, str]) -> None:
     for name, layer in drop.items():
         batch_norm = model.get_submodule(name)
         identity = nn.Identity().train(batch_norm.training)
-        record_reason(identity, f"{type(batch_norm).__name__} dropped after {layer}")
+        record_drop(identity, type(batch_norm).__name__, layer)
         model.set_submodule(name, identity)
 
 

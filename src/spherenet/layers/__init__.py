@@ -12,6 +12,7 @@ from spherenet.layers.conv import (
     SphereLinear,
 )
 from spherenet.layers.head import AngularHead
+from spherenet.layers.options import SphereOptions
 from spherenet.layers.other_tools import watch_modules
 from spherenet.layers.recurrent import SphereGRU, SphereGRUCell, SphereLSTM, SphereLSTMCell
 from spherenet.layers.sharded_head import ShardedHead, shard_head
@@ -36,6 +37,7 @@ __all__ = [
     "SphereLSTMCell",
     "SphereLayer",
     "SphereLinear",
+    "SphereOptions",
     "shard_head",
 ]
 

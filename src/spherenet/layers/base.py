@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -13,9 +13,10 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
-from spherenet._util.validation import OptionCheck, require_number, require_one_of, require_positive
+from spherenet._util.validation import OptionCheck, require_one_of
 from spherenet.angles import AngleFunction, make_angle
 from spherenet.arguments import require_center
+from spherenet.layers.options import SphereOptions
 from spherenet.magnitudes import Magnitude, make_magnitude
 
 __all__ = [
@@ -50,26 +51,12 @@ class SphereLayer(OptionCheck, nn.Module):
     center: str | None = None
     magnitude: Magnitude | None  # no default, which would hide the submodule
 
-    def _set_up_sphere(
-        self,
-        num_filters: int,
-        operator: str | AngleFunction,
-        k: float | None,
-        k_sharing: str,
-        rescale: str | Sequence[float] | None,
-        eps: float,
-        center: str | None,
-        magnitude: str | Magnitude | None,
-        radius: float | str | None,
-        device: Any,
-        dtype: Any,
-    ) -> None:
+    def _set_up_sphere(self, num_filters: int, options: SphereOptions, device: Any, dtype: Any) -> None:
         """Add the attributes of a sphere layer; the last step of a constructor."""
-        require_one_of("k_sharing", k_sharing, ("filter", "layer"))
-        self.eps = require_positive("eps", eps)
-        self.k_sharing = k_sharing
-        num_k = None if k_sharing == "layer" else num_filters
-        self.angle = make_angle(operator, k, num_filters=num_k, device=device, dtype=dtype)
+        self.k_sharing = require_one_of("k_sharing", options.k_sharing, ("filter", "layer"))
+        self.eps = options.eps
+        num_k = None if self.k_sharing == "layer" else num_filters
+        self.angle = make_angle(options.operator, options.k, num_filters=num_k, device=device, dtype=dtype)
         values, parameter = self.angle.k, self.angle.parameter
         if isinstance(values, Tensor) and values.dim() == 1 and len(values) != num_filters:
             name = "k" if parameter is None else parameter.name
@@ -79,12 +66,14 @@ class SphereLayer(OptionCheck, nn.Module):
         # Lazy layers do not know their kernels yet; a constructor may have given them one input for now.
         kernel = None if isinstance(self, LazyModuleMixin) else getattr(self, "weight", None)
         size = kernel.numel() // max(1, num_filters) if isinstance(kernel, Tensor) and not is_lazy(kernel) else None
-        self.center = require_center(center, size)
-        self.magnitude = make_magnitude(magnitude, radius, num_filters=num_filters, device=device, dtype=dtype)
+        self.center = require_center(options.center, size)
+        self.magnitude = make_magnitude(
+            options.magnitude, options.radius, num_filters=num_filters, device=device, dtype=dtype
+        )
         radii = None if self.magnitude is None else self.magnitude.raw_radius
         if radii is not None and len(radii) != num_filters:
             raise ValueError(f"magnitude must have {num_filters} radii, one per filter, got {len(radii)}.")
-        self.rescale = _check_rescale(rescale)
+        self.rescale = options.rescale
         if self.rescale == "learned":
             self.beta = nn.Parameter(torch.ones(num_filters, device=device, dtype=dtype))
             self.gamma = nn.Parameter(torch.zeros(num_filters, device=device, dtype=dtype))
@@ -214,11 +203,3 @@ def make_lazy(layer: Any, device: Any, dtype: Any) -> None:
     layer.weight = nn.UninitializedParameter(device=device, dtype=dtype)  # type: ignore[call-arg]
     if layer.bias is not None:
         layer.bias = nn.UninitializedParameter(device=device, dtype=dtype)  # type: ignore[call-arg]
-
-
-def _check_rescale(rescale: str | Sequence[float] | None) -> str | tuple[float, float] | None:
-    if rescale is None or rescale == "learned":
-        return rescale
-    if isinstance(rescale, str) or not isinstance(rescale, Sequence) or len(rescale) != 2:
-        raise ValueError(f'rescale must be None, "learned" or a pair of numbers (beta, gamma), got {rescale!r}.')
-    return require_number("rescale[0]", rescale[0]), require_number("rescale[1]", rescale[1])

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
 
-from spherenet.angles import AngleFunction
 from spherenet.arguments import require_center
 from spherenet.functional import sphere_layer
 from spherenet.layers.base import Proxy, SphereLayer, getting_weight, make_lazy, record_as_leaf
-from spherenet.magnitudes import Magnitude
+from spherenet.layers.options import SphereKeywords, SphereOptions
 from spherenet.ops.geometry import Geometry
-from spherenet.ops.norms import DEFAULT_EPS
 from spherenet.ops.sphere_conv import Affine
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = [
     "LazySphereConv1d",
@@ -58,16 +59,9 @@ class _SphereConv(SphereLayer):
         bias: bool = False,
         padding_mode: str = "zeros",
         *,
-        operator: str | AngleFunction = "cosine",
-        k: float | None = None,
-        k_sharing: str = "filter",
-        rescale: str | Sequence[float] | None = None,
-        eps: float = DEFAULT_EPS,
-        center: str | None = None,
-        magnitude: str | Magnitude | None = None,
-        radius: float | str | None = None,
         device: Any = None,
         dtype: Any = None,
+        **options: Unpack[SphereKeywords],
     ) -> None:
         super().__init__(
             in_channels,
@@ -82,9 +76,7 @@ class _SphereConv(SphereLayer):
             device=device,
             dtype=dtype,
         )
-        self._set_up_sphere(
-            out_channels, operator, k, k_sharing, rescale, eps, center, magnitude, radius, device, dtype
-        )
+        self._set_up_sphere(out_channels, SphereOptions(**options), device, dtype)
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the output for a batched or unbatched input."""
@@ -185,21 +177,12 @@ class SphereLinear(SphereLayer, nn.Linear):
         out_features: int,
         bias: bool = False,
         *,
-        operator: str | AngleFunction = "cosine",
-        k: float | None = None,
-        k_sharing: str = "filter",
-        rescale: str | Sequence[float] | None = None,
-        eps: float = DEFAULT_EPS,
-        center: str | None = None,
-        magnitude: str | Magnitude | None = None,
-        radius: float | str | None = None,
         device: Any = None,
         dtype: Any = None,
+        **options: Unpack[SphereKeywords],
     ) -> None:
         super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
-        self._set_up_sphere(
-            out_features, operator, k, k_sharing, rescale, eps, center, magnitude, radius, device, dtype
-        )
+        self._set_up_sphere(out_features, SphereOptions(**options), device, dtype)
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the output for an input [*, in_features]."""
@@ -229,11 +212,11 @@ class _LazySphereConv(nn.Module):
         *,
         device: Any = None,
         dtype: Any = None,
-        **sphere: Any,
+        **sphere: Unpack[SphereKeywords],
     ) -> None:
         geometry = (groups, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode)
         # Skip the constructor of torch's lazy class, which does not accept an operator.
-        super(self._lazy_class, self).__init__(*geometry, device=device, dtype=dtype, **sphere)  # type: ignore[call-arg]
+        super(self._lazy_class, self).__init__(*geometry, device=device, dtype=dtype, **sphere)  # type: ignore[call-arg, misc]
         self.in_channels = 0
         make_lazy(self, device, dtype)
 
@@ -271,7 +254,15 @@ class LazySphereLinear(nn.LazyLinear, SphereLinear):
 
     cls_to_become = SphereLinear  # type: ignore[assignment]
 
-    def __init__(self, out_features: int, bias: bool = False, *, device: Any = None, dtype: Any = None, **sphere: Any):
+    def __init__(
+        self,
+        out_features: int,
+        bias: bool = False,
+        *,
+        device: Any = None,
+        dtype: Any = None,
+        **sphere: Unpack[SphereKeywords],
+    ) -> None:
         # Skip the constructor of nn.LazyLinear, which does not accept an operator.
         super(nn.LazyLinear, self).__init__(1, out_features, bias, device=device, dtype=dtype, **sphere)
         self.in_features = 0

@@ -16,21 +16,22 @@ g = 0, the gates depend on x alone, and gradients are finite.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from numbers import Integral
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from spherenet._util.validation import OptionCheck, require_floating, require_number
-from spherenet.angles import AngleFunction
 from spherenet.kernels.recurrent import fused_recurrence
 from spherenet.layers.base import Proxy, record_as_leaf
 from spherenet.layers.conv import SphereLinear
-from spherenet.magnitudes import Magnitude
-from spherenet.ops.norms import DEFAULT_EPS
+from spherenet.layers.options import SphereKeywords
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["SphereGRU", "SphereGRUCell", "SphereLSTM", "SphereLSTMCell"]
 
@@ -44,6 +45,7 @@ class _SphereCell(OptionCheck, nn.Module):
     like any other. All gates form one layer; if it has more kernels than inputs, `orthogonality_minimum` is not 0.
     """
 
+    option_defaults = {"rescale": "learned"}  # noqa: RUF012
     num_gates: int
     num_states: int
     _step: Callable[[Tensor, State], State]  # the next state from `ih` of this step's input and the state before
@@ -54,25 +56,15 @@ class _SphereCell(OptionCheck, nn.Module):
         hidden_size: int,
         bias: bool = False,
         *,
-        operator: str | AngleFunction = "cosine",
-        k: float | None = None,
-        k_sharing: str = "filter",
-        rescale: str | Sequence[float] | None = "learned",
-        eps: float = DEFAULT_EPS,
-        center: str | None = None,
-        magnitude: str | Magnitude | None = None,
-        radius: float | str | None = None,
         device: Any = None,
         dtype: Any = None,
+        **options: Unpack[SphereKeywords],
     ) -> None:
         super().__init__()
         self.input_size = _require_size("input_size", input_size)
         self.hidden_size = _require_size("hidden_size", hidden_size)
         kernels = self.num_gates * hidden_size
-        sphere: dict[str, Any] = {
-            "operator": operator, "k": k, "k_sharing": k_sharing, "rescale": rescale, "eps": eps,
-            "center": center, "magnitude": magnitude, "radius": radius, "device": device, "dtype": dtype,
-        }  # fmt: skip
+        sphere: dict[str, Any] = {**self.option_defaults, **options, "device": device, "dtype": dtype}
         self.ih = SphereLinear(input_size, kernels, bias, **sphere)
         self.hh = SphereLinear(hidden_size, kernels, bias, **sphere)
 
@@ -169,9 +161,10 @@ class SphereGRUCell(_SphereCell):
         return ((1 - z) * n + z * h,)
 
 
-class _SphereRecurrence(nn.Module):
+class _SphereRecurrence(OptionCheck, nn.Module):
     """Layers and directions of cells over a sequence; `cells` contains them in the order of torch's states."""
 
+    option_defaults = _SphereCell.option_defaults
     cell_class: type[_SphereCell]
 
     def __init__(
@@ -183,7 +176,10 @@ class _SphereRecurrence(nn.Module):
         batch_first: bool = False,
         dropout: float = 0.0,
         bidirectional: bool = False,
-        **sphere: Any,
+        *,
+        device: Any = None,
+        dtype: Any = None,
+        **options: Unpack[SphereKeywords],
     ) -> None:
         super().__init__()
         self.input_size, self.hidden_size = input_size, hidden_size
@@ -197,7 +193,9 @@ class _SphereRecurrence(nn.Module):
         self.num_directions = 2 if bidirectional else 1
         hidden_sizes = [hidden_size * self.num_directions] * (num_layers - 1) * self.num_directions
         sizes = [input_size] * self.num_directions + hidden_sizes
-        self.cells = nn.ModuleList(self.cell_class(size, hidden_size, bias, **sphere) for size in sizes)
+        self.cells = nn.ModuleList(
+            self.cell_class(size, hidden_size, bias, device=device, dtype=dtype, **options) for size in sizes
+        )
 
     def extra_repr(self) -> str:
         """Return the options that the cells do not print."""

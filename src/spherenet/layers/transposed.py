@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from spherenet.angles import AngleFunction
 from spherenet.layers.base import Proxy, SphereLayer, record_as_leaf
-from spherenet.magnitudes import Magnitude
+from spherenet.layers.options import SphereKeywords, SphereOptions
 from spherenet.ops.geometry import Geometry
-from spherenet.ops.norms import DEFAULT_EPS
 from spherenet.ops.sphere_conv import Affine
 from spherenet.transposed import transposed_layer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["SphereConvTranspose1d", "SphereConvTranspose2d", "SphereConvTranspose3d"]
 
@@ -48,16 +49,9 @@ class _SphereConvTranspose(SphereLayer):
         dilation: Size = 1,
         padding_mode: str = "zeros",
         *,
-        operator: str | AngleFunction = "cosine",
-        k: float | None = None,
-        k_sharing: str = "filter",
-        rescale: str | Sequence[float] | None = None,
-        eps: float = DEFAULT_EPS,
-        center: str | None = None,
-        magnitude: str | Magnitude | None = None,
-        radius: float | str | None = None,
         device: Any = None,
         dtype: Any = None,
+        **options: Unpack[SphereKeywords],
     ) -> None:
         _reject_padding_word(padding)
         super().__init__(
@@ -74,9 +68,7 @@ class _SphereConvTranspose(SphereLayer):
             device=device,
             dtype=dtype,
         )
-        self._set_up_sphere(
-            out_channels, operator, k, k_sharing, rescale, eps, center, magnitude, radius, device, dtype
-        )
+        self._set_up_sphere(out_channels, SphereOptions(**options), device, dtype)
 
     def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         """Return the output for a batched or unbatched input.

@@ -7,20 +7,21 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import index
-from typing import Any, Literal, SupportsIndex, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, cast, overload
 
 from torch import Tensor, nn
 
 from spherenet._util.validation import require_integer, require_one_of, suggest_options
 from spherenet.angles import AngleFunction
-from spherenet.layers import AngularHead
+from spherenet.layers import AngularHead, SphereOptions
 from spherenet.layers.base import Proxy
+from spherenet.layers.options import NetworkKeywords
 from spherenet.losses import AngularLoss, make_loss
-from spherenet.magnitudes import Magnitude
 from spherenet.models.air import AirFeatures
 from spherenet.models.networks import LayerFactory, PlainFeatures, ResidualFeatures
-from spherenet.ops.norms import DEFAULT_EPS
-from spherenet.ops.sphere_conv import CENTERS
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["Classifier", "create_model", "list_models"]
 
@@ -122,14 +123,11 @@ def list_models() -> list[str]:
 def create_model(
     name: str,
     num_classes: int = 10,
-    operator: str | AngleFunction | None = "cosine",
+    operator: str | AngleFunction | SphereOptions | None = "cosine",
     k: float | None = None,
     loss: str | AngularLoss = "softmax",
     *,
     loss_options: Mapping[str, Any] | None = None,
-    k_sharing: str = "filter",
-    rescale: str | tuple[float, float] | None = None,
-    eps: float = DEFAULT_EPS,
     batch_norm: bool = True,
     relu: bool = True,
     widths: Sequence[int] | None = None,
@@ -139,9 +137,8 @@ def create_model(
     head_bias: bool = False,
     feature_batch_norm: bool = False,
     center: str | None = "auto",
-    magnitude: str | Magnitude | None = None,
-    radius: float | str | None = None,
     group_norm: int = 0,
+    **options: Unpack[NetworkKeywords],
 ) -> Classifier:
     """Return a network of the paper, as a SphereNet or as its CNN twin.
 
@@ -152,13 +149,11 @@ def create_model(
     Args:
         name: Name of the network, e.g. "cnn-9" or "resnet-32"; see `list_models`.
         num_classes: Number of classes.
-        operator: Operator as in `SphereConv2d`; None or "none" for the CNN twin.
+        operator: Operator as in `SphereConv2d`, or all options of the sphere layers as a `SphereOptions` object; None
+            or "none" for the CNN twin.
         k: Parameter of the sigmoid, as in `SphereConv2d`.
         loss: Name of a loss, e.g. "softmax", "w-cosine", "ga-linear", "a" or "s-cosine", or a loss object.
         loss_options: Keyword arguments of the loss, if it is given by name.
-        k_sharing: "filter" or "layer" as in `SphereConv2d`, or "network" for one learned k in all layers.
-        rescale: As in `SphereConv2d`.
-        eps: As in `SphereConv2d`.
         batch_norm: Whether convolutions are followed by BatchNorm.
         relu: Whether convolutions are followed by ReLU.
         widths: Number of filters of each stage; None for those of the paper.
@@ -169,10 +164,13 @@ def create_model(
         feature_batch_norm: Whether the features are followed by BatchNorm, so that their norm cannot collapse.
         center: None or "none", "weight" or "patch" as in `SphereConv2d`. "auto" is "patch" for a SphereNet without
             BatchNorm and GroupNorm, otherwise None, since centering slows the start of deep networks with BatchNorm.
-        magnitude: As in `SphereConv2d`.
-        radius: As in `SphereConv2d`.
         group_norm: Number of groups of a GroupNorm after each convolution, which requires `batch_norm=False`; 0 for
             none.
+        k_sharing: "filter" or "layer" as in `SphereConv2d`, or "network" for one learned k in all layers.
+        rescale: As in `SphereConv2d`.
+        eps: As in `SphereConv2d`.
+        magnitude: As in `SphereConv2d`.
+        radius: As in `SphereConv2d`.
 
     Raises:
         TypeError: If an option, or an option of the loss, is unknown.
@@ -182,14 +180,12 @@ def create_model(
         >>> model = sn.create_model("cnn-9", operator="sigmoid", k=0.3, loss="w-cosine")
     """
     network = _NETWORKS[require_one_of("name", name, _NETWORKS)]
-    require_one_of("center", center, (None, "none", "auto", *CENTERS))
-    if center == "auto":
-        center = None if operator in (None, "none") or batch_norm or group_norm else "patch"
-    elif center == "none":
-        center = None
-    layers = LayerFactory(
-        operator, k, k_sharing, rescale, eps, batch_norm, relu, shortcut, center, magnitude, radius, group_norm
-    )
+    is_plain = operator is None or operator == "none"
+    chosen = SphereOptions.collect("cosine" if is_plain else operator, k, center, options)
+    chosen = chosen.for_network(None if is_plain or batch_norm or group_norm else "patch")
+    if is_plain:
+        chosen.require_unused()
+    layers = LayerFactory(None if is_plain else chosen, batch_norm, relu, shortcut, group_norm)
     count = len(network.widths)
     stage_widths = network.widths if widths is None else _positive_integers("widths", widths, count, f" for {name}")
     size: Any = network.input_size if input_size is None else input_size
@@ -204,19 +200,16 @@ def create_model(
     head_std: float | None = getattr(features, "head_std", None)
     if feature_batch_norm:
         features = nn.Sequential(OrderedDict(network=features, batch_norm=nn.BatchNorm1d(out_features)))
-    head = AngularHead(out_features, num_classes, head_bias, eps=eps)
+    head = AngularHead(out_features, num_classes, head_bias, eps=chosen.eps)
     if head_std is not None:
         nn.init.normal_(head.weight, std=head_std)
     config = {
         "name": name,
         "num_classes": head.num_classes,
-        "operator": None if operator == "none" else operator,
-        "k": k,
         "loss": loss,
         "loss_options": dict(loss_options or {}),
-        "k_sharing": k_sharing,
-        "rescale": rescale,
-        "eps": eps,
+        **chosen.keywords(),
+        "operator": None if is_plain else chosen.operator,
         "batch_norm": batch_norm,
         "relu": relu,
         "widths": list(stage_widths),
@@ -225,9 +218,6 @@ def create_model(
         "shortcut": shortcut,
         "head_bias": head_bias,
         "feature_batch_norm": feature_batch_norm,
-        "center": center,
-        "magnitude": magnitude,
-        "radius": radius,
         "group_norm": group_norm,
     }
     return Classifier(features, head, criterion, config)

@@ -9,22 +9,16 @@ Each network takes a `LayerFactory`, widths, input channels and input size, and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import InitVar, dataclass, field, replace
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from spherenet._util.validation import require_one_of
-from spherenet.angles import AngleFunction, make_shared_angle
-from spherenet.layers import SphereConv2d, SphereLinear
-from spherenet.magnitudes import Magnitude
-from spherenet.ops.norms import DEFAULT_EPS
+from spherenet.angles import AngleFunction
+from spherenet.layers import SphereConv2d, SphereLinear, SphereOptions
 
 __all__ = ["LayerFactory", "PlainFeatures", "ResidualFeatures"]
-
-_SPHERE_OPTIONS = ("k", "rescale", "center", "magnitude", "radius")
-"""Options that must be None for plain convolutions."""
 
 
 @dataclass
@@ -32,62 +26,41 @@ class LayerFactory:
     """Factory of the layers of a network.
 
     Args:
-        operator: Operator as in `SphereConv2d`; None or "none" for plain convolutions.
-        k: Parameter of the sigmoid, as in `SphereConv2d`.
-        k_sharing: "filter" or "layer" as in `SphereConv2d`, or "network" for one learned k in all layers.
-        rescale: As in `SphereConv2d`.
-        eps: As in `SphereConv2d`.
+        operator: Operator as in `SphereConv2d`, or all options of the sphere layers as `SphereOptions`; None or "none"
+            for plain convolutions. Kernels with a single entry are not centered.
         batch_norm: Whether `unit` adds BatchNorm.
         relu: Whether `unit` adds ReLU.
         shortcut: 1×1 shortcut convolutions: "plain", or with the "operator".
-        center: As in `SphereConv2d`. Kernels with a single entry are not centered.
-        magnitude: As in `SphereConv2d`.
-        radius: As in `SphereConv2d`.
         group_norm: Number of groups of the GroupNorm that `unit` adds instead of BatchNorm; 0 for none. It must
             divide the number of channels.
 
     Raises:
-        ValueError: If an argument is out of range, or an option of sphere layers is given for plain convolutions.
+        ValueError: If an argument is out of range.
     """
 
-    operator: str | AngleFunction | None = "cosine"
-    k: float | None = None
-    k_sharing: str = "filter"
-    rescale: str | tuple[float, float] | None = None
-    eps: float = DEFAULT_EPS
+    operator: InitVar[str | AngleFunction | SphereOptions | None]
     batch_norm: bool = True
     relu: bool = True
     shortcut: str = "plain"
-    center: str | None = None
-    magnitude: str | Magnitude | None = None
-    radius: float | str | None = None
     group_norm: int = 0
+    options: SphereOptions | None = field(init=False)
 
-    def __post_init__(self) -> None:
-        if self.operator == "none":
-            self.operator = None
-        require_one_of("k_sharing", self.k_sharing, ("filter", "layer", "network"))
+    def __post_init__(self, operator: str | AngleFunction | SphereOptions | None) -> None:
         require_one_of("shortcut", self.shortcut, ("plain", "operator"))
-        if self.operator is None:
-            for name in _SPHERE_OPTIONS:
-                value = getattr(self, name)
-                if value is not None:
-                    raise ValueError(f"{name} must be None if operator is None (plain convolution), got {value!r}.")
         if type(self.group_norm) is not int or self.group_norm < 0:
             raise ValueError(f"group_norm must be an integer of at least 0, got {self.group_norm!r}.")
         if self.group_norm and self.batch_norm:
             raise ValueError(f"group_norm must be 0 unless batch_norm is False, got {self.group_norm}.")
-        if self.k_sharing == "network":
-            self.operator = make_shared_angle(self.operator, self.k)
-            self.k, self.k_sharing = None, "layer"
+        if operator is None or operator == "none":
+            self.options = None
+        else:
+            options = operator if isinstance(operator, SphereOptions) else SphereOptions(operator)
+            self.options = options.for_network(None).share_angle()
 
     @property
     def for_shortcuts(self) -> LayerFactory:
         """Factory of the shortcut convolutions."""
-        if self.shortcut == "operator":
-            return self
-        no_options: dict[str, Any] = dict.fromkeys(_SPHERE_OPTIONS)
-        return replace(self, operator=None, **no_options)
+        return self if self.shortcut == "operator" else replace(self, operator=None)
 
     def convolution(self, channels_in: int, channels_out: int, kernel: int, stride: int = 1) -> nn.Conv2d:
         """Return a convolution without bias that keeps the image size, apart from its stride.
@@ -97,8 +70,8 @@ class LayerFactory:
         geometry = (channels_in, channels_out, kernel, stride, kernel // 2)
         layer = (
             nn.Conv2d(*geometry, bias=False)
-            if self.operator is None
-            else SphereConv2d(*geometry, **self._sphere_options(channels_in * kernel * kernel))
+            if self.options is None
+            else SphereConv2d(*geometry, **self.options.for_kernel(channels_in * kernel * kernel).keywords())
         )
         nn.init.kaiming_normal_(layer.weight)
         return layer
@@ -107,8 +80,8 @@ class LayerFactory:
         """Return a fully connected layer without bias, initialized like `convolution`."""
         layer = (
             nn.Linear(features_in, features_out, bias=False)
-            if self.operator is None
-            else SphereLinear(features_in, features_out, **self._sphere_options(features_in))
+            if self.options is None
+            else SphereLinear(features_in, features_out, **self.options.for_kernel(features_in).keywords())
         )
         nn.init.kaiming_normal_(layer.weight)
         return layer
@@ -130,18 +103,6 @@ class LayerFactory:
             # Not in place after a SphereConv, which needs its output for backward.
             layers.append(nn.ReLU(inplace=self.batch_norm))
         return nn.Sequential(*layers)
-
-    def _sphere_options(self, kernel_entries: int) -> dict[str, Any]:
-        return {
-            "operator": self.operator,
-            "k": self.k,
-            "k_sharing": self.k_sharing,
-            "rescale": self.rescale,
-            "eps": self.eps,
-            "center": self.center if kernel_entries > 1 else None,
-            "magnitude": self.magnitude,
-            "radius": self.radius,
-        }
 
 
 class PlainFeatures(nn.Module):

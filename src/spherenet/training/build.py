@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Collection
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from spherenet._util.caches import use_private_compiler_cache
 from spherenet._util.validation import require_one_of
 from spherenet.data import AUGMENTATIONS, Augmentation, Dataset, default_augmentation, load_dataset, locate
+from spherenet.layers import SphereOptions
 from spherenet.losses import Annealing, MarginLoss
 from spherenet.models import Classifier, create_model, list_models
 from spherenet.models.air import Whitening
@@ -230,12 +231,8 @@ def _create(config: TrainConfig, dataset: Dataset, class_weight: Tensor | None) 
     return create_model(
         require_one_of("model", config.model, list_models()),
         num_classes=len(dataset.classes),
-        operator=config.operator,
-        k=config.k,
         loss=config.loss,
         loss_options={name: value for name, value in loss_options.items() if value is not None},
-        k_sharing=config.k_sharing,
-        rescale=config.rescale,
         batch_norm=config.batch_norm,
         relu=config.relu,
         widths=config.widths,
@@ -243,9 +240,7 @@ def _create(config: TrainConfig, dataset: Dataset, class_weight: Tensor | None) 
         input_size=dataset.preprocessing.size,
         shortcut=config.shortcut,
         feature_batch_norm=config.feature_batch_norm,
-        center=config.center,
-        magnitude=config.magnitude,
-        radius=config.radius,
+        **{field.name: getattr(config, field.name) for field in fields(SphereOptions) if hasattr(config, field.name)},
         group_norm=config.group_norm,
     )
 
