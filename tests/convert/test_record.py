@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+import torch.nn.utils.prune
 from torch import nn
 
 import spherenet as sn
