@@ -96,7 +96,7 @@ def test_options_object_and_keywords_exclude_each_other(call, option):
 INVALID = {
     "eps": (lambda: sn.SphereOptions(eps=0), ValueError, "eps must be greater than 0, got 0"),
     "rescale": (lambda: sn.SphereOptions(rescale="yes"), ValueError, "rescale must be None"),
-    "unknown": (lambda: sn.SphereOptions(centre="patch"), TypeError, "centre"),
+    "unknown": (lambda: sn.SphereOptions(centers="patch"), TypeError, "centers"),
     "center of a layer": (
         lambda: sn.SphereLinear(3, 4, **sn.SphereOptions(center="auto").keywords()), ValueError, "center.*'auto'",
     ),
