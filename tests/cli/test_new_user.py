@@ -289,3 +289,68 @@ def test_a_run_is_not_a_saved_model(trained):
         sn.load_model(trained)
     with pytest.raises(ValueError, match=r"checkpoint must be .*last.*best.*, got 'bset'"):
         sn.load_run(trained, "bset")
+
+
+def test_a_trained_network_is_quantized_and_adapted(trained, photos):
+    """torchao rounds its weights, and a LoRA adapter of peft is merged without a change."""
+    import torch
+
+    import spherenet as sn
+
+    peft = pytest.importorskip("peft")
+    torchao = pytest.importorskip("torchao.quantization")
+    files = [f"{photos}/night/gray.png", f"{photos}/day light/0.jpg"]
+    before = [dict(classes) for _, classes in sn.predict(trained, files)]
+
+    run = sn.load_run(trained)
+    linear = [name for name, module in run.model.named_modules() if type(module) is sn.SphereLinear]
+    assert linear
+    torchao.quantize_(run.model, torchao.Int8WeightOnlyConfig())
+    assert type(run.model.get_submodule(linear[0]).weight) is not torch.nn.Parameter
+    for (_, classes), expected in zip(sn.predict(run, files), before, strict=True):
+        assert dict(classes) == pytest.approx(expected, abs=0.02)
+
+    model = sn.load_run(trained).model
+    with pytest.raises(TypeError, match="target_modules of peft must be plain layers, got a SphereLinear"):
+        peft.get_peft_model(sn.load_run(trained).model, peft.LoraConfig(r=2, target_modules=linear))
+    config = peft.LoraConfig(r=2, target_modules=[], target_parameters=[f"{name}.weight" for name in linear])
+    adapted = peft.get_peft_model(model, config).eval()
+    images = torch.randn(2, 3, 16, 16)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:
+                parameter.normal_()
+        scores = adapted(images)
+        assert torch.equal(adapted.merge_and_unload()(images), scores)
+
+
+def test_a_converted_transformer_is_trained_on_the_photographs(photos, place):
+    """The checkpoint of a Trainer keeps the sphere layers, and transformers alone does not load it as a plain model."""
+    import torch
+
+    import spherenet as sn
+    from spherenet.data import Preprocessing, read_image
+
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    preprocessing = Preprocessing.standard((16, 16), 3)
+    dataset = [
+        {"pixel_values": read_image(f"{photos}/{name}/{index}.jpg", preprocessing), "labels": label}
+        for label, name in enumerate(("day light", "night"))
+        for index in range(8)
+    ]
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    config = transformers.ViTConfig(**sizes, image_size=16, patch_size=8)
+    vit = sn.to_sphere(transformers.ViTForImageClassification(config))
+    arguments = transformers.TrainingArguments(
+        "vit", max_steps=2, save_steps=2, use_cpu=True, report_to="none", disable_tqdm=True, logging_strategy="no",
+        dataloader_pin_memory=False,
+    )  # fmt: skip
+    optimizer = torch.optim.AdamW(sn.param_groups(vit, weight_decay=0.01), lr=0.01)
+    transformers.Trainer(vit, arguments, train_dataset=dataset, optimizers=(optimizer, None)).train()
+    with pytest.raises(ValueError, match=r"load it by spherenet.load_pretrained"):
+        type(vit).from_pretrained("vit/checkpoint-2")
+    loaded = sn.load_pretrained(type(vit), "vit/checkpoint-2")
+    images = torch.stack([row["pixel_values"] for row in dataset])
+    with torch.no_grad():
+        assert torch.equal(loaded(images).logits, vit.eval()(images).logits)
