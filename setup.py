@@ -97,7 +97,7 @@ def zig_link(objects: list[str], target: Path, folder: Path) -> None:
 
 
 class BuildKernels(build_ext):
-    """Compile kernels.cpp once per instruction set and link the objects with library.cpp."""
+    """Compile kernels.cpp and winograd.cpp once per instruction set and link the objects with library.cpp."""
 
     def build_extension(self, ext: Extension) -> None:
         """Build the shared library."""
@@ -114,7 +114,11 @@ class BuildKernels(build_ext):
 
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             jobs = [pool.submit(compile_objects, "library.cpp", macros, "library", [])]
-            jobs += [pool.submit(compile_objects, "kernels.cpp", [("SN_ISA", name)], name, sets[name]) for name in sets]
+            jobs += [
+                pool.submit(compile_objects, source, [("SN_ISA", name)], name, sets[name])
+                for source in ("kernels.cpp", "winograd.cpp")
+                for name in sets
+            ]
             objects = [file for job in jobs for file in job.result()]
         target = self.get_ext_fullpath(ext.name)
         Path(target).parent.mkdir(parents=True, exist_ok=True)
@@ -154,7 +158,7 @@ def long_description() -> str:
 
 KERNELS = Extension(
     "spherenet.kernels._native",
-    [str(SOURCES / "kernels.cpp"), str(SOURCES / "library.cpp")],
+    [str(SOURCES / name) for name in ("kernels.cpp", "library.cpp", "winograd.cpp")],
     depends=[str(path) for path in sorted(SOURCES.glob("*.h"))],
     optional=True,
 )

@@ -15,9 +15,20 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["AngleStruct", "BackwardStruct", "CellStruct", "GeometryStruct", "available", "instruction_set", "load"]
+__all__ = [
+    "AngleStruct",
+    "BackwardStruct",
+    "CellStruct",
+    "ConvolutionBackwardStruct",
+    "ConvolutionForwardStruct",
+    "ConvolutionStruct",
+    "GeometryStruct",
+    "available",
+    "instruction_set",
+    "load",
+]
 
-INTERFACE_VERSION = 4
+INTERFACE_VERSION = 5
 """Version of csrc/api.h that this module was written for."""
 
 PATH = Path(__file__).with_name("_native.dll" if sys.platform == "win32" else "_native.so")
@@ -66,6 +77,36 @@ class CellStruct(ctypes.Structure):
     _fields_ = [("rows", c_int64), ("hidden", c_int64), ("gates", c_int32)]
 
 
+class ConvolutionStruct(ctypes.Structure):
+    """Input, weight and scratch memory of a convolution by Winograd's algorithm."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("x", "weight")),
+        *((name, c_int64) for name in ("filter_step", "channel_step", "tap_step")),
+        ("scratch", c_void_p),
+        ("tile", c_int32),
+    ]
+
+
+class ConvolutionForwardStruct(ctypes.Structure):
+    """Results of its forward pass."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("out", "bias", "inverse_norm", "mean", "cosine")),
+        ("eps", c_double),
+        ("centered", c_int32),
+    ]
+
+
+class ConvolutionBackwardStruct(ctypes.Structure):
+    """Pointers of its backward pass."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("grad", "inverse_norm", "mean", "saved", "grad_x", "grad_weight", "sums")),
+        ("saved_map", c_int32),
+    ]
+
+
 def _function(*arguments: Any, result: Any = None) -> Any:
     return ctypes.CFUNCTYPE(result, *arguments)
 
@@ -86,6 +127,9 @@ class _KernelTable(ctypes.Structure):
         ("cell_forward", _function(*[c_void_p] * 7, c_int32, c_int32)),
         ("cell_backward", _function(*[c_void_p] * 10, c_int32, c_int32)),
         ("checksum", _function(c_void_p, c_int64, result=c_uint64)),
+        ("winograd_scratch", _function(c_void_p, *[c_int32] * 3, result=c_int64)),
+        ("winograd_forward", _function(*[c_void_p] * 4, c_int32)),
+        ("winograd_backward", _function(*[c_void_p] * 4, c_int32)),
     ]
 
 
@@ -100,6 +144,9 @@ class _Library(NamedTuple):
     cell_forward: Any
     cell_backward: Any
     checksum: Any
+    winograd_scratch: Any
+    winograd_forward: Any
+    winograd_backward: Any
     instruction_set: str
 
 

@@ -53,6 +53,33 @@ struct Cell {
     int32_t gates;  // 4: LSTM, 3: GRU
 };
 
+// A 3×3 convolution by Winograd's algorithm with tiles of `tile`² outputs (2 or 4), in float32 on rows. The geometry has
+// stride 1, dilation 1, one group, padding of at most 2 and depth 1. Steps of the weight count numbers.
+struct Convolution {
+    const float *x, *weight;
+    int64_t filter_step, channel_step, tap_step;
+    float *scratch;  // as many bytes as winograd_scratch returns
+    int32_t tile;
+};
+
+struct ConvolutionForward {
+    float *out;           // [N, pixels, filters]
+    const float *bias;    // added if there is no angle; may be null
+    float *inverse_norm;  // [N, pixels]; null if it is not kept
+    float *mean;          // [N, pixels]; null unless patches are centered and the means are kept
+    float *cosine;        // null unless the cosines are kept
+    double eps;
+    int32_t centered;
+};
+
+struct ConvolutionBackward {
+    const float *grad, *inverse_norm, *mean;
+    const void *saved;
+    float *grad_x, *grad_weight;  // null if not needed; the gradient of the weight has its steps
+    float *sums;                  // as in Backward
+    int32_t saved_map;
+};
+
 struct Kernels {
     void (*unit_weight)(const void *weight, void *unit, void *scale, int64_t filters, int64_t size, double eps,
                         int32_t centered, int32_t type, int32_t unit_type, int32_t threads);
@@ -73,4 +100,10 @@ struct Kernels {
                           const void *after, const void *grad_output, const void *grad_after, void *grad_gates,
                           void *grad_from_state, void *grad_before, int32_t type, int32_t threads);
     uint64_t (*checksum)(const void *data, int64_t bytes);
+    // Without an angle these are the plain convolution and its gradients.
+    int64_t (*winograd_scratch)(const Geometry *geometry, int32_t tile, int32_t backward, int32_t threads);
+    void (*winograd_forward)(const Geometry *geometry, const Angle *angle, const Convolution *convolution,
+                             const ConvolutionForward *pointers, int32_t threads);
+    void (*winograd_backward)(const Geometry *geometry, const Angle *angle, const Convolution *convolution,
+                              const ConvolutionBackward *pointers, int32_t threads);
 };

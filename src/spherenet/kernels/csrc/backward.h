@@ -9,12 +9,6 @@ SN_INLINE double *sums_of(double *partial, int64_t task, int64_t filters) {
     return partial == nullptr ? nullptr : partial + task * SUMS * filters;
 }
 
-// s·mean for the numbers from `first` to `last` of a map.
-template <class T>
-SN_INLINE void times_mean(const T *s, const T *mean, T *result, int64_t first, int64_t last) {
-    for (int64_t i = first; i < last; ++i) result[i] = s[i] * mean[i];
-}
-
 template <class E>
 void backward_pointwise(const Geometry &g, const Passes<E> &passes, const Filters<Work<E>> &filters, const Backward &b,
                         double *partial, int64_t tasks, int threads) {

@@ -114,8 +114,15 @@ uint64_t checksum(const void *data, int64_t bytes) {
     return result;
 }
 
+template Passes<float> passes_for<float>(const Angle &, int32_t, bool);  // which winograd.cpp uses, too
+
+int64_t winograd_scratch(const Geometry *, int32_t, int32_t, int32_t);
+void winograd_forward(const Geometry *, const Angle *, const Convolution *, const ConvolutionForward *, int32_t);
+void winograd_backward(const Geometry *, const Angle *, const Convolution *, const ConvolutionBackward *, int32_t);
+
 Kernels table() {
-    return {unit_weight, unit_weight_backward, forward, backward, correct, cell_forward, cell_backward, checksum};
+    return {unit_weight, unit_weight_backward, forward,  backward,         correct,          cell_forward,
+            cell_backward, checksum,           winograd_scratch, winograd_forward, winograd_backward};
 }
 
 }  // namespace SN_ISA

@@ -367,4 +367,10 @@ SN_INLINE void correct_plane(E *grad_x, const E *x, int64_t n, const Work<E> *m,
     });
 }
 
+// s·mean for the numbers from `first` to `last` of a map.
+template <class T>
+SN_INLINE void times_mean(const T *s, const T *mean, T *result, int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) result[i] = s[i] * mean[i];
+}
+
 }  // namespace SN_ISA

@@ -1,0 +1,197 @@
+"""3×3 convolutions on CPUs by Winograd's algorithm, with all passes of a sphere layer inside of it (csrc/winograd.cpp).
+
+F(4×4, 3×3) takes 4 times fewer multiplications than the direct algorithm that torch uses, F(2×2, 3×3) 2.25 times fewer.
+It takes float32, stride 1, dilation 1, one group and zero padding of at most 2, and computes on channels-last memory.
+`tile_size` decides from shapes alone which calls it serves.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from spherenet.kernels.library import (
+    ConvolutionBackwardStruct,
+    ConvolutionForwardStruct,
+    ConvolutionStruct,
+    GeometryStruct,
+    load,
+)
+
+__all__ = ["Gradients", "Results", "backward", "forward", "release_scratch"]
+
+_SAVED_OUTPUT, _SAVED_COSINE = 0, 1
+_SCRATCH_LIMIT = 256 << 20
+_thread = threading.local()
+
+
+class Results(NamedTuple):
+    """Results of `forward`; all but the first are None unless they are kept."""
+
+    out: Tensor
+    inverse_norm: Tensor | None
+    """1/‖patch‖ [N, 1, *out]."""
+
+    cosine: Tensor | None
+    mean: Tensor | None
+    """Means of the patches [N, 1, *out] if they are centered."""
+
+
+class Gradients(NamedTuple):
+    """Results of `backward`; those that are not needed are None."""
+
+    x: Tensor | None
+    weight: Tensor | None
+    sums: Tensor | None
+    """Four sums per filter: Σ grad, Σ grad·hg, Σ grad·h·∂g/∂k, Σ grad·g·∂h/∂ρ."""
+
+
+class _Plan(NamedTuple):
+    geometry: Any
+    out_shape: tuple[int, int, int, int]
+    forward_scratch: int
+    backward_scratch: int
+
+
+@lru_cache(maxsize=1024)
+def _plan(shape: tuple[int, ...], filters: int, padding: tuple[int, int], tile: int, threads: int) -> _Plan:
+    batch, channels, height, width = shape
+    out = height + 2 * padding[0] - 2, width + 2 * padding[1] - 2
+    ones = (1, 1, 1)
+    struct = GeometryStruct(
+        batch, channels, filters, 1, (1, height, width), (1, *out), (1, 3, 3), ones, (0, *padding), ones, 1, 1
+    )
+    geometry = ctypes.byref(struct)
+    sizes = [load().winograd_scratch(geometry, tile, backward, threads) for backward in (0, 1)]
+    return _Plan(geometry, (batch, filters, *out), *sizes)
+
+
+def release_scratch() -> None:
+    """Return this thread's scratch memory to the system."""
+    _thread.scratch = None
+
+
+def _scratch(size: int) -> int:
+    """Return the address of memory that is valid until the next call in this thread.
+
+    Each thread keeps its block: the system clears the pages of a new one, which takes as long as a small layer.
+    """
+    block: Tensor | None = getattr(_thread, "scratch", None)
+    if block is None or block.numel() < size:
+        _thread.scratch = block = None  # free the smaller one first
+        _thread.scratch = block = torch.empty(size, dtype=torch.uint8, device="cpu")
+    return block.data_ptr()
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Return x with its channels last in memory, copied only if necessary."""
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def _convolution(x: Tensor, weight: Tensor, tile: int, scratch: int) -> Any:
+    steps = weight.stride()
+    return ctypes.byref(
+        ConvolutionStruct(x.data_ptr(), weight.data_ptr(), steps[0], steps[1], steps[3], _scratch(scratch), tile)
+    )
+
+
+def _with_even_taps(weight: Tensor) -> Tensor:
+    """Return the weight with one step from each of its nine taps to the next."""
+    return weight if weight.stride(2) == 3 * weight.stride(3) else weight.contiguous()
+
+
+def forward(
+    x: Tensor,
+    weight: Tensor,
+    padding: tuple[int, int],
+    tile: int,
+    angle: Any = None,
+    *,
+    bias: Tensor | None = None,
+    eps: float = 0.0,
+    center_patch: bool = False,
+    keep_norms: bool = False,
+    save_cosine: bool = False,
+) -> Results:
+    """Return the output of a sphere layer, or without an angle of a plain convolution.
+
+    Args:
+        x: Batch [N, channels, height, width] in float32.
+        weight: Kernels [filters, channels, 3, 3], of norm 1 for a sphere layer.
+        padding: Zeros on each side.
+        tile: Side of the tiles, 2 or 4.
+        angle: Reference to an `AngleStruct`.
+        bias: Bias of a plain convolution.
+        eps: Added to the squared norms of patches.
+        center_patch: Whether patches are centered.
+        keep_norms: Whether backward needs the norms and means of patches.
+        save_cosine: Whether backward needs the cosines.
+    """
+    threads = torch.get_num_threads()
+    x, weight = _rows(x), _with_even_taps(weight)
+    plan = _plan(x.shape, weight.shape[0], padding, tile, threads)
+    out = torch.empty(plan.out_shape, memory_format=torch.channels_last, device="cpu")
+    map_shape = (out.shape[0], 1, *out.shape[2:])
+    inverse_norm = torch.empty(map_shape, device="cpu") if keep_norms else None
+    mean = torch.empty(map_shape, device="cpu") if keep_norms and center_patch else None
+    cosine = torch.empty_like(out) if save_cosine else None
+    pointers = ConvolutionForwardStruct(*map(_address, (out, bias, inverse_norm, mean, cosine)), eps, center_patch)
+    convolution = _convolution(x, weight, tile, plan.forward_scratch)
+    load().winograd_forward(plan.geometry, angle, convolution, ctypes.byref(pointers), threads)
+    return Results(out, inverse_norm, cosine, mean)
+
+
+def backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    padding: tuple[int, int],
+    tile: int,
+    angle: Any = None,
+    *,
+    saved: Tensor | None = None,
+    saved_is_cosine: bool = False,
+    inverse_norm: Tensor | None = None,
+    mean: Tensor | None = None,
+    needs_x: bool = True,
+    needs_weight: bool = True,
+    needs_sums: bool = False,
+) -> Gradients:
+    """Return the gradients of x and weight, and the sums for those of the parameters.
+
+    Args:
+        grad: Gradient of the output.
+        x: Input of `forward`.
+        weight: Weight of `forward`.
+        padding: As in `forward`.
+        tile: As in `forward`.
+        angle: As in `forward`.
+        saved: Output of `forward`, or its cosines.
+        saved_is_cosine: Whether `saved` are the cosines.
+        inverse_norm: As `forward` returned it.
+        mean: As `forward` returned it.
+        needs_x: Whether the gradient of x is needed.
+        needs_weight: Whether the gradient of the weight is needed.
+        needs_sums: Whether the sums are needed.
+    """
+    threads = torch.get_num_threads()
+    x, grad, even = _rows(x), _rows(grad), _with_even_taps(weight)
+    saved = None if saved is None else _rows(saved)
+    plan = _plan(x.shape, weight.shape[0], padding, tile, threads)
+    grad_x = torch.empty_like(x) if needs_x else None
+    grad_weight = torch.empty_like(even) if needs_weight else None
+    sums = torch.empty(4, weight.shape[0], device="cpu") if needs_sums else None
+    tensors = (grad, inverse_norm, mean, saved, grad_x, grad_weight, sums)
+    pointers = ConvolutionBackwardStruct(*map(_address, tensors), _SAVED_COSINE if saved_is_cosine else _SAVED_OUTPUT)
+    convolution = _convolution(x, even, tile, plan.backward_scratch)
+    load().winograd_backward(plan.geometry, angle, convolution, ctypes.byref(pointers), threads)
+    return Gradients(grad_x, grad_weight, sums)

@@ -1,0 +1,289 @@
+"""The Winograd engine against float64: plain convolutions and sphere layers, bad input, determinism, threads."""
+
+import ctypes
+import math
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from cases import OPERATORS, Operator
+from spherenet.kernels import library
+from spherenet.kernels.sphere_conv import winograd
+
+pytestmark = pytest.mark.skipif(not library.available(), reason="needs the native kernels")
+
+EPS = 1e-4
+PLAIN_OPERATORS = [operator for operator in OPERATORS if operator.magnitude is None]
+LINEAR, COSINE, SIGMOID = Operator("linear"), Operator("cosine"), Operator("sigmoid", 0.1)
+LEARNABLE = Operator("learnable", 0.5)
+ANGLES = {"cosine": 0, "linear": 1, "sigmoid": 2, "learnable": 2, "square-cosine": 3, "sharpened-cosine": 4}
+FORWARD_BOUND = {4: 5e-6, 2: 1e-6}
+"""Errors of the largest absolute value of the result, by the size of tiles. Measured: at most 3e-6 and 4e-7."""
+GRADIENT_BOUND = {4: 1e-5, 2: 2e-6}
+
+SHAPES = [  # batch, channels, filters, height, width, padding
+    (2, 16, 16, 8, 8, 1),
+    (3, 17, 33, 7, 9, 1),
+    (1, 64, 48, 32, 32, 1),
+    (5, 3, 70, 5, 6, 0),
+    (2, 4, 1, 1, 2, 1),
+    (2, 40, 16, 13, 35, 2),
+    (1, 20, 20, 3, 3, 0),
+    (3, 96, 128, 4, 4, 1),
+    (1, 8, 8, 130, 270, 1),
+    (2, 5, 7, 1, 1, 2),
+]
+SPHERE_SHAPES = [(3, 17, 33, 7, 9, 1), (1, 40, 16, 13, 18, 2), (5, 16, 20, 5, 6, 0)]
+
+
+def of_peak(result, expected):
+    """Return the largest error relative to the largest absolute value."""
+    return ((result.double() - expected).abs().max() / expected.abs().max()).item()
+
+
+def rows(*shape):
+    return torch.randn(shape).contiguous(memory_format=torch.channels_last)
+
+
+def direct(grad, x, weight, padding):
+    """Return the gradients of a plain convolution by torch, in the dtype of its arguments."""
+    arguments = (None, (1, 1), (padding, padding), (1, 1), False, (0, 0), 1, (True, True, False))
+    return torch.ops.aten.convolution_backward(grad, x, weight, *arguments)[:2]
+
+
+@pytest.mark.parametrize("tile", [4, 2])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_plain_convolution_and_its_gradients(shape, tile):
+    batch, channels, filters, height, width, padding = shape
+    both = (padding, padding)
+    for layout in (torch.contiguous_format, torch.channels_last):
+        x = torch.randn(batch, channels, height, width).contiguous(memory_format=layout)
+        weight = (torch.randn(filters, channels, 3, 3) / math.sqrt(9 * channels)).contiguous(memory_format=layout)
+        bias = torch.randn(filters)
+        expected = F.conv2d(x.double(), weight.double(), bias.double(), padding=padding)
+        out = winograd.forward(x, weight, both, tile, bias=bias).out
+        assert of_peak(out, expected) < FORWARD_BOUND[tile]
+        grad = torch.randn(out.shape)
+        of_x, of_weight = direct(grad.double(), x.double(), weight.double(), padding)
+        for needs_x, needs_weight in ((True, True), (True, False), (False, True)):
+            gradients = winograd.backward(
+                grad, x, weight, both, tile, needs_x=needs_x, needs_weight=needs_weight, needs_sums=False
+            )
+            assert (gradients.x is not None, gradients.weight is not None) == (needs_x, needs_weight)
+            assert not needs_x or of_peak(gradients.x, of_x) < GRADIENT_BOUND[tile]
+            assert not needs_weight or of_peak(gradients.weight, of_weight) < GRADIENT_BOUND[tile]
+
+
+@pytest.mark.parametrize("tile", [4, 2])
+def test_every_map_size_and_number_of_channels(tile):
+    for size in range(1, 36):
+        channels, filters, width = 2 * size - 1, 71 - size, 36 - size
+        x, weight = torch.randn(2, channels, size, width), torch.randn(filters, channels, 3, 3)
+        out = winograd.forward(x, weight, (1, 1), tile).out
+        assert of_peak(out, F.conv2d(x.double(), weight.double(), padding=1)) < FORWARD_BOUND[tile]
+        grad = torch.randn(out.shape)
+        result = winograd.backward(grad, x, weight, (1, 1), tile)
+        for gradient, expected in zip(result, direct(grad.double(), x.double(), weight.double(), 1), strict=False):
+            assert of_peak(gradient, expected) < GRADIENT_BOUND[tile]
+
+
+class Layer:
+    """A sphere layer as the engine takes it, and the same in float64 by the formula."""
+
+    def __init__(self, operator, channels, filters, center=None, affine=False):
+        weight = torch.randn(filters, channels, 3, 3)
+        if center:
+            weight -= weight.mean((1, 2, 3), keepdim=True)
+        self.weight = (weight / weight.flatten(1).norm(dim=1).view(-1, 1, 1, 1)).contiguous(
+            memory_format=torch.channels_last
+        )
+        self.operator, self.center_patch = operator, center == "patch"
+        self.k = None
+        if operator.name in ("sigmoid", "learnable", "sharpened-cosine"):
+            self.k = torch.full((filters,), operator.k or 2.0)
+        self.affine = [torch.randn(filters), torch.rand(filters) + 0.5, torch.randn(filters)] if affine else []
+        self.save_cosine = affine or operator.is_power
+        pointers = [value if value is None else value.data_ptr() for value in (self.k, *self.affine)]
+        pointers += [None] * (4 - len(pointers))
+        self.struct = library.AngleStruct(ANGLES[operator.name], 0 if self.k is None else filters, *pointers)
+
+    def forward(self, x, padding, tile, training=True):
+        return winograd.forward(
+            x, self.weight, (padding, padding), tile, ctypes.byref(self.struct), eps=EPS,
+            center_patch=self.center_patch, keep_norms=training, save_cosine=training and self.save_cosine,
+        )  # fmt: skip
+
+    def backward(self, grad, x, padding, tile, results):
+        return winograd.backward(
+            grad, x, self.weight, (padding, padding), tile, ctypes.byref(self.struct),
+            saved=results.cosine if self.save_cosine else results.out, saved_is_cosine=self.save_cosine,
+            inverse_norm=results.inverse_norm, mean=results.mean, needs_sums=self.k is not None,
+        )  # fmt: skip
+
+    def reference(self, x, padding, weight=None, k=None):
+        weight = self.weight.double() if weight is None else weight
+        ones = torch.ones(1, *weight.shape[1:], dtype=torch.float64)
+        squares = F.conv2d(x * x, ones, padding=padding)
+        if self.center_patch:
+            squares = squares - F.conv2d(x, ones, padding=padding).square() / ones.numel()
+        cosine = F.conv2d(x, weight, padding=padding) / torch.sqrt(squares + EPS)
+        out = self.operator.g(torch.acos(cosine), k)
+        if self.affine:
+            bias, beta, gamma = (value.double().view(1, -1, 1, 1) for value in self.affine)
+            out = beta * (out + bias) + gamma
+        return out
+
+
+@pytest.mark.parametrize("affine", [False, True], ids=["", "affine"])
+@pytest.mark.parametrize("center", [None, "weight", "patch"])
+@pytest.mark.parametrize("operator", PLAIN_OPERATORS, ids=str)
+def test_sphere_layers_and_their_gradients(operator, center, affine):
+    for batch, channels, filters, height, width, padding in SPHERE_SHAPES:
+        layer = Layer(operator, channels, filters, center, affine)
+        for tile in (4, 2):
+            x = rows(batch, channels, height, width) + 0.5
+            x64, weight64 = x.double().requires_grad_(), layer.weight.double().requires_grad_()
+            k64 = None if layer.k is None else layer.k.double().view(1, -1, 1, 1).requires_grad_()
+            expected = layer.reference(x64, padding, weight64, k64)
+            results = layer.forward(x, padding, tile)
+            assert of_peak(results.out, expected.detach()) < FORWARD_BOUND[tile]
+            grad = torch.randn(results.out.shape)
+            expected.backward(grad.double())
+            gradients = layer.backward(grad, x, padding, tile, results)
+            assert of_peak(gradients.x, x64.grad) < 2 * GRADIENT_BOUND[4]
+            assert of_peak(gradients.weight, weight64.grad) < 2 * GRADIENT_BOUND[4]
+            if k64 is not None:
+                by_k = gradients.sums[2].double() * (layer.affine[1] if affine else 1)
+                assert of_peak(by_k, k64.grad.flatten()) < 2 * GRADIENT_BOUND[4]
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1, 1e3])
+@pytest.mark.parametrize("center", [None, "patch"])
+def test_errors_do_not_grow_with_the_magnitude_of_the_input(scale, center):
+    layer = Layer(COSINE, 24, 24, center)
+    x = scale * rows(2, 24, 9, 10)
+    x64, weight64 = x.double().requires_grad_(), layer.weight.double().requires_grad_()
+    expected = layer.reference(x64, 1, weight64)
+    results = layer.forward(x, 1, 4)
+    assert of_peak(results.out, expected.detach()) < FORWARD_BOUND[4]
+    grad = torch.randn(results.out.shape)
+    expected.backward(grad.double())
+    gradients = layer.backward(grad, x, 1, 4, results)
+    assert of_peak(gradients.x, x64.grad) < GRADIENT_BOUND[4]
+    assert of_peak(gradients.weight, weight64.grad) < GRADIENT_BOUND[4]
+
+
+def test_inference_returns_the_output_alone():
+    layer, x = Layer(SIGMOID, 16, 16, "patch"), rows(2, 16, 9, 9)
+    results = layer.forward(x, 1, 4, training=False)
+    assert results[1:] == (None, None, None)
+    assert torch.equal(results.out, layer.forward(x, 1, 4).out)
+
+
+# --- patches that a tile cannot hold -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tile", [4, 2])
+@pytest.mark.parametrize("center", [None, "patch"])
+@pytest.mark.parametrize("darkness", [1e-2, 1e-4, 1e-8, 0])
+def test_dark_patches_beside_bright_ones_keep_their_direction(darkness, center, tile):
+    layer, x = Layer(LINEAR, 20, 18, center), rows(2, 20, 11, 14)
+    x[..., 5:] *= darkness
+    x[:, :, 3:5] *= darkness
+    x *= 1000  # far above eps
+    x64, weight64 = x.double().requires_grad_(), layer.weight.double().requires_grad_()
+    expected = layer.reference(x64, 1, weight64)
+    results = layer.forward(x, 1, tile)
+    assert (results.out - expected).abs().max() < 1e-4
+    grad = torch.randn(results.out.shape)
+    expected.backward(grad.double())
+    gradients = layer.backward(grad, x, 1, tile, results)
+    assert of_peak(gradients.x, x64.grad) < 5e-5
+    assert of_peak(gradients.weight, weight64.grad) < 5e-5
+
+
+def test_patches_without_direction_give_zero():
+    x = rows(1, 16, 12, 12)
+    x[..., 6:] = 0
+    assert (Layer(COSINE, 16, 16).forward(x, 1, 4).out[..., 7:] == 0).all()
+    x[..., 6:] = 3
+    flat = Layer(COSINE, 16, 16, "patch").forward(x, 1, 4).out[:, :, 1:-1, 7:-1]
+    assert (flat == 0).all()
+
+
+@pytest.mark.parametrize("tile", [4, 2])
+@pytest.mark.parametrize("center", [None, "patch"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e30, 3e38])
+def test_a_pixel_that_is_not_finite_or_overflows_reaches_the_patches_that_contain_it(value, center, tile):
+    layer, x = Layer(COSINE, 16, 16, center), rows(2, 16, 13, 11)
+    clean = layer.forward(x, 1, tile).out
+    x[0, 3, 5, 6] = value
+    results = layer.forward(x, 1, tile)
+    touched = torch.zeros(2, 1, 13, 11, dtype=torch.bool)
+    touched[0, :, 4:7, 5:8] = True
+    inside = results.out[touched.expand_as(clean)]
+    assert inside.isnan().all() if math.isnan(value) else (inside == 0).all()
+    assert (results.out - clean).abs()[~touched.expand_as(clean)].max() < 1e-5
+    grad = rows(*clean.shape)
+    gradients = layer.backward(grad, x, 1, tile, results)
+    spoiled = torch.zeros_like(touched)
+    if math.isnan(value):
+        spoiled[0, :, 3:8, 4:9] = True
+    elif math.isinf(value):
+        spoiled[0, :, 5, 6] = True
+    assert torch.equal(gradients.x.isfinite().all(1, keepdim=True), ~spoiled)
+    if math.isfinite(value):
+        assert gradients.weight.isfinite().all()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_reaches_the_pixels_of_its_patch(value):
+    layer, x = Layer(COSINE, 16, 16), rows(2, 16, 13, 11)
+    results, grad = layer.forward(x, 1, 4), rows(2, 16, 13, 11)
+    grad[1, 2, 7, 3] = value
+    touched = torch.zeros(2, 13, 11, dtype=torch.bool)
+    touched[1, 6:9, 2:5] = True
+    assert torch.equal(layer.backward(grad, x, 1, 4, results).x.isfinite().all(1), ~touched)
+
+
+# --- determinism and threads ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", [1, 3, 7])
+def test_results_are_the_same_bits_for_the_same_number_of_threads(batch):
+    before = torch.get_num_threads()
+    layer, x = Layer(LEARNABLE, 24, 40, "patch"), rows(batch, 24, 30, 21)
+    grad, outputs = rows(batch, 40, 30, 21), []
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            first, second = (
+                (results := layer.forward(x, 1, 4), layer.backward(grad, x, 1, 4, results)) for _ in range(2)
+            )
+            for a, b in zip(first, second, strict=True):
+                assert all(torch.equal(s, t) for s, t in zip(a, b, strict=True) if s is not None)
+            outputs.append(first)
+    finally:
+        torch.set_num_threads(before)
+    for results, gradients in outputs[1:]:
+        assert torch.equal(results.out, outputs[0][0].out)
+        assert of_peak(gradients.x, outputs[0][1].x.double()) < 2e-6
+        assert of_peak(gradients.weight, outputs[0][1].weight.double()) < 2e-6
+
+
+def test_calls_from_several_threads_do_not_disturb_each_other():
+    layer = Layer(SIGMOID, 16, 24)
+    inputs = [rows(2, 16, 10 + i % 3, 12) for i in range(24)]
+
+    def step(x):
+        results = layer.forward(x, 1, 4)
+        gradients = layer.backward(torch.ones_like(results.out), x, 1, 4, results)
+        winograd.release_scratch()
+        return results.out, gradients.x, gradients.weight
+
+    expected = [step(x) for x in inputs]
+    with ThreadPoolExecutor(4) as pool:
+        for results, values in zip(pool.map(step, inputs), expected, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(results, values, strict=True))
