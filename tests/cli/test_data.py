@@ -100,9 +100,8 @@ def test_unreadable_images_are_all_listed(capsys, images, as_json):
     broken = [images / "ant" / f"{index}.png" for index in range(6)]
     for path in broken:
         path.write_bytes(b"broken")
-    with pytest.raises(DataError, match=r"^6 of 12 images cannot be read: .* and 1 more\.$") as caught:
+    with pytest.raises(DataError, match=r"^6 of 12 images cannot be read; they are listed on stdout\.$"):
         run("folder", "--data-dir", images, *(["--json"] if as_json else []))
-    assert len(str(caught.value).splitlines()) == 1
     shown = capsys.readouterr().out
     if as_json:
         assert len(json.loads(shown)["broken"]) == 6

@@ -375,3 +375,12 @@ def test_sizes_may_be_numpy_integers():
     model = sn.create_model("cnn-3", 10, input_size=np.int64(28), widths=np.array([4, 4, 4]), in_channels=np.int64(1))
     assert model.config["input_size"] == [28, 28]
     assert all(type(number) is int for number in (*model.config["widths"], model.config["in_channels"]))
+
+
+def test_wrong_image_size_is_named():
+    model = sn.create_model("cnn-3", widths=(2, 2, 2))
+    with pytest.raises(
+        ValueError, match=r"^images must be 32 × 32, the input_size of this network, got shape \[2, 3, 28"
+    ):
+        model(torch.rand(2, 3, 28, 28))
+    assert model(torch.rand(2, 3, 33, 32)).shape == (2, 10)  # the poolings drop the last row

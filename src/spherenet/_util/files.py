@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from spherenet._util.text import is_utf8
+from spherenet._util.text import first_line, is_utf8
 
 __all__ = [
     "APPEND",
@@ -260,6 +260,8 @@ def _temporary_folder(path: Path) -> Iterator[Path]:
             lock = _locked(folder)
         yield folder
     except OSError as error:
+        if error.errno is None:  # of a library; with a file name, Python would print "[Errno None] None"
+            raise OSError(errno.EIO, first_line(error), str(path)) from error
         # A full disk does not name the file, and the temporary one means nothing to the user.
         if error.filename is None or str(error.filename).startswith(str(folder)):
             error.filename = str(path)

@@ -98,7 +98,7 @@ def _list_datasets(arguments: Namespace) -> None:
 
 
 def _check_dataset(arguments: Namespace) -> None:
-    from spherenet.data import check_images, describe_broken, find_dataset, load_dataset, locate
+    from spherenet.data import check_images, find_dataset, load_dataset, locate
     from spherenet.errors import DataError
 
     name, folder = locate(arguments.name, arguments.data_dir)
@@ -133,7 +133,8 @@ def _check_dataset(arguments: Namespace) -> None:
         for message in (*dataset.messages, *errors):
             print(plain(message))
     if errors:
-        raise DataError(f"{describe_broken(errors, sum(map(len, _splits(dataset).values())))}.")
+        total = sum(map(len, _splits(dataset).values()))
+        raise DataError(f"{len(errors)} of {total} images cannot be read; they are listed on stdout.")
 
 
 def _splits(dataset: Dataset) -> dict[str, Split]:

@@ -17,6 +17,7 @@ from spherenet.cli.output import print_json, print_message, progress_bar, stdout
 from spherenet.training.config import EXCLUSIVE, RENAMED, TrainConfig
 
 if TYPE_CHECKING:
+    from spherenet.experiments.experiment import Experiment
     from spherenet.experiments.jobs import Job, Score
     from spherenet.experiments.runner import Result
 
@@ -80,10 +81,8 @@ def run_reproduce(arguments: Namespace) -> int:
     from spherenet.report.tables import paper_tables
 
     experiment = find_experiment(arguments.id)
+    _require_preset(experiment, arguments.preset)
     cells = select_cells(experiment.cells(arguments.preset), arguments.only or [])
-    if not cells:
-        allowed = ", ".join(preset for preset in experiment.presets if experiment.cells(preset))
-        raise ValueError(f"--preset must be one of {allowed} for {arguments.id}, got {arguments.preset}.")
     folder = Path(arguments.output) / arguments.preset / arguments.id
     changes: dict[str, Any] = {} if arguments.data_dir is None else {"data_dir": arguments.data_dir}
     jobs = create_jobs(cells, folder, range(arguments.seeds), **changes)
@@ -105,6 +104,14 @@ def run_reproduce(arguments: Namespace) -> int:
         for table in paper_tables(read_grid(folder), text_width(console)):
             console.print(table)
     return _exit_code("reproduce", results, launch.stopped)
+
+
+def _require_preset(experiment: Experiment, preset: str) -> None:
+    """Raise ValueError, with the command to use, if an experiment has no cells with a preset."""
+    if not experiment.cells(preset):
+        allowed = [name for name in experiment.presets if experiment.cells(name)]
+        command = f"spherenet reproduce {experiment.id} --preset {allowed[min(1, len(allowed) - 1)]}"
+        raise ValueError(f"--preset must be {' or '.join(allowed)} for {experiment.id}, got {preset}; try {command}.")
 
 
 def _check_data(title: str, jobs: list[Job]) -> None:
@@ -152,6 +159,7 @@ def _list_cells(id: str, preset: str) -> None:
     from spherenet.experiments import find_experiment
 
     experiment = find_experiment(id)
+    _require_preset(experiment, preset)
     console = stdout_console()
     print(_wrapped(experiment.description, text_width(console)))
     table = Table(title=f"cells, preset {preset}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dis
 import importlib
+import os
 import signal
 import sys
 import threading
@@ -157,6 +158,8 @@ def _describe_error(error: Exception) -> tuple[str, int]:
         return f"not enough memory ({detail}); use smaller batches, images or networks.", FAILED
     # The library raises ValueError and TypeError with a complete sentence for bad input. The same exceptions raised
     # inside Python or torch are bugs of the library.
+    if isinstance(error, OSError) and error.strerror and isinstance(error.filename, (str, bytes)):
+        return f"{os.fsdecode(error.filename)}: {error.strerror}.", WRONG_INPUT
     if isinstance(error, OSError) or (isinstance(error, (ValueError, TypeError)) and _is_raised_by_package(error)):
         return str(error), WRONG_INPUT
     detail = first_line(error)

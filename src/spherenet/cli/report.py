@@ -28,8 +28,8 @@ def report_parser() -> Parser:
     parser = Parser(
         "report",
         "Compare runs, or experiments with the paper's numbers: tables in the terminal and, with\n"
-        "--output, an HTML page with interactive curves that opens offline. Folders that cannot be read\n"
-        "are named and left out (exit code 1).",
+        "--output, an HTML page with interactive curves that opens offline. Folders that are no runs are\n"
+        "named and left out; so are runs that cannot be read (exit code 1).",
         examples="""\
   spherenet report runs/mnist5k-cnn-3-cosine runs/mnist5k-cnn-3-none
   spherenet report runs/* -o report.html --title Digits
@@ -65,9 +65,9 @@ def run_report(arguments: Namespace) -> int:
     from spherenet.report.markdown_page import markdown_page
     from spherenet.report.tables import paper_tables, protocol_rows
 
-    runs, grids, problems = _read_folders(arguments.runs)
+    runs, grids, problems, others = _read_folders(arguments.runs)
     if not runs and not grids:
-        raise RunError(problems[0])
+        raise RunError((problems or others)[0])
     console = stdout_console()
     if runs:
         console.print(_table_of_runs(runs, arguments.title))
@@ -97,21 +97,28 @@ def run_report(arguments: Namespace) -> int:
         write_text(page, markdown_page(grids, arguments.title, runs, figure))
     if arguments.csv is not None:
         write_text(Path(arguments.csv), grids_as_csv(grids) if grids else runs_as_csv(runs))
-    for problem in problems:
+    for problem in (*others, *problems):
         print_message(f"spherenet report: {problem}")
     return 1 if problems else 0
 
 
-def _read_folders(paths: list[str]) -> tuple[list[ReportedRun], list[Grid], list[str]]:
-    """Return the runs and experiments among folders, and an error message for each folder that cannot be used."""
+def _read_folders(paths: list[str]) -> tuple[list[ReportedRun], list[Grid], list[str], list[str]]:
+    """Return the runs and experiments among paths, an error message for each that cannot be read, and other paths.
+
+    A pattern such as results/*/* also matches files and folders that are no runs, which is not an error.
+    """
     from spherenet.report.grids import by_preset, is_grid, read_grid
     from spherenet.report.runs import read_run
 
     runs: list[ReportedRun] = []
     grids: list[Grid] = []
     problems: list[str] = []
+    others: list[str] = []
     for path in paths:
         try:
+            if os.path.exists(path) and not is_grid(path) and not os.path.lexists(os.path.join(path, "config.json")):
+                others.append(f"{path} is not a run: it has no config.json.")
+                continue
             if not is_grid(path):
                 runs.append(read_run(path))
                 continue
@@ -121,7 +128,7 @@ def _read_folders(paths: list[str]) -> tuple[list[ReportedRun], list[Grid], list
             grids.append(grid)
         except RunError as error:
             problems.append(str(error))
-    return runs, by_preset(grids), problems
+    return runs, by_preset(grids), problems, others
 
 
 def _table_of_runs(runs: list[ReportedRun], title: str) -> Table:

@@ -82,7 +82,10 @@ def write_embeddings(embeddings: Embeddings, file: str | os.PathLike[str]) -> li
         with atomic_file(path) as temporary:
             files_beside(temporary).write_bytes(_as_csv([("file", "label"), *names]))
             with temporary.open("wb") as stream:
-                np.save(stream, embeddings.values, allow_pickle=False)
+                # np.save calls array.tofile, whose error on a full disk has no reason.
+                values = np.ascontiguousarray(embeddings.values)
+                np.lib.format.write_array_header_1_0(stream, np.lib.format.header_data_from_array_1_0(values))
+                stream.write(values.data)
         return [path, files_beside(path)]
     header = ("file", "label", *(f"x{column}" for column in range(embeddings.values.shape[1])))
     # Nine digits identify a float32.

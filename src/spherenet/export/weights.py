@@ -21,7 +21,7 @@ from safetensors import torch as safetensors_torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from spherenet._util.files import atomic_file, user_path
+from spherenet._util.files import atomic_file, open_regular, user_path
 from spherenet._util.text import first_line, first_names
 from spherenet.errors import ModelError
 from spherenet.layers.base import SphereLayer, different_options
@@ -194,6 +194,18 @@ def _sort_header(path: Path) -> None:
         file.write(content)
 
 
+def refuse_pickle(path: Path) -> None:
+    """Raise ModelError if the first bytes of a file are those of torch.save: a zip archive, or a pickle."""
+    with open_regular(path, follow_links=True) as file:
+        start = file.read(4)
+    # A safetensors file starts with the length of its header as eight bytes, of which the upper ones are 0.
+    if start == b"PK\x03\x04" or (start[:1] == b"\x80" and start[1:2] in b"\x02\x03\x04\x05"):
+        raise ModelError(
+            f"{path} must be a safetensors file, got a pickle of torch.save, which can run code when it is loaded: "
+            "load it with torch.load(path, weights_only=True) and write it with safetensors.torch.save_file."
+        )
+
+
 @dataclass(frozen=True)
 class StoredWeights:
     """Header of a safetensors file.
@@ -219,6 +231,7 @@ class StoredWeights:
         path = path / WEIGHTS_FILE if path.is_dir() else path
         if not path.is_file():
             raise ModelError(f"the file {path} does not exist.")
+        refuse_pickle(path)
         shapes, dtypes = {}, {}
         try:
             with safetensors.safe_open(path, "pt") as file:

@@ -28,6 +28,7 @@ __all__ = [
     "WSoftmaxLoss",
     "default_scale",
     "list_losses",
+    "loss_arguments",
     "make_loss",
     "obsolete_state",
     "options_of_earlier_versions",
@@ -59,6 +60,13 @@ def list_losses() -> list[str]:
     return list(_LOSSES)
 
 
+def loss_arguments(loss: str) -> list[str]:
+    """Return the names of the options that `make_loss` takes for a loss."""
+    loss_class, fixed = _LOSSES[require_one_of("loss", loss, _LOSSES)]
+    named = {"angle", *fixed} if "operator" in fixed else set(fixed)
+    return [name for name in options_of(loss_class) if name not in named]
+
+
 def make_loss(loss: str | AngularLoss, **options: Any) -> AngularLoss:
     """Return the loss of a name.
 
@@ -77,9 +85,8 @@ def make_loss(loss: str | AngularLoss, **options: Any) -> AngularLoss:
         return loss
     if not isinstance(loss, str):
         raise TypeError(f"loss must be a name or an AngularLoss object, got {loss!r} of type {type(loss).__name__}.")
-    loss_class, fixed = _LOSSES[require_one_of("loss", loss, _LOSSES)]
-    named = {"angle", *fixed} if "operator" in fixed else set(fixed)
-    reject_unknown(f"Loss {loss!r}", options, [name for name in options_of(loss_class) if name not in named])
+    reject_unknown(f"Loss {loss!r}", options, loss_arguments(loss))
+    loss_class, fixed = _LOSSES[loss]
     return loss_class(**fixed, **options)
 
 

@@ -16,7 +16,9 @@ from torch.nn import functional as F
 
 from spherenet._util.validation import require_one_of
 from spherenet.angles import AngleFunction
+from spherenet.kernels.dispatch import is_traced
 from spherenet.layers import SphereConv2d, SphereLinear, SphereOptions
+from spherenet.layers.base import Proxy
 
 __all__ = ["LayerFactory", "PlainFeatures", "ResidualFeatures"]
 
@@ -153,13 +155,23 @@ class PlainFeatures(nn.Module):
                 channels = width
             self.stages.append(nn.Sequential(*units, nn.MaxPool2d(2, 2)))
         height, width = (side // shrinkage for side in input_size)
+        self.input_size = input_size
         self.fully_connected = layers.linear(channels * height * width, out_features)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the features of a batch of images."""
+        x = images
         for stage in self.stages:
-            images = stage(images)
-        features: Tensor = self.fully_connected(images.flatten(1))
+            x = stage(x)
+        flat = x.flatten(1)
+        if not isinstance(flat, Proxy) and not is_traced(flat):
+            expected = getattr(self.fully_connected, "in_features", flat.shape[-1])
+            if flat.shape[-1] != expected:
+                size = " × ".join(map(str, self.input_size))
+                raise ValueError(
+                    f"images must be {size}, the input_size of this network, got shape {list(images.shape)}."
+                )
+        features: Tensor = self.fully_connected(flat)
         return features
 
 

@@ -110,7 +110,7 @@ class Checkpoints:
                 manifest = {name: digests.get(name) or file_digest(folder / name) for name in names}
                 (folder / _MANIFEST).write_text(to_json(manifest), "utf-8")
         except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{path} could not be written ({_reason(error)}); earlier ones are valid.") from None
+            raise CheckpointError(f"{path} could not be written ({_reason(error)}); {self.earlier()}.") from None
         for old in self.paths("best" if best else "step")[: -1 if best else -self.keep]:
             discard(old)
 
@@ -126,6 +126,15 @@ class Checkpoints:
         return [
             self.folder / match[0] for match in sorted(matches, key=lambda match: int(match[2])) if match[1] == name
         ]
+
+    def last(self) -> str:
+        """Return the part of a sentence that names the last checkpoint, or states that there is none."""
+        paths = self.paths()
+        return f"the checkpoint of step {_step_of(paths[-1])} is valid" if paths else "there is no checkpoint yet"
+
+    def earlier(self) -> str:
+        """Return the part of a sentence about the other checkpoints if one cannot be written."""
+        return "earlier ones are valid" if self.paths() or self.paths("best") else "there is no earlier one"
 
     def _exists(self) -> bool:
         """Return whether the folder exists. Raises CheckpointError if it is a link or a file."""

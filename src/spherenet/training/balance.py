@@ -23,23 +23,21 @@ FEW_IMAGES = 10
 """Number of images below which predictions of a single class mean nothing."""
 
 
-def class_weights(option: Sequence[str] | None, classes: Sequence[str], labels: Tensor) -> Tensor | None:
+def class_weights(option: Sequence[str], classes: Sequence[str], labels: Tensor) -> Tensor:
     """Return the weight of each class in the loss, scaled to a mean of 1 over the training images.
 
     Args:
         option: ["balanced"] for weights inversely proportional to the number of images of a class, or "NAME=WEIGHT"
-            per class, 1 for classes that are not named; None for no weights.
+            per class, 1 for classes that are not named.
         classes: Names of the classes.
         labels: Labels of the training images.
 
     Returns:
-        float32 [C], or None without weights.
+        float32 [C].
 
     Raises:
         ValueError: If a name is not a class or occurs twice, or a weight is not a number greater than 0.
     """
-    if option is None:
-        return None
     counts = labels.bincount(minlength=len(classes)).double()
     if list(option) == ["balanced"]:
         weights = 1 / counts.clamp_min(1)

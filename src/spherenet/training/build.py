@@ -15,12 +15,12 @@ from spherenet._util.caches import use_private_compiler_cache
 from spherenet._util.validation import require_one_of
 from spherenet.data import AUGMENTATIONS, Augmentation, Dataset, default_augmentation, load_dataset, locate
 from spherenet.layers import SphereOptions
-from spherenet.losses import Annealing, MarginLoss
+from spherenet.losses import Annealing, MarginLoss, loss_arguments
 from spherenet.models import Classifier, create_model, list_models
 from spherenet.models.air import Whitening
 from spherenet.regularizers import hyperspherical_energy, orthogonality, sphere_layers
 from spherenet.training.balance import class_weights
-from spherenet.training.config import TrainConfig
+from spherenet.training.config import TrainConfig, option_name
 from spherenet.training.evaluation import first_batch
 
 __all__ = [
@@ -166,7 +166,9 @@ def build_model(config: TrainConfig, dataset: Dataset) -> Classifier:
     Raises:
         ValueError: If training the network needs more memory than the machine has. Nothing is allocated then.
     """
-    weight = class_weights(config.class_weights, dataset.classes, dataset.train.labels)
+    weight = None
+    if config.class_weights is not None:
+        weight = class_weights(config.class_weights, dataset.classes, dataset.train.labels)
     with torch.device("meta"):
         _require_memory(_create(config, dataset, weight), config)
     torch.manual_seed(config.seed)
@@ -213,36 +215,60 @@ def _require_memory(model: Classifier, config: TrainConfig) -> None:
         )
 
 
-def _create(config: TrainConfig, dataset: Dataset, class_weight: Tensor | None) -> Classifier:
-    if config.loss_k is not None and not config.loss.endswith("sigmoid"):
-        raise ValueError(f"loss_k must be None unless the loss has the sigmoid, got {config.loss_k!r}.")
-    loss_options: dict[str, Any] = {
-        "m": config.m,
-        "s": config.s,
-        "k": config.loss_k,
-        "scale": config.scale,
-        "margin_gradient": config.margin_gradient,
-        "form": config.margin_form,
-        "feature_penalty": config.feature_penalty or None,
-        "feature_norm": config.feature_norm,
-        "label_smoothing": config.label_smoothing or None,
-        "class_weight": class_weight,
-    }
-    return create_model(
-        require_one_of("model", config.model, list_models()),
-        num_classes=len(dataset.classes),
-        loss=config.loss,
-        loss_options={name: value for name, value in loss_options.items() if value is not None},
-        batch_norm=config.batch_norm,
-        relu=config.relu,
-        widths=config.widths,
-        in_channels=dataset.preprocessing.channels,
-        input_size=dataset.preprocessing.size,
-        shortcut=config.shortcut,
-        feature_batch_norm=config.feature_batch_norm,
-        **{field.name: getattr(config, field.name) for field in fields(SphereOptions) if hasattr(config, field.name)},
-        group_norm=config.group_norm,
-    )
+LOSS_ARGUMENTS = {
+    "m": "m",
+    "s": "s",
+    "loss_k": "k",
+    "scale": "scale",
+    "margin_gradient": "margin_gradient",
+    "margin_form": "form",
+    "feature_penalty": "feature_penalty",
+    "feature_norm": "feature_norm",
+    "label_smoothing": "label_smoothing",
+    "class_weights": "class_weight",
+}
+"""Options of a run that are arguments of its loss. A penalty or smoothing of 0 is not passed on."""
+
+MODEL_ARGUMENTS = {"input_size": "image_size", "in_channels": "channels"}
+"""Arguments of `create_model` whose options have other names."""
+
+
+def _loss_options(config: TrainConfig, class_weight: Tensor | None) -> dict[str, Any]:
+    """Return the arguments of the loss. Raises ValueError, naming the options it has, for one that it does not have."""
+    arguments = loss_arguments(config.loss)
+    allowed = {name: argument for name, argument in LOSS_ARGUMENTS.items() if argument in arguments}
+    if not config.loss.endswith("sigmoid"):
+        allowed.pop("loss_k", None)
+    options: dict[str, Any] = {}
+    for name, argument in LOSS_ARGUMENTS.items():
+        value = getattr(config, name) or None
+        if value is not None and name not in allowed:
+            others = ", ".join(map(option_name, allowed))
+            message = f"{option_name(name)} must be left out with --loss {config.loss}, which has {others}"
+            raise ValueError(f"{message}, got {value}.")
+        if value is not None:
+            options[argument] = class_weight if name == "class_weights" else value
+    return options
+
+
+def _create(config: TrainConfig, dataset: Dataset, class_weight: Tensor | None = None) -> Classifier:
+    sphere_options = [field.name for field in fields(SphereOptions) if hasattr(config, field.name)]
+    others = ("batch_norm", "relu", "widths", "shortcut", "feature_batch_norm", "group_norm")
+    try:
+        return create_model(
+            require_one_of("model", config.model, list_models()),
+            num_classes=len(dataset.classes),
+            loss=config.loss,
+            loss_options=_loss_options(config, class_weight),
+            in_channels=dataset.preprocessing.channels,
+            input_size=dataset.preprocessing.size,
+            **{name: getattr(config, name) for name in (*sphere_options, *others)},
+        )
+    except ValueError as error:
+        name, _, rest = str(error).partition(" ")
+        if name not in MODEL_ARGUMENTS:
+            raise
+        raise ValueError(f"{MODEL_ARGUMENTS[name]} {rest}") from None
 
 
 def lambda_setter(config: TrainConfig, model: nn.Module) -> Callable[[int], None] | None:

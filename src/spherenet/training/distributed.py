@@ -101,7 +101,7 @@ class Processes:
             detail = first_line(error)
             raise LostProcessError(
                 f"another process of the run ended or did not respond within {timeout:g} s ({detail}); "
-                "the last checkpoint is valid."
+                "the run can be resumed from its last checkpoint, if it has one."
             ) from None
         finally:
             dist.destroy_process_group()

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from spherenet.errors import CheckpointError
 from spherenet.runs import Checkpoint, RunDirectory
-from spherenet.runs.checkpoints import file_digest, is_distributed, load_checkpoint
+from spherenet.runs.checkpoints import Checkpoints, file_digest, is_distributed, load_checkpoint
 from spherenet.training.distributed import Processes
 from spherenet.training.sharding import local
 from spherenet.training.state import require_fitting
@@ -41,7 +41,7 @@ def save_distributed(run: RunDirectory, checkpoint: Checkpoint, processes: Proce
 
         folder = processes.from_main(start)
         tensors = {f"{group}/{name}": t for group, named in checkpoint.tensors.items() for name, t in named.items()}
-        _write(folder, tensors)
+        _write(folder, tensors, run.checkpoints)
 
         def digest_own_files() -> dict[str, str]:
             own = folder.glob(f"shard-{processes.rank + 1:05d}-*.safetensors")
@@ -55,7 +55,7 @@ def save_distributed(run: RunDirectory, checkpoint: Checkpoint, processes: Proce
         processes.from_main(stack.close)
 
 
-def _write(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+def _write(folder: Path, tensors: Mapping[str, Tensor], checkpoints: Checkpoints) -> None:
     """Write the own part of all tensors. Raises CheckpointError in all processes if one of them cannot."""
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
@@ -71,7 +71,7 @@ def _write(folder: Path, tensors: Mapping[str, Tensor]) -> None:
         rank, (cause, _) = next(iter(error.failures.items()))
         reason = getattr(cause, "strerror", None) or str(cause).strip().partition("\n")[0] or type(cause).__name__
         raise CheckpointError(
-            f"the checkpoint could not be written by process {rank} ({reason}); earlier ones are valid."
+            f"the checkpoint could not be written by process {rank} ({reason}); {checkpoints.earlier()}."
         ) from None
 
 

@@ -308,13 +308,13 @@ class Trainer:
         progress.skipped += skipped
         progress.skipped_in_a_row = in_a_row
         if in_a_row >= MAX_SKIPPED_IN_A_ROW or progress.skipped == self.config.iterations:
-            raise skip_error(self.step, int(in_a_row))
+            raise skip_error(self.step, int(in_a_row), self.run_directory.checkpoints)
 
     def _raise_fault(self, loss_sum: float, norm: float, learning_rate: float, indices: Tensor) -> None:
         """Log a loss or gradient that is not finite, and raise TrainingError."""
         loss = loss_sum / self.config.batch_size
         self._log("fault", loss=loss, gradient_norm=norm, learning_rate=learning_rate, indices=indices.tolist())
-        raise fault_error(self.step, loss, learning_rate, indices)
+        raise fault_error(self.step, loss, learning_rate, indices, self.run_directory.checkpoints)
 
     def _after_step(self, *, last: bool, stopped: bool) -> None:
         """Log, evaluate and save if it is due."""
@@ -341,7 +341,7 @@ class Trainer:
     def _require_finite(self) -> None:
         """Raise TrainingError in all processes if something that would be saved is not finite."""
         state = {**optimizer_tensors(self.optimizer, self.model), **self.protocols.state_dict()}
-        require_finite_weights(self.model, self.processes, self.step, state)
+        require_finite_weights(self.model, self.processes, self.step, state, self.run_directory.checkpoints)
 
     def _log(self, split: str, **values: Any) -> None:
         """Add a row to the metrics, in the main process."""
