@@ -77,6 +77,7 @@ def run_reproduce(arguments: Namespace) -> int:
     from spherenet.experiments.jobs import create_jobs, select_cells, write_experiment
     from spherenet.experiments.plan import dry_run
     from spherenet.experiments.runner import LocalLauncher, RayLauncher, visible_gpus
+    from spherenet.report.closeness import closeness
     from spherenet.report.grids import read_grid
     from spherenet.report.tables import paper_tables
 
@@ -101,8 +102,10 @@ def run_reproduce(arguments: Namespace) -> int:
     results = run_watched(experiment.id, jobs, launch, arguments.jobs)
     if not launch.stopped:
         console = stdout_console()
-        for table in paper_tables(read_grid(folder), text_width(console)):
+        grid = read_grid(folder)
+        for table in paper_tables(grid, text_width(console)):
             console.print(table)
+        console.print(closeness(grid), soft_wrap=True, highlight=False, markup=False)
     return _exit_code("reproduce", results, launch.stopped)
 
 

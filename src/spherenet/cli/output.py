@@ -7,13 +7,13 @@ import json
 import math
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partialmethod
 from typing import TYPE_CHECKING, Any
 
 from spherenet._util.text import finite, plain
+from spherenet.cli.progress import EVALUATED, Clock, Estimate, LogLines, Speed, evaluation_text
 from spherenet.errors import require_extra
 from spherenet.training import Reporter
 
@@ -169,7 +169,7 @@ def discard_closed_streams() -> bool:
 
 @contextmanager
 def progress_bar(description: str, *, in_bytes: bool = False) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function `progress(done, total)` that draws a bar on stderr if that is a terminal.
+    """Yield a function `progress(done, total)` that draws a bar on stderr, or lines if that is not a terminal.
 
     Args:
         description: Text before the bar.
@@ -184,9 +184,13 @@ def progress_bar(description: str, *, in_bytes: bool = False) -> Iterator[Callab
     console = Console(stderr=True)  # stdout may be piped
     bars = Bars(*columns, console=console, transient=True)
     task: TaskID | None = None
+    clock = Clock()
 
     def progress(done: int, total: int) -> None:
         nonlocal task
+        if not console.is_terminal and clock.is_due():
+            amounts = f"{done / 1e6:.0f} of {total / 1e6:.0f} MB" if in_bytes else f"{done:,} of {total:,}"
+            print_message(f"{description}: {amounts}")
         if task is None:
             task = bars.add_task(description)
             if console.is_terminal:
@@ -207,23 +211,6 @@ def terminal_reporter(title: str) -> Reporter:
     return ProgressBar(title) if sys.stderr.isatty() else LogLines(title)
 
 
-EVALUATED = ("test", "validation")
-"""Splits whose rows of metrics are printed."""
-
-
-def _evaluation(row: Mapping[str, Any]) -> str:
-    protocol = row.get("protocol", "running")
-    statistics = "" if protocol == "running" else f" with {plain(protocol)} statistics"
-    numbers = f"{row['split']} accuracy {row['accuracy']:.2%}{_balanced(row)}, loss {row['loss']:.4f}"
-    return f"step {row['step']}{statistics}: {numbers} ({row['seconds']:.0f} s)"
-
-
-def _balanced(row: Mapping[str, Any]) -> str:
-    """Return the balanced accuracy of a row if it differs from the accuracy, as it does if classes differ in size."""
-    balanced = row.get("balanced_accuracy", row["accuracy"])
-    return "" if f"{balanced:.2%}" == f"{row['accuracy']:.2%}" else f" (balanced {balanced:.2%})"
-
-
 class ProgressBar(Reporter):
     """Progress bar with loss, accuracy, steps per second and remaining time. Evaluations are printed above it."""
 
@@ -241,13 +228,14 @@ class ProgressBar(Reporter):
             console=Console(stderr=True),
             transient=True,
         )
-        self._speed = _Speed()
+        self._speed, self._estimate = Speed(), Estimate()
         self._loss = self._accuracy = 0.0
 
     def started(self, step: int, iterations: int) -> None:
         """Show the bar."""
         self._task = self._bar.add_task(self._title, total=iterations, completed=step, numbers="")
         self._bar.start()
+        self._estimate.start(step, iterations)
 
     def stepped(self, step: int, loss: float, accuracy: float) -> None:
         """Update the bar. Loss and accuracy are running means over about twenty steps."""
@@ -257,11 +245,13 @@ class ProgressBar(Reporter):
         speed = self._speed.update(step)
         numbers = f"loss {self._loss:.3f}  accuracy {self._accuracy:.1%}  {speed:.1f} it/s"
         self._bar.update(self._task, completed=step, numbers=numbers)
+        if estimate := self._estimate.after(step):
+            self._bar.console.print(f"{self._title}  {estimate}", highlight=False)
 
     def logged(self, row: Mapping[str, Any]) -> None:
         """Print evaluations above the bar."""
         if row["split"] in EVALUATED:
-            self._bar.console.print(f"{self._title}  {_evaluation(row)}", highlight=False)
+            self._bar.console.print(f"{self._title}  {evaluation_text(row)}", highlight=False)
 
     def warned(self, message: str) -> None:
         """Print a warning above the bar."""
@@ -272,55 +262,6 @@ class ProgressBar(Reporter):
     def finished(self) -> None:
         """Remove the bar."""
         self._bar.stop()
-
-
-class LogLines(Reporter):
-    """One line per row of metrics, with steps per second and remaining time."""
-
-    def __init__(self, title: str) -> None:
-        self._title = title
-        self._speed = _Speed()
-
-    def started(self, step: int, iterations: int) -> None:
-        """Print the first and last step."""
-        self._iterations = iterations
-        self._speed.update(step)
-        self._print(f"training from step {step} to {iterations}")
-
-    def logged(self, row: Mapping[str, Any]) -> None:
-        """Print training and test metrics."""
-        if row["split"] == "train":
-            speed = self._speed.update(row["step"])
-            remaining = (self._iterations - row["step"]) / speed if speed else 0
-            self._print(
-                f"step {row['step']}/{self._iterations}: loss {row['loss']:.4f}, accuracy {row['accuracy']:.2%}, "
-                f"{speed:.2f} it/s, {remaining:.0f} s left"
-            )
-        elif row["split"] in EVALUATED:
-            self._print(_evaluation(row))
-
-    def warned(self, message: str) -> None:
-        """Print a warning."""
-        self._print(f"warning: {plain(message)}")
-
-    def _print(self, line: str) -> None:
-        print(f"{self._title}  {line}", file=sys.stderr, flush=True)
-
-
-class _Speed:
-    """Steps per second over about the last 30 seconds."""
-
-    def __init__(self) -> None:
-        self._history: list[tuple[float, int]] = []
-
-    def update(self, step: int) -> float:
-        """Record that a step is done and return the speed, 0 if it is unknown."""
-        history = self._history
-        history.append((time.monotonic(), step))
-        while len(history) > 2 and history[-1][0] - history[0][0] > 30:
-            history.pop(0)
-        (start, first), (end, last) = history[0], history[-1]
-        return (last - first) / (end - start) if end > start else 0.0
 
 
 class TensorBoard(Reporter):
@@ -373,6 +314,7 @@ class Reporters(Reporter):
 
     started = partialmethod(_report, "started")
     stepped = partialmethod(_report, "stepped")
+    evaluating = partialmethod(_report, "evaluating")
     logged = partialmethod(_report, "logged")
     warned = partialmethod(_report, "warned")
     finished = partialmethod(_report, "finished")

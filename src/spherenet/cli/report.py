@@ -60,6 +60,7 @@ def run_report(arguments: Namespace) -> int:
     for option, ending in (("output", ".html"), ("markdown", ".md"), ("csv", ".csv"), ("figure", ".svg")):
         require_ending(f"--{option}", getattr(arguments, option), ending)
     from spherenet._util.files import write_text
+    from spherenet.report.closeness import closeness
     from spherenet.report.csv_tables import grids_as_csv, runs_as_csv
     from spherenet.report.figure import draw_curves, main_grid
     from spherenet.report.markdown_page import markdown_page
@@ -76,6 +77,8 @@ def run_report(arguments: Namespace) -> int:
     for grid in grids:
         for table in paper_tables(grid, text_width(console)) if grid.has_runs else []:
             console.print(table)
+        if grid.has_runs:
+            console.print(plain(closeness(grid)), soft_wrap=True, highlight=False, markup=False)
     if empty := [grid.id for grid in grids if not grid.has_runs]:
         console.print(
             f"Without finished runs: {plain(', '.join(empty))}", soft_wrap=True, highlight=False, markup=False

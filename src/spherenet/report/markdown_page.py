@@ -8,6 +8,7 @@ from statistics import fmean
 
 from spherenet._util.text import as_number, markdown
 from spherenet.report.claims import CONFIRMED, NOT_DECIDED, OUT_OF_REACH, REFUTED, Verdict, judge
+from spherenet.report.closeness import closeness
 from spherenet.report.figure import figure_cells, main_grid
 from spherenet.report.grids import PRESETS, Grid, GridCell, presets_of
 from spherenet.report.runs import STEADY, ReportedRun, command_and_details, has_steady_pace, mean_between
@@ -85,6 +86,7 @@ def _main_part(grids: Sequence[Grid], figure: str | None) -> list[str]:
                 "seeds. The numbers are those of the last evaluation."
             )
         sections += [f"## {markdown(main.id)}: {markdown(main.title)}", "\n".join(_table(main))]
+        sections.append(markdown(closeness(main)))
     sections.append(READING)
     sections += [] if main is None else _footer(main)
     planned = sum(sum(grid.seeds.values()) for grid in grids)
@@ -141,7 +143,7 @@ def _footer(grid: Grid) -> list[str]:
 
 def as_markdown(grid: Grid, *, with_claims: bool = True) -> str:
     """Return the tables of an experiment as Markdown, and a list of its claims."""
-    table = _table(grid) if grid.has_runs else ["No cell is complete."]
+    table = [*_table(grid), "", markdown(closeness(grid))] if grid.has_runs else ["No cell is complete."]
     lines = [*table, "", *_protocol_lines(grid), *_logs_lines(grid)]
     if with_claims:
         lines += [*_time_lines(grid), *(_claim_line(judge(grid, claim)) for claim in grid.claims)]

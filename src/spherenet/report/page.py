@@ -14,6 +14,7 @@ from spherenet._util.files import atomic_file
 from spherenet._util.text import as_number, plain
 from spherenet.errors import require_extra
 from spherenet.report.claims import Verdict, judge
+from spherenet.report.closeness import closeness
 from spherenet.report.grids import Grid, GridCell
 from spherenet.report.runs import Curve, ReportedRun, distinct_names, provenance
 from spherenet.report.tables import COLUMNS, PROTOCOLS, GridLayout, cell_text, protocol_rows, table_rows
@@ -95,7 +96,8 @@ def section_of_grid(grid: Grid) -> Section:
     section = Section(
         f"{grid.id}: {grid.title}",
         grid.id,
-        f"Preset {grid.preset}; {grid.shows}. Test accuracy in %, mean ± standard deviation (runs).",
+        f"Preset {grid.preset}; {grid.shows}. Test accuracy in %, mean ± standard deviation (runs)."
+        + (f" {closeness(grid)}" if measured else ""),
         _accuracy_table(grid),
         _cost_table(measured),
         [judge(grid, claim) for claim in grid.claims] if measured else [],
@@ -175,7 +177,7 @@ def _line_plot(
     ]
     layout = {
         "xaxis": {"title": {"text": "iterations"}, "rangemode": "tozero"},
-        "yaxis": {"title": {"text": heading.split(",")[0].lower()}, "tickformat": ".0%" if is_fraction else ""},
+        "yaxis": {"title": {"text": heading.split(",")[0].lower()}, "tickformat": ".2~%" if is_fraction else ""},
     }
     return Plot(heading, traces, layout)
 

@@ -189,6 +189,7 @@ def evaluate(
     workers: int = 0,
     mixed: bool = False,
     together: bool = False,
+    progress: Callable[[int, int], None] | None = None,
     tta: str = "none",
 ) -> Evaluation:
     """Evaluate a model in eval mode on a split. The counts are exact over all processes.
@@ -203,6 +204,7 @@ def evaluate(
         workers: Number of processes that read images from files.
         mixed: Whether batches are those of `mixed_batches`, for a model whose output depends on them.
         together: Whether the model's weights are sharded, so that all processes must make the same number of calls.
+        progress: Function (done, total) that is called after each batch of this process.
         tta: Views of each image whose mean scores give a second accuracy; see `scores_of_views`.
     """
     device = processes.device
@@ -218,6 +220,7 @@ def evaluate(
         order = mixed_batches(len(split), batch_size, processes)
     else:
         order = evaluation_order(len(split), batch_size, processes, together=together)
+    done = 0
     for batch in split.batches(order, device=device, augmentation=None, workers=workers):
         with autocast:
             loss, scores = model(batch.images, batch.labels)
@@ -236,6 +239,9 @@ def evaluate(
             correct = batch.labels[predictions == batch.labels]
             rows = (batch.labels, correct, predictions)
             table += torch.stack([row.bincount(minlength=num_classes) for row in rows])
+        done += len(batch.labels)
+        if progress is not None:
+            progress(done, -(-len(split) // processes.world))
     model.train(was_training)
     (loss_sum, weight_sum, tta_correct), table = processes.total(sums).tolist(), processes.total(table).cpu()
     per_class = torch.stack([table.sum(1), table.diagonal(), table.sum(0)]) if has_confusion else table

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from spherenet.export.weights import writing
 from spherenet.models import Classifier
 from spherenet.runs import RunDirectory
 from spherenet.training.config import TrainConfig
+from spherenet.training.publishing import commands_of, data_title, without_folders
 from spherenet.training.state import require_fitting, require_number
 
 __all__ = [
@@ -303,7 +303,7 @@ def model_card(run: SavedRun) -> ModelCard:
     description = run.directory.config
     versions, commands = description.get("versions"), commands_of(description)
     images = description.get("images", description.get("pictures"))  # "pictures" in runs of earlier versions
-    operator = run.config.operator or "plain convolution"
+    operator, data = run.config.operator or "plain convolution", data_title(run.config)
     # The model has the running statistics. Rows of earlier versions name no protocol.
     rows = [row for row in run.directory.metrics.rows() if row["split"] == "test" and row["step"] == run.step]
     rows = [row for row in rows if row.get("protocol", "running") == "running"]
@@ -311,28 +311,19 @@ def model_card(run: SavedRun) -> ModelCard:
     return ModelCard(
         name=run.directory.path.resolve().name,
         architecture=markdown(f"{run.config.model}, {operator}, trained with {run.config.loss}"),
-        trained_on=markdown(f"{run.config.data}, {images.get('train')} images") if isinstance(images, dict) else None,
+        trained_on=markdown(f"{data}, {images.get('train')} images") if isinstance(images, dict) else None,
         # The checkpoint comes first, because the rows may belong to another branch of the run.
         accuracy=accuracy if accuracy is not None else rows[-1].get("accuracy") if rows else None,
         accuracy_n=rows[-1].get("count") if rows else None,
-        accuracy_on=f"the test images of {run.config.data}" if rows or accuracy is not None else None,
+        accuracy_on=f"the test images of {data}" if rows or accuracy is not None else None,
         dataset=None if run.config.data == "folder" else run.config.data,
         selection=SELECTIONS[run.selected_on],
-        command="\n".join(map(plain, commands)) or None,
+        command="\n".join(plain(without_folders(command)) for command in commands) or None,
         versions={str(name): str(value) for name, value in versions.items()} if isinstance(versions, dict) else None,
         date=markdown(description["started"]) if "started" in description else None,
         classes=run.classes,
         input_shape=(1, run.preprocessing.channels, *run.preprocessing.size),
     )
-
-
-def commands_of(description: Mapping[str, Any]) -> list[str]:
-    """Return the commands of a run, quoted for a shell: the one that started it and those that resumed it."""
-    history, words = description.get("history"), description.get("command")
-    if isinstance(history, list):
-        commands = [entry.get("command") for entry in history if isinstance(entry, dict)]
-        return [command for command in commands if isinstance(command, str)]
-    return [shlex.join(map(str, words))] if isinstance(words, list) else []
 
 
 def _is_exported(path: str | Path) -> bool:

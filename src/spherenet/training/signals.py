@@ -91,6 +91,9 @@ class Reporter:
         values would make every step wait for the device.
         """
 
+    def evaluating(self, done: int, total: int) -> None:
+        """Report the number of images that this process has evaluated, and how many it evaluates."""
+
     def logged(self, row: Mapping[str, Any]) -> None:
         """Report a row that was added to metrics.jsonl."""
 

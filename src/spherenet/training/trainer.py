@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from spherenet.data import Batch, Dataset, Split
+from spherenet.errors import DataError
 from spherenet.optim import keep_norms
 from spherenet.runs import RunDirectory
 from spherenet.training.balance import single_class_warning, total_weight
@@ -175,14 +176,16 @@ class Trainer:
                         stopped = self._fetch_deferred() or stopped
                     progress.seconds = time.monotonic() - start
                     self._after_step(last=self.step == config.iterations, stopped=stopped)
-        except StopRequested:
+        except (StopRequested, DataError) as error:
             # No batch arrived. If this was the first micro-batch of the step, nothing has changed since the last step.
-            if config.accumulate > 1 or self.processes.world > 1:
+            if config.accumulate > 1 or self.processes.world > 1 or not self.model.training:
                 raise
             if self.deferred is not None:
                 self._fetch_deferred()
             self._require_finite()
             self._save()
+            if isinstance(error, DataError):  # a broken image must not cost the steps before it
+                raise DataError(f"{str(error).rstrip('.')}; the run is saved at step {self.step}.") from None
             stopped = True
         finally:
             self.reporter.finished()
@@ -219,8 +222,7 @@ class Trainer:
         # Infinite float16 gradients are expected: the scaler skips the step and reduces its scale.
         sums[2] = ~(sums[0].isfinite() & (norm.isfinite() | self.scaler.is_enabled()))
         stop_requested = stop.received is not None
-        sums[3] = stop_requested
-        sums[4] = ~norm.isfinite()
+        sums[3], sums[4] = stop_requested, ~norm.isfinite()
         indices = torch.cat(batch_indices)
         if processes.world > 1:
             sums = processes.total(sums)
@@ -351,11 +353,9 @@ class Trainer:
             self.reporter.logged(row)
 
     def evaluate(self, split: Split | None = None, protocol: str | None = None) -> Evaluation:
-        """Evaluate in all processes with the buffers that are saved.
+        """Evaluate a split, by default the test images, in all processes with the buffers that are saved.
 
-        Args:
-            split: Images, by default the test images.
-            protocol: BatchNorm statistics, by default the first of `config.bn_eval`.
+        `protocol` are the BatchNorm statistics, by default the first of `config.bn_eval`.
         """
         self.processes.broadcast(self.model.buffers())
         protocol = protocol or self.protocols.primary
@@ -363,6 +363,7 @@ class Trainer:
         split = self.dataset.test if split is None else split
         options: dict[str, Any] = {"precision": config.precision, "workers": config.workers, "together": self.sharded}
         options |= {"batch_size": config.eval_batch_size, "mixed": protocol == "batch"}
+        options["progress"] = self.reporter.evaluating
         if self.step == config.iterations:  # several views take several times as long
             options["tta"] = config.tta
         with self.protocols.applied(protocol):
