@@ -13,15 +13,17 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 from spherenet.angles import CosineAngle, LinearAngle, SigmoidAngle
+from spherenet.kernels import library
+from spherenet.kernels.backends import Saved
 from spherenet.kernels.sphere_conv import native
 from spherenet.ops.geometry import Geometry
-from spherenet.ops.sphere_conv import Operation
+from spherenet.ops.operation import Operation, Parameters
 
 SIZES = ((128, 64, 32), (128, 96, 16), (128, 128, 8), (64, 16, 16), (64, 24, 8), (64, 32, 4))
 ANGLES = (CosineAngle(), LinearAngle(), SigmoidAngle(0.3))
@@ -46,7 +48,7 @@ def main() -> None:
         return 1e3 * statistics.median(seconds)
 
     print(
-        f"{arguments.threads} threads, {native.instruction_set()}, torch {torch.__version__}, n = {arguments.repeats}"
+        f"{arguments.threads} threads, {library.instruction_set()}, torch {torch.__version__}, n = {arguments.repeats}"
     )
     with torch.no_grad():
         for size in SIZES:
@@ -57,25 +59,24 @@ def measure(median: Callable[[Callable[[], object]], float], batch: int, channel
     """Print the times of one layer."""
     x = torch.randn(batch, channels, side, side).to(memory_format=torch.channels_last)
     weight = torch.randn(channels, channels, 3, 3).to(memory_format=torch.channels_last)
-    unit, scale = native.unit_weight(weight, 1e-4, torch.float32)
-    product, grad = F.conv2d(x, unit, padding=1), torch.randn_like(x)
     operations = [Operation(angle, GEOMETRY, 1e-4) for angle in ANGLES]
-    out, norms, _ = native.forward(product, x, operations[0], None, None)
+    unit, scale = native.unit_weight(weight, operations[0], torch.float32)
+    product, grad = F.conv2d(x, unit, padding=1), torch.randn_like(x)
+    saved = Saved(unit, scale, *native.apply(product, x, operations[0], Parameters(), False)[1:], is_output=True)
 
-    def backward(operation: Operation) -> Tensor | None:
-        return native.backward(grad, out, norms, x, operation, operation.angle.k, None, True, False, False)[1]
+    def backward(operation: Operation) -> Any:
+        return native.differentiate(grad, x, operation, Parameters(operation.angle.k), saved, (True,))[1]
 
     spread = backward(operations[0])
-    assert spread is not None
     print(f"\n{channels} to {channels} channels, {side}x{side}, batch {batch}")
     print(f"  convolution      {median(lambda: F.conv2d(x, unit, padding=1)):8.3f}")
     for operation in operations:
-        forward = median(partial(native.forward, product, x, operation, operation.angle.k, None))
+        forward = median(partial(native.apply, product, x, operation, Parameters(operation.angle.k), False))
         gradient = median(partial(backward, operation))
         print(f"  {operation.angle.name:8} forward {forward:8.3f}   backward {gradient:8.3f}")
     print(f"  correction       {median(lambda: native.correct(grad, x, spread, 1)):8.3f}")
-    weights = median(lambda: native.unit_weight(weight, 1e-4, torch.float32))
-    gradient = median(lambda: native.unit_weight_backward(weight, unit, scale, torch.float32))
+    weights = median(lambda: native.unit_weight(weight, operations[0], torch.float32))
+    gradient = median(lambda: native.unit_weight_backward(weight, saved, operations[0], torch.float32))
     print(f"  unit weights     {weights:8.3f}   gradient {gradient:8.3f}")
 
 

@@ -34,6 +34,7 @@ from .export import save_model as save_model
 from .export import save_pretrained as save_pretrained
 from .export import save_weights as save_weights
 from .kernels.dispatch import backend as backend
+from .kernels.dispatch import set_backend as set_backend
 from .layers import AngularHead as AngularHead
 from .layers import LazySphereConv1d as LazySphereConv1d
 from .layers import LazySphereConv2d as LazySphereConv2d

@@ -8,9 +8,9 @@ from spherenet._util.validation import require_floating, require_one_of
 from spherenet.angles import ANGLES, AngleFunction, make_angle
 from spherenet.kernels.dispatch import can_read_values
 from spherenet.ops.norms import working_dtype
-from spherenet.ops.sphere_conv import CENTERS
+from spherenet.ops.operation import CENTERS
 
-__all__ = ["require_center", "require_per_filter", "resolve_angle"]
+__all__ = ["require_center", "resolve_angle"]
 
 
 def require_center(center: str | None, kernel_entries: int | None) -> str | None:
@@ -21,16 +21,6 @@ def require_center(center: str | None, kernel_entries: int | None) -> str | None
     if kernel_entries == 1:
         raise ValueError(f"center must be None for kernels with a single entry, which is its own mean, got {center!r}.")
     return center
-
-
-def require_per_filter(filters: int, **parameters: Tensor | float | None) -> None:
-    """Raise ValueError if a parameter is a tensor that has neither one value nor one per filter.
-
-    The kernels read one value per filter without another check.
-    """
-    for name, value in parameters.items():
-        if isinstance(value, Tensor) and (value.dim() > 1 or value.numel() not in (1, filters)):
-            raise ValueError(f"{name} must have one value or {filters}, one per filter, got shape {list(value.shape)}.")
 
 
 _NAMED = {name: make_angle(name) for name, angle_class in ANGLES.items() if not angle_class.is_learned}

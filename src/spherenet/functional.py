@@ -10,37 +10,27 @@ overflow (‖x‖ > 1e21 in float32) is treated as a zero patch: cosine 0, gradi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
-import torch
 from torch import Tensor
 
 from spherenet._util.validation import require_floating, require_integer, require_one_of, require_positive
 from spherenet.angles import AngleFunction
-from spherenet.arguments import require_center, require_per_filter, resolve_angle
-from spherenet.kernels.dispatch import (
-    backend,
-    compiled_or_plain,
-    implementation,
-    needs_operators,
-)
-from spherenet.kernels.sphere_conv.autograd import SphereConvFunction, cached_unit_weight, forward, per_filter
+from spherenet.arguments import require_center, resolve_angle
+from spherenet.kernels.dispatch import backend, set_backend, sphere_layer
 from spherenet.magnitudes import Magnitude, make_magnitude
-from spherenet.ops.geometry import Geometry, per_dimension, resolve_padding
-from spherenet.ops.norms import DEFAULT_EPS, autocast_is_on, without_autocast
-from spherenet.ops.quantized import dequantized
-from spherenet.ops.sphere_conv import Affine, Operation, sphere_conv
-from spherenet.transposed import sphere_conv_transpose1d, sphere_conv_transpose2d, sphere_conv_transpose3d
+from spherenet.ops.geometry import Geometry, per_dimension
+from spherenet.ops.norms import DEFAULT_EPS
+from spherenet.ops.operation import Operation, Parameters
 
 __all__ = [
     "backend",
+    "set_backend",
     "sphere_conv1d",
     "sphere_conv2d",
     "sphere_conv3d",
     "sphere_conv_transpose1d",
     "sphere_conv_transpose2d",
     "sphere_conv_transpose3d",
-    "sphere_layer",
     "sphere_linear",
 ]
 
@@ -72,11 +62,9 @@ def sphere_conv1d(
     Shape:
         input [N, C, L] or [C, L]; weight [O, C/groups, K].
     """
-    geometry = _geometry(1, weight, stride, padding, dilation, groups)
-    angle, k = resolve_angle(operator, k)
-    affine, eps = Affine(bias, beta, gamma), require_positive("eps", eps)
-    require_center(center, weight[0].numel() if len(weight) else 0)
-    return sphere_layer(input, weight, affine, angle, geometry, eps, k, center, make_magnitude(magnitude))
+    geometry = _geometry(1, weight, (stride, padding, dilation, groups))
+    resolved = _resolve(weight, geometry, Parameters(k, bias, beta, gamma), operator, eps, center, magnitude)
+    return sphere_layer(input, weight, *resolved)
 
 
 def sphere_conv2d(
@@ -118,11 +106,9 @@ def sphere_conv2d(
         TypeError: If an argument has the wrong type or dtype.
         ValueError: If a shape, operator, k or eps is not allowed.
     """
-    geometry = _geometry(2, weight, stride, padding, dilation, groups)
-    angle, k = resolve_angle(operator, k)
-    affine, eps = Affine(bias, beta, gamma), require_positive("eps", eps)
-    require_center(center, weight[0].numel() if len(weight) else 0)
-    return sphere_layer(input, weight, affine, angle, geometry, eps, k, center, make_magnitude(magnitude))
+    geometry = _geometry(2, weight, (stride, padding, dilation, groups))
+    resolved = _resolve(weight, geometry, Parameters(k, bias, beta, gamma), operator, eps, center, magnitude)
+    return sphere_layer(input, weight, *resolved)
 
 
 def sphere_conv3d(
@@ -149,11 +135,9 @@ def sphere_conv3d(
     Shape:
         input [N, C, D, H, W] or [C, D, H, W]; weight [O, C/groups, KD, KH, KW].
     """
-    geometry = _geometry(3, weight, stride, padding, dilation, groups)
-    angle, k = resolve_angle(operator, k)
-    affine, eps = Affine(bias, beta, gamma), require_positive("eps", eps)
-    require_center(center, weight[0].numel() if len(weight) else 0)
-    return sphere_layer(input, weight, affine, angle, geometry, eps, k, center, make_magnitude(magnitude))
+    geometry = _geometry(3, weight, (stride, padding, dilation, groups))
+    resolved = _resolve(weight, geometry, Parameters(k, bias, beta, gamma), operator, eps, center, magnitude)
+    return sphere_layer(input, weight, *resolved)
 
 
 def sphere_linear(
@@ -178,118 +162,142 @@ def sphere_linear(
     """
     if weight.dim() != 2:
         raise ValueError(f"weight must have 2 dimensions [out, in], got shape {list(weight.shape)}.")
-    angle, k = resolve_angle(operator, k)
-    affine, eps = Affine(bias, beta, gamma), require_positive("eps", eps)
-    require_center(center, weight.shape[1])
-    return sphere_layer(input, weight, affine, angle, Geometry(), eps, k, center, make_magnitude(magnitude))
+    resolved = _resolve(weight, Geometry(), Parameters(k, bias, beta, gamma), operator, eps, center, magnitude)
+    return sphere_layer(input, weight, *resolved)
 
 
-def sphere_layer(
+def sphere_conv_transpose1d(
     input: Tensor,
     weight: Tensor,
-    affine: Affine,
-    angle: AngleFunction,
-    geometry: Geometry,
-    eps: float,
-    k: Tensor | float | None = None,
+    bias: Tensor | None = None,
+    stride: Size = 1,
+    padding: Size = 0,
+    output_padding: Size = 0,
+    groups: int = 1,
+    dilation: Size = 1,
+    *,
+    operator: str | AngleFunction = "cosine",
+    k: float | Tensor | None = None,
+    beta: Rescale = None,
+    gamma: Rescale = None,
+    eps: float = DEFAULT_EPS,
     center: str | None = None,
-    magnitude: Magnitude | None = None,
+    magnitude: str | Magnitude | None = None,
 ) -> Tensor:
-    """Check the tensors of a sphere layer and return its output; the core of all functions and layers.
+    """Apply a transposed SphereConv to sequences: `torch.nn.functional.conv_transpose1d` with g(θ).
+
+    Arguments are those of `sphere_conv_transpose2d`.
+
+    Shape:
+        input [N, C, L] or [C, L]; weight [C, O/groups, K].
+    """
+    geometry = _transposed_geometry(1, weight, (stride, padding, dilation, groups), output_padding)
+    resolved = _resolve(weight, geometry, Parameters(k, bias, beta, gamma), operator, eps, center, magnitude)
+    return sphere_layer(input, weight, *resolved)
+
+
+def sphere_conv_transpose2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Size = 1,
+    padding: Size = 0,
+    output_padding: Size = 0,
+    groups: int = 1,
+    dilation: Size = 1,
+    *,
+    operator: str | AngleFunction = "cosine",
+    k: float | Tensor | None = None,
+    beta: Rescale = None,
+    gamma: Rescale = None,
+    eps: float = DEFAULT_EPS,
+    center: str | None = None,
+    magnitude: str | Magnitude | None = None,
+) -> Tensor:
+    """Apply a transposed SphereConv to images: `torch.nn.functional.conv_transpose2d` with g(θ).
+
+    An output pixel that no input value reaches has a zero patch: its value is that of θ = π/2.
 
     Args:
-        input: Batched or unbatched input.
-        weight: Kernels [O, C/groups, *kernel], or [out, in] if the geometry is empty.
-        affine: Bias, β and γ.
-        angle: g.
-        geometry: Geometry of the convolution, in any form that torch.nn accepts; empty for a fully connected layer.
-        eps: Number > 0.
-        k: Parameter of g; None for that of the object.
-        center: None, "weight" or "patch".
-        magnitude: h, or None for 1.
+        input: Images [N, C, H, W] or [C, H, W].
+        weight: Kernels [C, O/groups, KH, KW].
+        bias: One number per filter [O].
+        stride: As in `torch.nn.functional.conv_transpose2d`.
+        padding: As in `torch.nn.functional.conv_transpose2d`.
+        output_padding: As in `torch.nn.functional.conv_transpose2d`.
+        groups: As in `torch.nn.functional.conv_transpose2d`.
+        dilation: As in `torch.nn.functional.conv_transpose2d`.
+        operator: As in `sphere_conv2d`.
+        k: As in `sphere_conv2d`.
+        beta: As in `sphere_conv2d`.
+        gamma: As in `sphere_conv2d`.
+        eps: As in `sphere_conv2d`.
+        center: As in `sphere_conv2d`. The mean of a patch includes its zeros.
+        magnitude: As in `sphere_conv2d`.
+
+    Raises:
+        TypeError: If an argument has the wrong type or dtype.
+        ValueError: If a shape, operator, k or eps is not allowed.
     """
-    weight = dequantized(weight)
-    if not isinstance(input, Tensor) or input.dtype != weight.dtype or not input.is_floating_point():
-        _check_dtypes(input, weight)
-    check = _check_shapes.__wrapped__ if torch.compiler.is_compiling() else _check_shapes
-    check(input.shape, weight.shape, geometry.groups)
-    k = angle.k if k is None else k
-    radius = None if magnitude is None else magnitude.raw_radius
-    if any(isinstance(value, Tensor) and value.shape != weight.shape[:1] for value in (*affine, k, radius)):
-        require_per_filter(weight.shape[0], bias=affine.bias, beta=affine.beta, gamma=affine.gamma, k=k, radius=radius)
-    dims = weight.dim()
-    if dims == 2:
-        rows = input if input.dim() == 2 else input.reshape(-1, weight.shape[1])
-        out = _evaluate(rows, weight, affine, angle, geometry, eps, k, center, magnitude)
-        return out if rows is input else out.reshape(*input.shape[:-1], weight.shape[0])
-    if geometry.padding_mode != "zeros" or isinstance(geometry.padding, str):
-        input, geometry = resolve_padding(input, geometry)
-    batch = input if input.dim() == dims else input.unsqueeze(0)
-    out = _evaluate(batch, weight, affine, angle, geometry, eps, k, center, magnitude)
-    return out if batch is input else out.squeeze(0)
+    geometry = _transposed_geometry(2, weight, (stride, padding, dilation, groups), output_padding)
+    resolved = _resolve(weight, geometry, Parameters(k, bias, beta, gamma), operator, eps, center, magnitude)
+    return sphere_layer(input, weight, *resolved)
 
 
-def _evaluate(
-    batch: Tensor,
+def sphere_conv_transpose3d(
+    input: Tensor,
     weight: Tensor,
-    affine: Affine,
-    angle: AngleFunction,
-    geometry: Geometry,
-    eps: float,
-    k: Tensor | float | None,
-    center: str | None,
-    magnitude: Magnitude | None,
+    bias: Tensor | None = None,
+    stride: Size = 1,
+    padding: Size = 0,
+    output_padding: Size = 0,
+    groups: int = 1,
+    dilation: Size = 1,
+    *,
+    operator: str | AngleFunction = "cosine",
+    k: float | Tensor | None = None,
+    beta: Rescale = None,
+    gamma: Rescale = None,
+    eps: float = DEFAULT_EPS,
+    center: str | None = None,
+    magnitude: str | Magnitude | None = None,
 ) -> Tensor:
-    """Return the output for a checked batch [N, C, *spatial] by the implementation that `dispatch` chooses."""
-    if autocast_is_on(batch):
-        if batch.dtype != torch.float64:
-            batch = batch.to(torch.get_autocast_dtype(batch.device.type))
-        with without_autocast(batch):
-            return _evaluate(batch, weight, affine, angle, geometry, eps, k, center, magnitude)
-    has_kernel = angle.kernel_id is not None and (magnitude is None or magnitude.kernel_id is not None)
-    extended = center is not None or magnitude is not None
-    radius = None if magnitude is None else magnitude.radius
-    name = implementation(batch, weight, k, *affine, radius, has_kernel=has_kernel, native_only=extended)
-    operation = Operation(angle, geometry, eps, name, False, center, magnitude)
-    if name == "plain":
-        return sphere_conv(batch, weight, k, affine, operation, radius)
-    if name == "compiled":
-        # The class instead of the object, so that layers with the same g share a compilation.
-        operation = operation._replace(angle=type(angle))  # type: ignore[arg-type]
-        return compiled_or_plain(sphere_conv, batch, weight, k, affine, operation, radius)
-    bias, beta, gamma = affine
-    has_affine = not (bias is None and beta is None and gamma is None)
-    if has_affine:
-        bias, beta, gamma = (per_filter(value, weight) for value in affine)
-    arguments = (batch, weight, k, bias, beta, gamma, radius)
-    learns = torch.is_grad_enabled() and (
-        batch.requires_grad
-        or weight.requires_grad
-        or any(isinstance(value, Tensor) and value.requires_grad for value in arguments[2:])
-    )
-    # The cosine cannot be recovered from the output in these cases, see kernels/sphere_conv/autograd.py.
-    if learns and (
-        has_affine
-        or magnitude is not None
-        or not angle.is_recoverable
-        or (batch.element_size() < 4 and not angle.is_identity)
-    ):
-        operation = operation._replace(save_cosine=True)
-    if learns:
-        out: Tensor = SphereConvFunction.apply(*arguments, operation)  # type: ignore[no-untyped-call]
-        return out
-    unit_weight = cached_unit_weight(weight, eps, batch.dtype, center is not None) if name == "native" else None
-    if needs_operators(batch, weight):
-        from spherenet.kernels.sphere_conv import operators
+    """Apply a transposed SphereConv to volumes: `torch.nn.functional.conv_transpose3d` with g(θ).
 
-        return operators.forward(*arguments[:6], operation, unit_weight)[0]  # type: ignore[arg-type]
-    return forward(*arguments[:6], operation, unit_weight, radius)[0]  # type: ignore[arg-type]
+    Arguments are those of `sphere_conv_transpose2d`.
+
+    Shape:
+        input [N, C, D, H, W] or [C, D, H, W]; weight [C, O/groups, KD, KH, KW].
+    """
+    geometry = _transposed_geometry(3, weight, (stride, padding, dilation, groups), output_padding)
+    resolved = _resolve(weight, geometry, Parameters(k, bias, beta, gamma), operator, eps, center, magnitude)
+    return sphere_layer(input, weight, *resolved)
 
 
-def _geometry(
-    spatial_dims: int, weight: Tensor, stride: Size, padding: str | Size, dilation: Size, groups: int
-) -> Geometry:
+Convolution = tuple[Size, str | Size, Size, int]
+"""Stride, padding, dilation and groups."""
+
+
+def _resolve(
+    weight: Tensor,
+    geometry: Geometry,
+    parameters: Parameters,
+    operator: str | AngleFunction,
+    eps: float,
+    center: str | None,
+    magnitude: str | Magnitude | None,
+) -> tuple[Operation, Parameters]:
+    """Check the options of a function and return what it computes, and its tensors with the k of the operator."""
+    angle, k = resolve_angle(operator, parameters.k)
+    filters = geometry.filters(weight)
+    require_center(center, weight.numel() // filters if filters else 0)
+    operation = Operation(angle, geometry, require_positive("eps", eps), center, make_magnitude(magnitude))
+    return operation, parameters._replace(k=k)
+
+
+def _geometry(spatial_dims: int, weight: Tensor, convolution: Convolution) -> Geometry:
     """Check the arguments of a convolution that do not depend on its input."""
+    stride, padding, dilation, groups = convolution
     require_floating("weight", weight)
     if weight.dim() != spatial_dims + 2:
         raise ValueError(
@@ -304,32 +312,18 @@ def _geometry(
     return Geometry(tuple(weight.shape[2:]), stride, padding, dilation, groups)
 
 
-def _check_dtypes(input: Tensor, weight: Tensor) -> None:
-    require_floating("input", input)
+def _transposed_geometry(spatial_dims: int, weight: Tensor, convolution: Convolution, output_padding: Size) -> Geometry:
+    """Check the arguments of a transposed convolution that do not depend on its input."""
+    stride, padding, dilation, groups = convolution
     require_floating("weight", weight)
-    if input.dtype != weight.dtype and not autocast_is_on(input):
-        raise TypeError(f"input must have the dtype of weight, {weight.dtype}, got {input.dtype}.")
-
-
-@lru_cache(maxsize=1024)
-def _check_shapes(input: Sequence[int], weight: Sequence[int], groups: int) -> None:
-    """Check shapes, once per combination."""
-    spatial_dims = len(weight) - 2
-    if spatial_dims == 0:
-        if len(input) < 1 or input[-1] != weight[1]:
-            raise ValueError(
-                f"input must have {weight[1]} features in its last dimension for a weight of shape {list(weight)}, "
-                f"got shape {list(input)}."
-            )
-        return
-    if len(input) not in (spatial_dims + 1, spatial_dims + 2):
+    if weight.dim() != spatial_dims + 2:
         raise ValueError(
-            f"input must have {spatial_dims + 1} (unbatched) or {spatial_dims + 2} (batched) dimensions, "
-            f"got {len(input)}: shape {list(input)}."
+            f"weight must have {spatial_dims + 2} dimensions [in, out/groups, *kernel], got shape {list(weight.shape)}."
         )
-    channels = input[-spatial_dims - 1]
-    if channels != weight[1] * groups:
-        raise ValueError(
-            f"input must have {weight[1] * groups} channels for a weight of shape {list(weight)} and "
-            f"groups={groups}, got {channels}: shape {list(input)}."
-        )
+    if weight.shape[0] % require_integer("groups", groups, minimum=1):
+        raise ValueError(f"groups must divide the {weight.shape[0]} input channels of weight, got {groups!r}.")
+    if isinstance(padding, str):
+        raise TypeError(f"padding must be a number or a sequence of numbers, got {padding!r}.")
+    stride, padding = per_dimension(stride, spatial_dims), per_dimension(padding, spatial_dims)
+    dilation, output_padding = per_dimension(dilation, spatial_dims), per_dimension(output_padding, spatial_dims)
+    return Geometry(tuple(weight.shape[2:]), stride, padding, dilation, groups, "zeros", True, output_padding)

@@ -11,7 +11,7 @@ import torch
 
 from command_line import TINY, one_sentence, spherenet
 from spherenet._util.caches import private_folder, use_private_compiler_cache
-from spherenet.kernels import dispatch
+from spherenet.kernels import compiled, dispatch
 
 POINT = 4
 VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS")
@@ -116,7 +116,7 @@ def test_layer_runs_without_compiler_if_there_is_no_private_folder(cache, caplog
     link(cache)
     monkeypatch.setattr(torch, "compile", lambda *_, **__: pytest.fail("compiled"))
     for _ in range(2):
-        assert dispatch.compiled_or_plain(increment, torch.ones(2)).tolist() == [2, 2]
+        assert compiled.compiled_or_plain(increment, torch.ones(2)).tolist() == [2, 2]
     (record,) = caplog.records
     assert "got a link" in record.getMessage()
 
@@ -126,7 +126,7 @@ def test_triton_is_not_imported_if_there_is_no_private_folder(cache, monkeypatch
     link(cache)
     monkeypatch.setattr(dispatch.importlib, "import_module", lambda name: pytest.fail(f"imported {name}"))
     monkeypatch.setattr(dispatch.importlib.util, "find_spec", lambda name: name)
-    dispatch.kernels_of.cache_clear()
+    dispatch._load.cache_clear()
     dispatch._has_triton.cache_clear()
     with pytest.warns(RuntimeWarning, match="without Triton.*got a link"):
         assert not dispatch._has_triton()
@@ -152,7 +152,7 @@ def test_precompiled_headers_are_switched_off_if_the_compiler_is_imported_alread
 
 COMPILE = """
 import logging, torch
-from spherenet.kernels.dispatch import compiled_or_plain
+from spherenet.kernels.compiled import compiled_or_plain
 def formula(x):
     return x.sin() + 1
 logging.basicConfig()

@@ -16,7 +16,6 @@ SCRIPT = """
 import pathlib, sys, torch
 sys.path.insert(0, "tests")
 from spherenet.kernels import library
-from spherenet.kernels.sphere_conv import native
 library.PATH = pathlib.Path(sys.argv[1])
 import spherenet as sn
 from cases import GEOMETRIES, OPERATORS
@@ -45,7 +44,7 @@ for cell in (sn.SphereLSTM, sn.SphereGRU):
         calls += 1
 with torch.no_grad():
     sn.SphereLinear(7, 3)(torch.randn(5, 7))
-print(native.instruction_set(), calls)
+print(library.instruction_set(), calls)
 """
 
 

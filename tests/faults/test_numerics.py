@@ -120,7 +120,7 @@ def test_layers_are_correct(operator, name, tried):
 @by_operator
 def test_native_kernels_are_finite_and_correct(operator, dtype, tried):
     """Feature maps that several threads compute are finite for all inputs and correct at the scales of `CORRECT`."""
-    assert dispatch.implementation(torch.ones(1)) == "native"
+    assert dispatch.implementation_name("cpu").startswith("native")
     for scale in scales(dtype):
         torch.manual_seed(0)
         layer = sn.SphereConv2d(3, 16, 3, padding=1, **operator.arguments, dtype=dtype)

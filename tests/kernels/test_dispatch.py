@@ -9,49 +9,56 @@ import threading
 
 import pytest
 import torch
-from torch.autograd import forward_ad
-from torch.utils.flop_counter import FlopCounterMode
 
 import spherenet as sn
-from spherenet.kernels import dispatch
+from spherenet.kernels import dispatch, library
 from spherenet.kernels.classes import blockwise
-from spherenet.kernels.dispatch import compiled_or_plain
-from spherenet.kernels.sphere_conv import autograd as unit_weights
-from spherenet.kernels.sphere_conv import native
+from spherenet.kernels.compiled import compiled_or_plain
 from spherenet.layers.head import AngularHead
 from spherenet.losses import batch as losses
 
 
+def chosen(x=None, **options):
+    """Return the name of the backend of a layer."""
+    x = torch.randn(2, 3) if x is None else x
+    names = []
+    layer = sn.SphereLinear(3, 4, device=x.device, **options)
+    original = dispatch.choose
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dispatch, "choose", lambda *a: names.append(original(*a).name) or original(*a))
+        layer(x)
+    return names[0]
+
+
 def test_cpu_layers_are_native():
-    assert dispatch.implementation(torch.randn(3)) == "native"
-    assert dispatch.implementation_name("cpu") == f"native ({native.instruction_set()})"
-    assert native.instruction_set() in ("avx512", "avx2", "baseline")
+    assert chosen() == "native"
+    assert dispatch.implementation_name("cpu") == f"native ({library.instruction_set()})"
+    assert library.instruction_set() in ("avx512", "avx2", "baseline")
 
 
 def test_backend_names():
-    x = torch.randn(3)
     with sn.backend("reference"):
-        assert dispatch.implementation(x) == "plain"
+        assert chosen() == "plain"
         assert dispatch.implementation_name("cpu") == "plain"
         with sn.backend("native"):
-            assert dispatch.implementation(x) == "native"
-        with sn.backend("fused"):  # the name until 0.1
-            assert dispatch.implementation(x) == "native"
+            assert chosen() == "native"
         assert dispatch.current_backend() == "reference"
     with (
         pytest.raises(ValueError, match=r"backend must be one of 'auto', 'native', .*, got 'fast'"),
         sn.backend("fast"),
     ):
         pass
+    with pytest.raises(ValueError, match=r"backend must be one of 'auto', 'native', .*, got 'fast'"):
+        sn.set_backend("fast")
 
 
-def test_backend_without_with_is_global():
-    x, results = torch.randn(3), []
+def test_set_backend_is_global():
+    results = []
 
     def read():
-        results.append(dispatch.implementation(x))
+        results.append(chosen())
 
-    sn.backend("reference")
+    sn.set_backend("reference")
     try:
         read()
         thread = threading.Thread(target=read)
@@ -61,15 +68,27 @@ def test_backend_without_with_is_global():
             read()
         read()
     finally:
-        sn.backend("auto")
+        sn.set_backend("auto")
     read()
     assert results == ["plain", "plain", "native", "plain", "native"]
+
+
+def test_contexts_that_are_not_entered_change_nothing():
+    context = sn.backend("reference")
+    assert dispatch.current_backend() == "auto"
+    sn.set_backend("native")
+    try:
+        with context:
+            assert dispatch.current_backend() == "reference"
+        assert dispatch.current_backend() == "native"
+    finally:
+        sn.set_backend("auto")
 
 
 def test_backend_in_with_applies_to_this_thread_only():
     results = []
     with sn.backend("reference"):
-        thread = threading.Thread(target=lambda: results.append(dispatch.implementation(torch.randn(3))))
+        thread = threading.Thread(target=lambda: results.append(chosen()))
         thread.start()
         thread.join()
     assert results == ["native"]
@@ -86,16 +105,22 @@ def test_backward_uses_implementation_of_forward():
 
 
 def test_unsupported_calls_use_plain_formula():
-    x = torch.randn(3, 4)
-    assert dispatch.implementation(x, has_kernel=False) == "plain"
-    assert dispatch.implementation(x[:0]) == "plain"
-    assert dispatch.implementation(x.to("meta")) == "plain"
-    seen = []
-    torch.func.vmap(lambda row: seen.append(dispatch.implementation(row)) or row)(x)
-    with forward_ad.dual_level():
-        seen.append(dispatch.implementation(x))
-    assert seen == ["plain", "plain"]
-    assert dispatch.implementation(x) == "native"
+    x = torch.randn(2, 3)
+    assert chosen(operator=sn.CustomAngle(torch.cos)) == "plain"
+    assert chosen(x[:0]) == "plain"
+    assert chosen(x.to("meta")) == "plain"
+    assert chosen() == "native"
+
+
+def test_attributes_of_a_layer_can_be_changed():
+    """The operation is built in every call, so that it cannot be out of date."""
+    layer, x = sn.SphereConv2d(2, 3, 3), torch.randn(1, 2, 8, 8)
+    before = layer(x)
+    layer.eps, layer.stride, layer.center, layer.angle = 0.5, (2, 2), "patch", sn.LinearAngle()
+    other = sn.SphereConv2d(2, 3, 3, stride=2, eps=0.5, center="patch", operator="linear")
+    other.weight = layer.weight
+    torch.testing.assert_close(layer(x), other(x))
+    assert layer(x).shape != before.shape
 
 
 def test_reference_backend_applies_to_heads_and_losses(monkeypatch):
@@ -137,7 +162,7 @@ def test_thread_pool_is_shared_with_torch():
     if sys.platform != "linux":
         pytest.skip("reads /proc")
     code = (
-        "import torch\nfrom spherenet.kernels.sphere_conv import native\nassert native.available()\n"
+        "import torch\nfrom spherenet.kernels import library\nassert library.available()\n"
         "print(len({line.split()[-1] for line in open('/proc/self/maps') if 'libgomp' in line or 'libiomp' in line}))"
     )
     assert run_fresh(code)[0].strip() == "1"
@@ -171,25 +196,7 @@ def test_two_python_threads():
     assert not wrong
 
 
-# --- unit weights in inference ----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def normalizations(monkeypatch):
-    counted = []
-    original = native.unit_weight
-    monkeypatch.setattr(native, "unit_weight", lambda *a: counted.append(1) or original(*a))
-    return counted
-
-
-def test_unit_weights_are_cached_in_inference(normalizations):
-    layer, x = sn.SphereConv2d(3, 4, 3), torch.randn(2, 3, 6, 6)
-    with torch.no_grad():
-        first = layer(x)
-        assert torch.equal(layer(x), first)
-    assert len(normalizations) == 1
-    layer(x)
-    assert len(normalizations) == 2
+# --- inference --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -202,7 +209,7 @@ def test_unit_weights_are_cached_in_inference(normalizations):
         lambda weight: setattr(weight, "data", weight.detach() * -1),
     ],
 )
-def test_changed_weight_is_detected(change):
+def test_changed_weight_is_used(change):
     layer, x = sn.SphereConv2d(3, 4, 3), torch.randn(2, 3, 6, 6)
     with torch.no_grad():
         layer(x)
@@ -212,23 +219,14 @@ def test_changed_weight_is_detected(change):
         torch.testing.assert_close(layer(x), expected)
 
 
-def test_cached_unit_weights_are_freed_with_layer():
-    before = len(unit_weights._unit_weights)
-    layer = sn.SphereConv2d(3, 4, 3)
-    with torch.no_grad():
-        layer(torch.randn(2, 3, 6, 6))
-    assert len(unit_weights._unit_weights) == before + 1
-    del layer
-    assert len(unit_weights._unit_weights) == before
-
-
-def test_inference_mode_tensors_are_not_cached():
+def test_inference_saves_nothing():
     layer, x = sn.SphereConv2d(3, 4, 3), torch.randn(2, 3, 6, 6)
     with torch.inference_mode():
         first = layer(x)
     with torch.no_grad():
         second = layer(x)
     assert not second.is_inference()
+    assert second.grad_fn is None
     torch.testing.assert_close(first.clone(), second)
 
 
@@ -281,38 +279,3 @@ def test_running_out_of_memory_propagates(monkeypatch):
     for _ in range(2):
         with pytest.raises(torch.OutOfMemoryError, match="too large"):
             compiled_or_plain(formula, torch.ones(2))
-
-
-# --- private torch API ------------------------------------------------------------------------------------------
-
-
-def test_is_traced():
-    assert not dispatch.is_traced(torch.ones(2))
-    seen = []
-    torch.func.grad(lambda x: seen.append(dispatch.is_traced(x)) or x.sum())(torch.ones(2))
-    torch.compile(lambda x: seen.append(dispatch.is_traced(x)) or x, backend="eager")(torch.ones(2))
-    assert seen == [True, True]
-
-
-def test_needs_operators():
-    x = torch.ones(2)
-    assert not dispatch.needs_operators(x, torch.nn.Parameter(x))
-    assert dispatch.needs_operators(x.as_subclass(type("Mine", (torch.Tensor,), {})))
-    with FlopCounterMode(display=False):
-        assert dispatch.needs_operators(x)
-
-
-def test_below_autograd():
-    x = torch.ones(2, requires_grad=True)
-    with dispatch.below_autograd():
-        assert not (x * 2).requires_grad
-    assert (x * 2).requires_grad
-
-
-def test_change_detector():
-    x = torch.ones(2)
-    detector = dispatch.ChangeDetector(x)
-    assert not detector.changed
-    x.relu_()
-    assert detector.changed
-    assert detector._alias.untyped_storage().nbytes() == 0

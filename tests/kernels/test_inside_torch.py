@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import spherenet as sn
 from spherenet.functional import sphere_linear
-from spherenet.kernels import dispatch
+from spherenet.kernels import torch_internals
 
 FORMS = [
     {},
@@ -51,38 +51,6 @@ def test_create_graph_with_an_input_that_is_also_the_weight():
     first = torch.autograd.grad(loss, v, retain_graph=True)[0]
     torch.testing.assert_close(torch.autograd.grad(loss, v, create_graph=True)[0], first)
     assert torch.autograd.gradgradcheck(lambda v: sphere_linear(v, v), v)
-
-
-# --- the cache of unit weights ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("part", [(), (slice(None), 3), (slice(None), slice(1, None, 2)), (slice(0, 32),)], ids=str)
-@pytest.mark.parametrize("of", [lambda weight: weight, lambda weight: weight.data], ids=["weight", "data"])
-def test_flipped_signs_are_noticed(dtype, part, of):
-    layer, x = sn.SphereLinear(16, 64, dtype=dtype), torch.randn(4, 16, dtype=dtype)
-    with torch.no_grad():
-        layer(x)
-        of(layer.weight)[part].neg_()
-        with sn.backend("reference"):
-            expected = layer(x)
-        torch.testing.assert_close(layer(x), expected)
-
-
-@pytest.mark.parametrize(
-    "view", [lambda w: w[:, :3], lambda w: w[:1, :3].expand(8, -1, -1, -1)], ids=["slice", "expand"]
-)
-def test_weights_that_are_not_dense_are_not_cached(view):
-    base = torch.randn(8, 6, 3, 3)
-    layer, x = sn.SphereConv2d(3, 8, 3), torch.randn(1, 3, 6, 6)
-    layer.weight = nn.Parameter(view(base))
-    with torch.no_grad():
-        layer(x)
-        base[-1].neg_()
-        base[0].mul_(torch.randn(6, 3, 3))
-        with sn.backend("reference"):
-            expected = layer(x)
-        torch.testing.assert_close(layer(x), expected)
 
 
 # --- devices ------------------------------------------------------------------------------------------------------
@@ -212,10 +180,10 @@ def test_forward_of_a_replaced_recurrent_layer_is_called(name, gates):
 
 def test_hooks_of_all_modules_see_every_step():
     seen = []
-    assert not dispatch.has_global_hooks()
+    assert not torch_internals.has_global_hooks()
     handle = nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(type(module)))
     try:
-        assert dispatch.has_global_hooks()
+        assert torch_internals.has_global_hooks()
         sn.SphereLSTM(4, 6)(torch.randn(5, 2, 4))
     finally:
         handle.remove()

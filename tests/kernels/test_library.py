@@ -16,9 +16,8 @@ from spherenet.kernels import library
 
 SERVER = """
 import json, os, signal, sys, traceback
-import torch, spherenet.kernels.sphere_conv.autograd
+import torch, spherenet.kernels.sphere_conv.native
 from spherenet.kernels import dispatch, library
-from spherenet.kernels.sphere_conv import native
 assert not any("_native" in line for line in open("/proc/self/maps")), "the library is loaded"
 for line in sys.stdin:
     code, environment, folder = json.loads(line)
@@ -126,7 +125,7 @@ def test_instruction_sets_give_same_results(run_fresh, name):
         pytest.skip(f"this processor has no {name}")
     code = """
 import copy, torch, spherenet as sn
-from spherenet.kernels.sphere_conv import native
+from spherenet.kernels import library
 worst = 0
 names = ("cosine", "linear", "sigmoid", "learnable", "square-cosine")
 extended = {"center": "patch", "magnitude": "tanh", "radius": 4.0}
@@ -150,7 +149,7 @@ for operator, form in [(name, {}) for name in names] + [("linear", extended), ("
                 for a, b in zip(*found):
                     error = ((a.double() - b.double()).abs().max() / a.double().abs().max()).item()
                     worst = max(worst, error / torch.finfo(dtype).eps)
-print(native.instruction_set(), worst < 80, worst)
+print(library.instruction_set(), worst < 80, worst)
 """
     chosen, close, worst = run_fresh(code, SPHERENET_ISA=name)[0].split()
     assert (chosen, close) == (name, "True"), worst

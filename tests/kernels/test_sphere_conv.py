@@ -11,7 +11,6 @@ from torch.utils.flop_counter import FlopCounterMode
 import spherenet as sn
 from cases import GEOMETRIES, OPERATORS, Geometry
 from spherenet.kernels.sphere_conv import native
-from spherenet.kernels.sphere_conv.operators import forward_operator
 from spherenet.ops import sphere_conv as plain
 
 every_operator = pytest.mark.parametrize("operator", OPERATORS, ids=str)
@@ -252,37 +251,6 @@ def test_results_are_reproducible():
     second = gradients(layer, x, "auto", first[2])
     assert torch.equal(first[0], second[0])
     assert all(torch.equal(first[1][name], second[1][name]) for name in first[1])
-
-
-def samples_for_opcheck():
-    x, w, k = torch.randn(2, 4, 5, 6), torch.randn(4, 4, 3, 3), torch.full((4,), 0.3)
-    one, two, zero, beta = [1, 1], [2, 2], [0, 0], torch.full((4,), 1.5)
-
-    def call(x, w, k, geometry, angle, save_cosine=False, bias=None, beta=None, gamma=None, constant_k=0.3):
-        return (x, w, k, bias, beta, gamma, None, *geometry, 1e-4, angle, constant_k, save_cosine)
-
-    yield "cosine", call(x, w, None, (one, one, one, 1), "cosine")
-    yield "linear", call(x, w, None, (one, one, one, 1), "linear")
-    yield "sigmoid", call(x, w, k, (one, one, one, 1), "sigmoid")
-    yield "fixed k", call(x, w, None, (one, one, one, 1), "sigmoid")
-    yield "grouped, strided", call(x, w[:, :2], None, (two, one, one, 2), "linear")
-    yield "affine", call(x, w, k, (one, zero, one, 1), "sigmoid", True, beta * 0.1, beta, beta * 2)
-    half = (x.bfloat16(), w.bfloat16(), k.bfloat16())
-    yield "half precision", call(*half, (one, one, one, 1), "sigmoid", True)
-    rows = (x.to(memory_format=torch.channels_last), w.to(memory_format=torch.channels_last))
-    grouped = w[:, :2].contiguous(memory_format=torch.channels_last)
-    yield "grouped rows", call(rows[0], grouped, k, (one, one, one, 2), "sigmoid")
-    yield "rows", call(*rows, None, (one, one, one, 1), "cosine")
-    yield "linear layer", call(torch.randn(3, 7), torch.randn(4, 7), k, ([], [], [], 1), "sigmoid")
-
-
-@pytest.mark.parametrize("sample", [pytest.param(s, id=name) for name, s in samples_for_opcheck()])
-def test_opcheck(sample):
-    arguments = [
-        v.detach().clone(memory_format=torch.preserve_format).requires_grad_() if isinstance(v, torch.Tensor) else v
-        for v in sample
-    ]
-    torch.library.opcheck(forward_operator, tuple(arguments))
 
 
 def test_flop_counter_counts_convolution():

@@ -8,7 +8,7 @@ import torch
 
 from spherenet.angles import make_angle
 from spherenet.ops.geometry import Geometry
-from spherenet.ops.sphere_conv import Affine, Operation
+from spherenet.ops.operation import Operation, Parameters
 
 triton = pytest.importorskip("triton", reason="triton is not installed: pip install triton==3.7.1 (Linux, x86-64)")
 
@@ -16,7 +16,8 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
 
-from spherenet.kernels.sphere_conv import triton as kernels  # noqa: E402
+from spherenet.kernels.backends import Saved  # noqa: E402
+from spherenet.kernels.sphere_conv.triton import gradients, patches, weights  # noqa: E402
 from spherenet.kernels.sphere_conv.triton.launch import OPTIONS  # noqa: E402
 
 MOST_REGISTERS = 128  # four warps per block: at least 16 of 64 warps stay resident per multiprocessor
@@ -59,18 +60,18 @@ def captured_launches(monkeypatch, dtype, name, k, affine, memory_format, needs,
     geometry = Geometry(size, (1, 1), tuple(n // 2 for n in size), (1, 1), groups)
     x = torch.empty(16, 64, 32, 32, dtype=dtype).to(memory_format=memory_format)
     weight = torch.empty(64, 64 // groups, *size).to(memory_format=memory_format)
-    unit, scale = kernels.unit_weight(weight, 1e-4, dtype)
+    unit, scale = weights.unit_weight(weight, 1e-4, dtype)
     product = torch.empty(16, 64, 32, 32, dtype=dtype).to(memory_format=memory_format)
     angle = make_angle(name)
     save_cosine = dtype != torch.float32 or any(v is not None for v in affine) or not angle.is_recoverable
-    operation = Operation(angle, geometry, 1e-4, "triton", save_cosine)
-    out, inverse_norm, cosine = kernels.forward(product, x, operation, k, affine)
-    saved = cosine if save_cosine else out
-    grad_product, spread, _ = kernels.backward(
-        torch.empty_like(out), saved, inverse_norm, x, operation, k, affine, True, *needs
-    )
-    kernels.correct(torch.empty_like(x), x, spread, groups)
-    kernels.unit_weight_backward(torch.empty_like(unit), unit, scale, weight.dtype)
+    operation, parameters = Operation(angle, geometry, 1e-4), Parameters(k, *affine)
+    out, inverse_norm, saved_map = patches.forward(product, x, operation, parameters, save_cosine)
+    saved = Saved(unit, scale, inverse_norm, saved_map, None, not save_cosine)
+    needs_k, needs_affine = needs
+    needed = (True, True, needs_k, *[needs_affine] * 3, False)
+    grad_product, spread, _ = gradients.backward(torch.empty_like(out), operation, parameters, saved, needed)
+    gradients.correct(torch.empty_like(x), x, spread, groups)
+    weights.unit_weight_backward(torch.empty_like(unit), unit, scale, weight.dtype)
     assert grad_product.dtype == dtype
     return launches
 
@@ -101,8 +102,8 @@ def resources(compiled, folder):
     return int(registers), int(stack)
 
 
-NONE = Affine(None, None, None)
-ALL = Affine(torch.empty(64), torch.empty(64), torch.empty(64))
+NONE = (None, None, None)
+ALL = (torch.empty(64), torch.empty(64), torch.empty(64))
 CASES = {
     "cosine": (torch.float32, "cosine", None, NONE, torch.channels_last, (False, False)),
     "linear": (torch.float32, "linear", None, NONE, torch.channels_last, (False, False)),

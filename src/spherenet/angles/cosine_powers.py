@@ -10,7 +10,7 @@ from torch import Tensor
 
 from spherenet._util.positive import PositiveParameter
 from spherenet.angles.base import AngleFunction, Device, K, LearnedAngle
-from spherenet.angles.elementary import ElementaryFunction, clamp_rounding, elementary, save_tensors
+from spherenet.angles.elementary import ElementaryFunction, clamp_rounding, elementary, save_tensors, with_slope
 
 __all__ = ["SharpenedCosineAngle", "SquareCosineAngle"]
 
@@ -133,6 +133,13 @@ class _SignedPower(ElementaryFunction):
     @staticmethod
     def forward(cosine: Tensor, p: Tensor) -> Tensor:
         return (cosine.abs().clamp_max(1) ** p).copysign(cosine)
+
+    @staticmethod
+    def compiled(cosine: Tensor, p: Tensor) -> Tensor:
+        constant, power = cosine.detach(), p.detach()
+        logarithm, value = _logarithm(constant), _SignedPower.forward(constant, power)
+        value = with_slope(value, cosine, _slope(logarithm, power))
+        return value + _by_power(constant, logarithm, power) * (p - power)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:

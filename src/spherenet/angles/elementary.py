@@ -33,13 +33,19 @@ __all__ = [
     "tanh",
     "tanh_of_norm",
     "tanh_ratio",
+    "with_slope",
 ]
 
 
 class ElementaryFunction(torch.autograd.Function):
-    """Base class of functions that define `forward`, `setup_context`, `backward` and `jvp`."""
+    """Base class of functions that define `forward`, `setup_context`, `backward` and `jvp`.
+
+    `compiled` is the same function for torch.compile, from operations that autograd differentiates: `forward`, unless
+    its derivative is another one. Numbers may be symbols there, which an `autograd.Function` cannot take.
+    """
 
     generate_vmap_rule = True
+    compiled: Callable[..., Any] | None = None
 
 
 def is_jit_tracing() -> bool:
@@ -50,28 +56,30 @@ def is_jit_tracing() -> bool:
 def elementary(function: type[ElementaryFunction]) -> Callable[..., Any]:
     """Return the callable of a function that also works while torch.compile or torch.jit.trace record it.
 
-    torch.compile does not accept functions with a forward-mode derivative, so it gets a subclass without one. A trace
-    gets the operations of `forward`: it cannot be saved with a function of Python, and exporters misread it.
+    A trace gets the operations of `forward`: it cannot be saved with a function of Python, and exporters misread it.
     """
-    without_jvp = {"jvp": staticmethod(torch.autograd.Function.jvp)}
-    traceable: type[ElementaryFunction] = type(function.__name__, (function,), without_jvp)
+    forward, compiled = function.forward, function.compiled or function.forward
 
     def evaluate(*inputs: Any) -> Any:
         if torch.compiler.is_compiling():
-            return traceable.apply(*inputs)  # type: ignore[no-untyped-call]
+            return forward(*inputs) if torch.compiler.is_exporting() else compiled(*inputs)
         if is_jit_tracing():
-            return function.forward(*inputs)
+            return forward(*inputs)
         return function.apply(*inputs)  # type: ignore[no-untyped-call]
 
     return evaluate
+
+
+def with_slope(value: Tensor, x: Tensor, slope: Tensor | float) -> Tensor:
+    """Return the value with a derivative by x that autograd does not derive: value + slope·(x − x)."""
+    return value.detach() + slope * (x - x.detach())
 
 
 def save_tensors(ctx: Any, *tensors: Tensor | None) -> None:
     """Save inputs or outputs for backward and forward mode; gradients of unused outputs will be None."""
     ctx.save_for_backward(*tensors)
     ctx.set_materialize_grads(False)
-    if not torch.compiler.is_compiling():
-        ctx.save_for_forward(*tensors)
+    ctx.save_for_forward(*tensors)
 
 
 def gradients_of(
@@ -132,6 +140,11 @@ class _BoundedAsin(ElementaryFunction):
     @staticmethod
     def forward(cosine: Tensor) -> Tensor:
         return cosine.clamp(-1, 1).asin()
+
+    @staticmethod
+    def compiled(cosine: Tensor) -> Tensor:
+        latitude = cosine.detach().clamp(-1, 1).asin()
+        return with_slope(latitude, cosine, 1 / _floored_cosine(latitude))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
@@ -214,6 +227,14 @@ class _LearnedTanhRatio(ElementaryFunction):
         return (latitude * h).tanh() / (h * (math.pi / 2)).tanh(), h
 
     @staticmethod
+    def compiled(latitude: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        result, h = _LearnedTanhRatio.forward(latitude.detach(), k.detach())
+        v, value, scale, decline = _LearnedTanhRatio.factors(latitude.detach(), h)
+        by_latitude = (scale * (1 - value * value)).to(result.dtype)
+        by_k = (2 * scale * (value * decline - v * (1 - value * value))).to(result.dtype)
+        return with_slope(result, latitude, by_latitude) + by_k * (k - k.detach()), h
+
+    @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
         save_tensors(ctx, inputs[0], output[1])
 
@@ -269,21 +290,24 @@ class _TanhOfNorm(ElementaryFunction):
         return value.tanh()
 
     @staticmethod
+    def compiled(value: Tensor) -> Tensor:
+        return with_slope(value.tanh(), value, _TanhOfNorm.slope(value.detach()))
+
+    @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
         save_tensors(ctx, *inputs)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> Tensor | None:
-        return None if grad is None else grad * _TanhOfNorm.slope(ctx)
+        return None if grad is None else grad * _TanhOfNorm.slope(*ctx.saved_tensors)
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
-        return tangent * _TanhOfNorm.slope(ctx)
+        return tangent * _TanhOfNorm.slope(*ctx.saved_tensors)
 
     @staticmethod
-    def slope(ctx: Any) -> Tensor:
+    def slope(value: Tensor) -> Tensor:
         """Return 1/cosh² v."""
-        (value,) = ctx.saved_tensors
         decay: Tensor = (-2 * value).exp()
         return 4 * decay / (1 + decay).square()
 
@@ -297,6 +321,10 @@ class _ClampRounding(ElementaryFunction):
     @staticmethod
     def forward(value: Tensor) -> Tensor:
         return value.clamp(-1, 1)
+
+    @staticmethod
+    def compiled(value: Tensor) -> Tensor:
+        return with_slope(value.clamp(-1, 1), value, 1)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:

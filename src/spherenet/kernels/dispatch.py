@@ -1,77 +1,83 @@
-"""Choice of the implementation of layers, heads and losses, and all calls of private torch API.
+"""The one place that decides how a layer, head or loss is computed, and what is saved for backward.
 
-| implementation | what it is | when |
+| backend | what it is | when |
 |---|---|---|
-| native | C++ library, `kernels/sphere_conv/native.py` | CPU tensors, if the library was built |
-| triton | Triton kernels, `kernels/sphere_conv/triton` | CUDA and ROCm tensors, if Triton can be imported |
-| compiled | the plain formula through `torch.compile` | other devices |
-| plain | the plain formula of `ops/` | everything else: tracing, torch.func, forward mode, custom g |
+| native | C++ library, `sphere_conv/native.py` | CPU tensors, if the library was built |
+| triton | Triton kernels, `sphere_conv/triton` | CUDA and ROCm tensors, if Triton can be imported |
+| compiled | the plain formula through `torch.compile`, `compiled.py` | other devices |
+| plain | the plain formula of `ops/` | everything else: tracing, torch.func, dispatch modes, subclasses, custom g |
 
-`backend("reference")` selects the plain formula everywhere. tests/kernels/test_dispatch.py fails when torch changes a
-private function that this module calls.
+`sphere_layer` is the way of every layer: check, choose (`choose`), ask the gate whether kernels may
+read the memory of the tensors (`readable`), run. Fused backends run inside `SphereConvFunction`:
+
+    forward    c = P·r,  out = β·(h·g(c) + b) + γ               P the convolution's output, r = 1/‖patch‖, h = h(1/r)
+    backward   D = ∂L/∂P = grad·β·h·g'(c)·r,  s = r·Σ grad·β·(r·h·g'(c)·c − h'·g(c)) over the filters of a group
+               gx = convᵀ(D) − x·m + n,  m and n the transposed window sums of s and of s·mean(patch)
+
+h = 1 unless the layer has a magnitude function (Eq. 15), and n = 0 unless its patches are centered (Eq. 14). Like a
+convolution the layer saves its input and weight, and beside them 1/‖patch‖ and its own output, which takes no memory if
+the next layer saves its input (BatchNorm does): the cosine is recovered from it. In half precision (unless g = cos),
+with an affine map, a magnitude function or a g that does not determine the cosine, the cosine is saved instead.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-import logging
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from contextvars import ContextVar, Token
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
-from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.nn import Module, Parameter
-from torch.nn.modules.module import _has_any_global_hook
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.nn import Parameter
 
 from spherenet._util.caches import use_private_compiler_cache
 from spherenet._util.validation import require_one_of
-from spherenet.kernels.sphere_conv import native
+from spherenet.angles.elementary import gradients_of
+from spherenet.kernels import library
+from spherenet.kernels.backends import Backend, BackendError, Case, PlainBackend, Saved
+from spherenet.ops import sphere_conv as plain
+from spherenet.ops.geometry import resolve_padding
+from spherenet.ops.norms import autocast_is_on, without_autocast
+from spherenet.ops.operation import Operation, Parameters, check_dtypes, check_shapes, require_per_filter
+from spherenet.ops.quantized import dequantized
 
 __all__ = [
     "BACKENDS",
-    "ChangeDetector",
+    "SphereConvFunction",
     "backend",
-    "below_autograd",
     "blockwise",
     "can_read_values",
-    "compiled_or_plain",
+    "choose",
     "current_backend",
-    "has_global_hooks",
-    "implementation",
     "implementation_name",
-    "is_traced",
-    "kernels_of",
-    "leave_out_of_ddp",
-    "needs_operators",
+    "per_filter",
+    "readable",
+    "set_backend",
+    "sphere_layer",
 ]
 
-BACKENDS = ("auto", "native", "triton", "compiled", "reference")
-_ALIASES = {"fused": "auto"}
+BACKENDS, PLAIN = ("auto", "native", "triton", "compiled", "reference"), PlainBackend()
+_MODULES = {"native": "sphere_conv.native", "triton": "sphere_conv.triton", "compiled": "compiled"}
 _global_backend = "auto"
 _local_backend: ContextVar[str | None] = ContextVar("spherenet_backend", default=None)
 
 LARGE_MAP = 1 << 19
 """Number of elements from which heads and losses process their classes in blocks: 2 MB of float32, one block.
 
-Smaller maps have nothing to divide. For larger ones each whole-tensor operation leaves the cache, and a buffer of that
-size may be returned to the system when it is freed, so that the next operation has to map its pages again."""
+For larger maps each whole-tensor operation leaves the cache, and the system maps the pages of each buffer again."""
 
 
-class backend:  # noqa: N801
-    """Choose the implementation of layers, heads and losses.
+# --- the user's choice ---------------------------------------------------------------------------------------------
 
-        sn.backend("reference")            # from now on, in all threads
-        with sn.backend("reference"):      # inside the block, in this thread
-            loss = model(images, labels)
+
+def set_backend(name: str) -> None:
+    """Choose the implementation of layers, heads and losses from now on, in all threads.
 
     Args:
         name: "auto" (the default), "reference" for the plain differentiable formulas, or one implementation: "native",
@@ -81,26 +87,25 @@ class backend:  # noqa: N801
     Raises:
         ValueError: If the name is unknown or the implementation is not available.
     """
+    global _global_backend
+    _global_backend = _require_available(name)
 
-    def __init__(self, name: str) -> None:
-        global _global_backend
-        self._name = require_one_of("backend", _ALIASES.get(name, name), BACKENDS)
-        if self._name == "native" and not native.available():
-            raise ValueError("backend must not be 'native': the native kernels are not available.")
-        if self._name == "triton" and not _has_triton():
-            raise ValueError("backend must not be 'triton': Triton cannot be imported.")
-        self._before: str | None = _global_backend
-        self._tokens: list[Token[str | None]] = []
-        _global_backend = self._name
 
-    def __enter__(self) -> None:
-        global _global_backend
-        if self._before is not None:  # used in a with statement: the choice is local
-            _global_backend, self._before = self._before, None
-        self._tokens.append(_local_backend.set(self._name))
+@contextmanager
+def backend(name: str) -> Iterator[None]:
+    """Choose the implementation inside a `with` block, in this thread: `with sn.backend("reference"): …`.
 
-    def __exit__(self, *_: object) -> None:
-        _local_backend.reset(self._tokens.pop())
+    Args:
+        name: As in `set_backend`.
+
+    Raises:
+        ValueError: As in `set_backend`.
+    """
+    token = _local_backend.set(_require_available(name))
+    try:
+        yield
+    finally:
+        _local_backend.reset(token)
 
 
 def current_backend() -> str:
@@ -108,62 +113,112 @@ def current_backend() -> str:
     return _local_backend.get() or _global_backend
 
 
-def implementation(
-    x: Tensor, *parameters: Tensor | float | None, has_kernel: bool = True, native_only: bool = False
-) -> str:
-    """Return the name of the implementation for an input: "native", "triton", "compiled" or "plain".
-
-    Args:
-        x: Input of the layer.
-        parameters: Its weight, and its other parameters. Kernels read memory without a check, so that all must be on
-            the device of x; for others the plain formula raises torch's error.
-        has_kernel: Whether there is a kernel for the layer's angle function.
-        native_only: Whether only the native kernels support the layer: centered layers, magnitude functions and some
-            angle functions. For dispatch modes and tensor subclasses the plain formula is used, which consists of
-            torch's own operators.
-    """
-    if torch.compiler.is_compiling():  # the compiler cannot read a context variable
-        return "plain"
-    name = _local_backend.get() or _global_backend
-    if not has_kernel or name == "reference" or x.numel() == 0 or is_traced(x) or forward_ad._current_level >= 0:
-        return "plain"
-    name = _of_device(x.device.type) if name == "auto" else name
-    if name == "native" and not x.is_cpu:
-        return "plain"
-    tensors = [value for value in parameters if isinstance(value, Tensor)]
-    if any(value.device != x.device for value in tensors):
-        return "plain"
-    if native_only and (name == "triton" or needs_operators(x, *tensors[:1])):
-        return "plain"
+def _require_available(name: str) -> str:
+    require_one_of("backend", name, BACKENDS)
+    if name == "native" and not library.available():
+        raise ValueError("backend must not be 'native': the native kernels are not available.")
+    if name == "triton" and not _has_triton():
+        raise ValueError("backend must not be 'triton': Triton cannot be imported.")
     return name
 
 
+# --- the gate: may kernels read these tensors? ---------------------------------------------------------------------
+
+_functorch = torch._C._functorch
+_dispatch_keys, _dispatch_modes = torch._C._dispatch_keys, torch._C._len_torch_dispatch_stack
+
+
 @lru_cache(maxsize=16)
-def _of_device(device_type: str) -> str:
-    if device_type == "cpu":
-        return "native" if native.available() else "plain"
-    if device_type == "cuda":
-        return "triton" if _has_triton() else "plain"
-    return "plain" if device_type == "meta" else "compiled"
+def _plain_keys(device_type: str) -> frozenset[int]:
+    """Return the dispatch keys of plain tensors on a device, in and out of inference mode, as numbers."""
+    tensors = [torch.empty(0, device=device_type)]
+    with torch.inference_mode():
+        tensors.append(torch.empty(0, device=device_type))
+    return frozenset(_dispatch_keys(tensor).raw_repr() for tensor in tensors)
 
 
-def implementation_name(device_type: str) -> str:
-    """Return the implementation of layers on a device for display, e.g. "native (avx512)"."""
-    chosen = current_backend()
-    name = {"auto": _of_device(device_type), "reference": "plain"}.get(chosen, chosen)
-    return f"native ({native.instruction_set()})" if name == "native" else name
+_CPU_KEYS = _plain_keys("cpu")
 
 
-@lru_cache(maxsize=4)
-def kernels_of(name: str) -> ModuleType:
-    """Return the module of an implementation: "native" or "triton".
+def readable(*tensors: Tensor | float | None) -> bool:
+    """Return whether kernels may read the memory of these tensors; entries that are not tensors do not matter.
 
-    Both have the functions `unit_weight`, `unit_weight_backward`, `forward`, `backward` and `correct`.
+    A kernel takes an address. Only plain strided tensors and parameters have one that it may use: not subclasses
+    (quantized, sharded, fake), not tensors whose dispatch keys say that they are conjugated, negated, functional,
+    batched, zero or sparse, not tensors of several devices, and none at all while a dispatch mode watches every
+    operation or a transform traces it.
+
+    Raises:
+        RuntimeError: If the memory of a plain tensor was freed; torch's own operations would read it.
     """
-    if name == "native":
-        return native
-    use_private_compiler_cache()
-    return importlib.import_module("spherenet.kernels.sphere_conv.triton")
+    if torch.compiler.is_compiling() or _dispatch_modes() or torch._C._is_tracing():
+        return False
+    if _functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
+        return False
+    home = None
+    for tensor in tensors:
+        if not isinstance(tensor, Tensor):
+            continue
+        kind, keys, device = type(tensor), _dispatch_keys(tensor).raw_repr(), tensor.device
+        if kind is not Tensor and kind is not Parameter:
+            return False
+        if keys not in _CPU_KEYS and (tensor.is_cpu or tensor.is_meta or keys not in _plain_keys(device.type)):
+            return False
+        if home is not None and device != home:
+            return False
+        home = device
+        end, size = tensor.storage_offset(), tensor.untyped_storage().nbytes()
+        if tensor.is_contiguous():
+            end += tensor.numel()
+        elif tensor.numel():
+            end += 1
+            for length, stride in zip(tensor.shape, tensor.stride(), strict=True):
+                end += (length - 1) * stride
+        if end * tensor.element_size() > size and tensor.numel():
+            raise RuntimeError(
+                f"tensor must have allocated memory, got shape {list(tensor.shape)} in a storage of {size} bytes."
+            )
+    return True
+
+
+def can_read_values(tensor: Tensor) -> bool:
+    """Return whether the values of a tensor can be checked; on a GPU a check would synchronize every step."""
+    return not torch.compiler.is_compiling() and tensor.is_cpu and readable(tensor)
+
+
+# --- the choice ----------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1024)
+def choose(name: str, case: Case) -> Backend:
+    """Check the shapes of a case and return the first backend that supports it; asked once per case."""
+    check_shapes(case.x_shape, case.weight_shape, case.geometry)
+    if 0 not in case.x_shape:
+        for candidate in _candidates(name, case.device_type):
+            if candidate.supports(case):
+                return candidate
+    return PLAIN
+
+
+@lru_cache(maxsize=32)
+def _candidates(name: str, device_type: str) -> tuple[Backend, ...]:
+    """Return the backends to ask, in order, for a choice of the user."""
+    if name == "auto":
+        name = {"cpu": "native", "cuda": "triton", "meta": "reference"}.get(device_type, "compiled")
+    if name == "reference" or (name == "native" and not (device_type == "cpu" and library.available())):
+        return ()
+    if name == "triton" and not _has_triton():
+        return ()
+    return (_load(name),)
+
+
+@lru_cache(maxsize=8)
+def _load(name: str) -> Backend:
+    """Return a backend by name; its module is imported here, because the import of a compiler is slow."""
+    if name != "native":
+        use_private_compiler_cache()
+    loaded: Backend = importlib.import_module(f"spherenet.kernels.{_MODULES[name]}").BACKEND
+    return loaded
 
 
 @lru_cache(maxsize=1)
@@ -172,7 +227,7 @@ def _has_triton() -> bool:
     if importlib.util.find_spec("triton") is None:
         return False
     try:
-        kernels_of("triton")
+        _load("triton")
     except Exception as error:  # Triton of another version, or for another system
         cause = (str(error).strip() or type(error).__name__).splitlines()[0]
         warnings.warn(f"spherenet runs without Triton, which cannot be imported: {cause}", RuntimeWarning, stacklevel=2)
@@ -180,57 +235,97 @@ def _has_triton() -> bool:
     return True
 
 
+def implementation_name(device_type: str) -> str:
+    """Return the implementation of layers on a device for display, e.g. "native (avx512)"."""
+    candidates = _candidates(current_backend(), device_type)
+    name = candidates[0].name if candidates else PLAIN.name
+    return f"native ({library.instruction_set()})" if name == "native" else name
+
+
 def blockwise(elements: int, *tensors: Tensor) -> bool:
     """Return whether heads and losses should process a map of this many elements in blocks.
 
-    False while tracing, because a compiler fuses the plain form, and for forward-mode derivatives, which only the plain
-    form has.
+    False while tracing, because a compiler fuses the plain form, and for tensors that kernels may not read.
     """
-    if elements < LARGE_MAP or is_traced(*tensors) or forward_ad._current_level >= 0:
+    if elements < LARGE_MAP or torch.compiler.is_compiling() or current_backend() == "reference":
         return False
-    return current_backend() != "reference"
+    return readable(*tensors)
 
 
-# --- private torch API -----------------------------------------------------------------------------------------
+# --- layers --------------------------------------------------------------------------------------------------------
 
 
-def is_traced(*tensors: Tensor) -> bool:
-    """Return whether values cannot be read or kernels not be called: torch.compile, export, jit.trace, torch.func."""
-    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
-        return True
-    if torch._C._is_tracing():  # torch.jit.trace
-        return True
-    functorch = torch._C._functorch  # torch.autograd.grad(is_grads_batched=True) uses the legacy form
-    return any(functorch.is_functorch_wrapped_tensor(t) or functorch.is_legacy_batchedtensor(t) for t in tensors)
+def sphere_layer(
+    input: Tensor, weight: Tensor, operation: Operation, parameters: Parameters, *, checked: bool = False
+) -> Tensor:
+    """Check the tensors of a sphere layer and return its output: the way of all functions and layers.
+
+    Args:
+        input: Batched or unbatched input.
+        weight: Kernels [O, C/groups, *kernel], [C, O/groups, *kernel] if the geometry is transposed, or [out, in].
+        operation: What the layer computes, with padding in any form that torch.nn accepts.
+        parameters: Its tensors; None for k and radius takes those of the angle and magnitude function.
+        checked: Whether the dtypes have been checked.
+    """
+    angle, geometry, _, center, magnitude = operation
+    k, bias, beta, gamma, radius = parameters
+    if type(weight) is not Parameter:
+        weight = dequantized(weight)
+    if not checked and (not isinstance(input, Tensor) or input.dtype != weight.dtype or not input.is_floating_point()):
+        check_dtypes(input, weight)
+    compiling = torch.compiler.is_compiling()
+    if (compiling or torch._C._is_any_autocast_enabled()) and autocast_is_on(input):
+        x = input if input.dtype == torch.float64 else input.to(torch.get_autocast_dtype(input.device.type))
+        with without_autocast(x):
+            return sphere_layer(x, weight, operation, parameters, checked=True)
+    if k is None:
+        k = angle.k
+    if radius is None and magnitude is not None:
+        radius = magnitude.radius
+    if not (k is bias is beta is gamma is radius is None):
+        parameters = Parameters(k, bias, beta, gamma, radius)
+        require_per_filter(geometry.filters(weight), **parameters._asdict())
+    if compiling:  # the compiler can read neither a context variable nor a cache
+        check_shapes(input.shape, weight.shape, geometry)
+        chosen: Backend = PLAIN
+    else:
+        h = None if magnitude is None else magnitude.kernel_id or 0
+        case = Case(input.device.type, input.dtype, angle.kernel_id, h, center, geometry, input.shape, weight.shape)
+        chosen = choose(_local_backend.get() or _global_backend, case)
+    x, dims = input, weight.dim()
+    if dims > 2 and (geometry.padding_mode != "zeros" or isinstance(geometry.padding, str)):
+        x, geometry = resolve_padding(x, geometry)
+        operation = operation._replace(geometry=geometry)
+    if x.dim() != dims:
+        x = x.unsqueeze(0) if dims > 2 else x.reshape(-1, weight.shape[1])
+    if chosen is not PLAIN and not readable(x, weight, k, bias, beta, gamma, radius):
+        chosen = PLAIN
+    if not (chosen.uses_autograd or bias is beta is gamma is None):
+        bias, beta, gamma = (per_filter(value, weight) for value in (bias, beta, gamma))
+        parameters = Parameters(k, bias, beta, gamma, radius)
+    is_learned = torch.is_grad_enabled() and (
+        x.requires_grad
+        or weight.requires_grad
+        or any(isinstance(value, Tensor) and value.requires_grad for value in parameters)
+    )
+    out: Tensor
+    try:
+        if chosen.uses_autograd or not is_learned:
+            out = chosen.forward(x, weight, operation, parameters, False)[0]
+        else:
+            out = SphereConvFunction.apply(x, weight, *parameters, operation, chosen)  # type: ignore[no-untyped-call]
+    except BackendError:
+        out = plain.sphere_conv(x, weight, operation, parameters)
+    if input.dim() == dims:
+        return out
+    return out.squeeze(0) if dims > 2 else out.reshape(*input.shape[:-1], weight.shape[0])
 
 
-def can_read_values(tensor: Tensor) -> bool:
-    """Return whether the values of a tensor can be checked; on a GPU a check would synchronize every step."""
-    return tensor.device.type == "cpu" and not is_traced(tensor)
-
-
-def needs_operators(*tensors: Tensor) -> bool:
-    """Return whether kernels must be called through torch's dispatcher: for dispatch modes and tensor subclasses."""
-    if _get_current_dispatch_mode() is not None:
-        return True
-    return any(type(tensor) is not Tensor and type(tensor) is not Parameter for tensor in tensors)
-
-
-def has_global_hooks() -> bool:
-    """Return whether torch calls hooks for every module, which fused layers would skip."""
-    return bool(_has_any_global_hook())  # type: ignore[no-untyped-call]
-
-
-def below_autograd() -> AbstractContextManager[object]:
-    """Return a context in which operators run without autograd, for the implementation of an autograd kernel."""
-    return torch._C._AutoDispatchBelowAutograd()
-
-
-def leave_out_of_ddp(model: Module, names: Sequence[str]) -> None:
-    """Let DDP neither copy nor reduce these parameters of a model that is wrapped afterwards."""
-    if names:
-        ignore: Any = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
-        ignore(model, list(names))
+def per_filter(value: Tensor | float | None, weight: Tensor) -> Tensor | None:
+    """Return a number per filter as the kernels take it: a tensor [filters]."""
+    if value is None or isinstance(value, Tensor):
+        return value if value is None or value.shape == weight.shape[:1] else value.expand(weight.shape[0])
+    return torch.full((weight.shape[0],), value, dtype=weight.dtype, device=weight.device)
 
 
 @lru_cache(maxsize=64)
@@ -238,76 +333,69 @@ def _empty(dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.empty(0, dtype=dtype, device=device)
 
 
-class ChangeDetector:
-    """Detect whether a tensor has been changed in place.
+class SphereConvFunction(torch.autograd.Function):
+    """A fused backend for autograd; for double backward, autograd differentiates the plain formula."""
 
-    Autograd refuses a saved tensor that was changed, and an in-place ReLU after a layer is common. The detector keeps
-    an alias that shares the tensor's version counter but not its memory.
-    """
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        """Return the output; inputs are x, weight, the five parameters, the operation and the backend."""
+        x, weight, k, bias, beta, gamma, radius, operation, chosen = inputs
+        angle = operation.angle
+        save_cosine = (
+            not (bias is beta is gamma is None)
+            or operation.magnitude is not None
+            or not angle.is_recoverable
+            or (x.element_size() < 4 and not angle.is_identity)
+        )
+        out: Tensor
+        out, saved = chosen.forward(x, weight, operation, Parameters(*inputs[2:7]), save_cosine)
+        ctx.set_materialize_grads(False)
+        ctx.operation, ctx.backend, ctx.alias, saved_map = operation, chosen, None, saved.map
+        if not save_cosine:
+            # An in-place ReLU after a layer is common, and autograd refuses a saved tensor that was changed. The alias
+            # shares the version counter of the output but not its memory.
+            saved_map, alias = out.data, out.detach()
+            alias.data = _empty(out.dtype, out.device)
+            ctx.alias, ctx.version = alias, alias._version
+        ctx.constants = None if isinstance(k, Tensor) else k, None if isinstance(radius, Tensor) else radius
+        ctx.save_for_backward(
+            x, weight, k if isinstance(k, Tensor) else None, bias, beta, gamma,
+            radius if isinstance(radius, Tensor) else None,
+            saved.unit_weight, saved.scale, saved.inverse_norm, saved_map, saved.mean,
+        )  # fmt: skip
+        return out
 
-    def __init__(self, tensor: Tensor) -> None:
-        self._alias = tensor.detach()
-        if not needs_operators(tensor):  # dispatch modes do not support this assignment
-            self._alias.data = _empty(tensor.dtype, tensor.device)
-        self._version = self._alias._version
-
-    @property
-    def changed(self) -> bool:
-        """Whether the tensor has been written to."""
-        return self._alias._version != self._version
-
-
-# --- the plain formula through torch's compiler ------------------------------------------------------------------
-
-_log = logging.getLogger(__name__)
-_compiled: dict[object, Callable[..., Tensor]] = {}
-_failed: set[object] = set()
-
-
-def compiled_or_plain(formula: Callable[..., Tensor], *arguments: Any) -> Tensor:
-    """Return formula(*arguments), compiled if that is possible for arguments like these.
-
-    The formula is compiled once per signature, and once more when the batch size changes. If the compilation fails (no
-    compiler, no private folder for its cache, an unsupported device), calls with this signature use the formula itself,
-    and a warning is logged. Errors of the computation, such as running out of memory, propagate. Arguments other than
-    tensors are constants for the compiler and must be hashable.
-    """
-    key = (formula, *(_signature(value) for value in arguments))
-    if key in _failed:
-        return formula(*arguments)
-    try:
-        if key not in _compiled:
-            use_private_compiler_cache()
-            _compiled[key] = torch.compile(_copy(formula), fullgraph=True)
-        return _compiled[key](*arguments)
-    except Exception as error:
-        if not _is_compile_error(error):
-            raise
-        _failed.add(key)
-        _log.warning("spherenet runs a layer without torch.compile: %s", str(error).splitlines()[0])
-        return formula(*arguments)
-
-
-def _signature(value: Any) -> object:
-    """Return what decides whether a compilation is possible: everything but the sizes of tensors."""
-    if isinstance(value, tuple):
-        return tuple(_signature(element) for element in value)
-    return (value.device.type, value.dtype, value.dim(), value.requires_grad) if isinstance(value, Tensor) else value
-
-
-def _copy(function: Any) -> Callable[..., Tensor]:
-    """Return a function with its own code object, because the compiler counts recompilations per code object."""
-    return FunctionType(
-        function.__code__.replace(),
-        function.__globals__,
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
+        """Return the gradients of x, weight and the five parameters."""
+        if grad is None:
+            return (None,) * 9
+        x, weight, k, bias, beta, gamma, radius, unit_weight, scale, inverse_norm, saved_map, mean = ctx.saved_tensors
+        operation: Operation = ctx.operation
+        constant_k, constant_radius = ctx.constants
+        k, radius = constant_k if k is None else k, constant_radius if radius is None else radius
+        parameters = Parameters(k, bias, beta, gamma, radius)
+        if torch.is_grad_enabled() or not readable(grad, x):  # create_graph=True, a batch of gradients, a mode
+            return _plain_gradients(grad, x, weight, operation, parameters, ctx.needs_input_grad)
+        is_output = ctx.alias is not None
+        if is_output and ctx.alias._version != ctx.version:  # changed in place: convolve again
+            saved_map, is_output = plain.cosines(x, unit_weight, operation), False
+        saved = Saved(unit_weight, scale, inverse_norm, saved_map, mean, is_output)
+        needs = ctx.needs_input_grad[:7]
+        try:
+            gradients = ctx.backend.backward(grad, x, operation, parameters, saved, weight.dtype, needs)
+        except BackendError:
+            return _plain_gradients(grad, x, weight, operation, parameters, needs)
+        return *gradients, None, None
 
 
-def _is_compile_error(error: Exception) -> bool:
-    from torch._dynamo.exc import TorchDynamoException
-    from torch._inductor.exc import InductorError
+def _plain_gradients(
+    grad: Tensor, x: Tensor, weight: Tensor, operation: Operation, parameters: Parameters, needs: Any
+) -> tuple[Any, ...]:
+    """Return the gradients of the plain formula, which can be differentiated again."""
 
-    return isinstance(error, (OSError, TorchDynamoException, InductorError))
+    def formula(x: Tensor, weight: Tensor, *values: Any) -> list[Tensor]:
+        return [plain.sphere_conv(x, weight, operation, Parameters(*values)).to(grad.dtype)]
+
+    gradients = gradients_of(formula, (x, weight, *parameters), [grad])
+    return (*(value if need else None for value, need in zip(gradients, needs[:7], strict=True)), None, None)

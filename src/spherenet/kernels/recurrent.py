@@ -14,13 +14,13 @@ from torch import Tensor
 
 from spherenet.angles import AngleFunction
 from spherenet.angles.elementary import gradients_of
-from spherenet.kernels.dispatch import has_global_hooks, implementation, is_traced, needs_operators
+from spherenet.kernels.backends import Case, Saved, parameter_gradients
+from spherenet.kernels.dispatch import choose, current_backend, per_filter, readable
 from spherenet.kernels.sphere_conv import native
-from spherenet.kernels.sphere_conv.autograd import K, parameter_gradients, per_filter
+from spherenet.kernels.torch_internals import has_global_hooks
 from spherenet.ops import sphere_conv as plain
-from spherenet.ops.geometry import Geometry
 from spherenet.ops.norms import autocast_is_on
-from spherenet.ops.sphere_conv import Affine, Operation
+from spherenet.ops.operation import Operation, Parameters
 
 __all__ = ["fused_recurrence"]
 
@@ -39,24 +39,25 @@ def fused_recurrence(
         The outputs of all steps [L, N, H] and the last state, or None if the kernels do not support this call.
     """
     angle = getattr(layer, "angle", None)
-    if not isinstance(angle, AngleFunction) or angle.kernel_id is None or _has_hooks(layer):
+    if not isinstance(angle, AngleFunction) or _has_hooks(layer) or torch.compiler.is_compiling():
         return None
     if layer.center is not None or layer.magnitude is not None:
         return None
-    tensors = (from_input, *state, layer.weight)
-    one_dtype = all(value.dtype == from_input.dtype for value in tensors) and from_input.element_size() >= 4
-    if from_input.dim() != 3 or not one_dtype or autocast_is_on(from_input) or needs_operators(*tensors):
+    weight, k = layer.weight, angle.k
+    one_dtype = all(value.dtype == from_input.dtype for value in (*state, weight)) and from_input.element_size() >= 4
+    if from_input.dim() != 3 or not one_dtype or autocast_is_on(from_input):
         return None
-    parameters = (*tensors[1:], layer.bias, layer.beta, layer.gamma, angle.k)
-    if implementation(from_input, *parameters) != "native":
+    operation = Operation(angle, eps=layer.eps)
+    h = state[0]
+    case = Case(h.device.type, h.dtype, angle.kernel_id, None, None, operation.geometry, h.shape, weight.shape)
+    if choose(current_backend(), case) is not native.BACKEND:
         return None
-    bias, beta, gamma = (per_filter(value, layer.weight) for value in (layer.bias, layer.beta, layer.gamma))
-    save_cosine = not (bias is None and beta is None and gamma is None) or not angle.is_recoverable
-    operation = Operation(angle, Geometry(), layer.eps, "native", save_cosine)
+    affine = (per_filter(value, weight) for value in (layer.bias, layer.beta, layer.gamma))
+    parameters = Parameters(k, *affine)
+    if not readable(from_input, *state, weight, *parameters):
+        return None
     c = state[1] if len(state) == 2 else None
-    outputs, *last = _Recurrence.apply(  # type: ignore[no-untyped-call]
-        from_input, state[0], c, layer.weight, angle.k, bias, beta, gamma, operation
-    )
+    outputs, *last = _Recurrence.apply(from_input, state[0], c, weight, *parameters[:4], operation)  # type: ignore[no-untyped-call]
     return outputs, tuple(last[: len(state)])
 
 
@@ -70,21 +71,12 @@ class _Recurrence(torch.autograd.Function):
     """The steps of one cell over a sequence."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        from_input: Tensor,
-        h: Tensor,
-        c: Tensor | None,
-        weight: Tensor,
-        k: K,
-        bias: Tensor | None,
-        beta: Tensor | None,
-        gamma: Tensor | None,
-        operation: Operation,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the outputs, the last h and the last c."""
-        unit, scale = native.unit_weight(weight, operation.eps, weight.dtype)
-        affine = Affine(bias, beta, gamma) if operation.save_cosine else None
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the outputs, the last h and the last c; inputs are those of `_plain`."""
+        from_input, h, c, weight, k, *affine, operation = inputs
+        parameters = Parameters(k, *affine)
+        save_cosine = parameters.has_affine or not operation.angle.is_recoverable
+        unit, scale = native.unit_weight(weight, operation, weight.dtype)
         from_input, transposed = from_input.contiguous(), unit.t()
         length, rows, _ = from_input.shape
         states = h.new_empty(length + 1, rows, h.shape[1])  # h before and after every step
@@ -94,20 +86,19 @@ class _Recurrence(torch.autograd.Function):
             memory = torch.empty_like(states)
             memory[0] = c
         gates, from_state = torch.empty_like(from_input), torch.empty_like(from_input)
-        cosines: list[Any] = []  # all tensors, or all None
-        norms = []
+        cosines, norms = [], []
         for step in range(length):
             product = torch.mm(states[step], transposed, out=from_state[step])
-            _, inverse_norm, cosine, _ = native.forward(product, states[step], operation, k, affine)
+            _, inverse_norm, cosine, _ = native.apply(product, states[step], operation, parameters, save_cosine)
             norms.append(inverse_norm)
             cosines.append(cosine)
             before, after = (states[step], None) if memory is None else (memory[step], memory[step + 1])
             native.cell_forward(from_input[step], product, before, gates[step], after, states[step + 1])
-        saved_map = torch.stack(cosines) if operation.save_cosine else from_state
+        saved_map = torch.stack(cosines) if save_cosine else from_state
         is_tensor = isinstance(k, Tensor)
-        inputs = (from_input, h, c, weight, k if is_tensor else None, bias, beta, gamma)
-        ctx.save_for_backward(*inputs, unit, scale, states, memory, gates, from_state, saved_map, torch.stack(norms))
-        ctx.operation, ctx.constant_k = operation, None if is_tensor else k
+        tensors = (from_input, h, c, weight, k if is_tensor else None, *affine)
+        ctx.save_for_backward(*tensors, unit, scale, states, memory, gates, from_state, saved_map, torch.stack(norms))
+        ctx.operation, ctx.constant_k, ctx.save_cosine = operation, None if is_tensor else k, save_cosine
         ctx.set_materialize_grads(False)
         last_c = None if memory is None else memory[-1].clone()
         return states[1:].clone(), states[-1].clone(), last_c
@@ -120,10 +111,10 @@ class _Recurrence(torch.autograd.Function):
         operation: Operation = ctx.operation
         k = ctx.constant_k if k is None else k
         given = [grad for grad in (grad_outputs, grad_h, grad_c) if grad is not None]
-        if torch.is_grad_enabled() or is_traced(*given):  # create_graph=True, or a batch of gradients
+        if torch.is_grad_enabled() or not readable(*given):  # create_graph=True, or a batch of gradients
             inputs = (from_input, h, c, weight, k, bias, beta, gamma, operation)
             return gradients_of(_plain, inputs, (grad_outputs, grad_h, grad_c))
-        affine = Affine(bias, beta, gamma) if operation.save_cosine else None
+        parameters, is_output = Parameters(k, bias, beta, gamma), not ctx.save_cosine
         grad_gates, products = torch.empty_like(gates), torch.empty_like(gates)
         is_gru = memory is None
         grad_from_state = torch.empty_like(gates) if is_gru else grad_gates
@@ -138,11 +129,10 @@ class _Recurrence(torch.autograd.Function):
                 None if is_gru else memory[step + 1], carried, memory_grad, grad_gates[step],
                 grad_from_state[step] if is_gru else None, before,
             )  # fmt: skip
-            of_product, spread, _ = native.backward(
-                grad_from_state[step], saved_map[step], norms[step], states[step], operation, k, affine,
-                True, False, False,
-            )  # fmt: skip
-            assert spread is not None
+            saved = Saved(unit, scale, norms[step], saved_map[step], None, is_output)
+            of_product, spread, _ = native.differentiate(
+                grad_from_state[step], states[step], operation, parameters, saved, (True,)
+            )
             products[step] = of_product
             carried = native.correct(products[step] @ unit, states[step], spread, 1)
             if is_gru:
@@ -151,34 +141,24 @@ class _Recurrence(torch.autograd.Function):
                 memory_grad = before
         flat = products.flatten(0, 1)
         grad_unit = flat.t() @ states[:-1].flatten(0, 1)
-        grad_weight = native.unit_weight_backward(grad_unit, unit, scale, weight.dtype)
-        needs = (False, False, *ctx.needs_input_grad[4:8])
-        of_parameters: tuple[Tensor | None, ...] = (None,) * 4
+        saved = Saved(unit, scale, norms.flatten(0, 1), saved_map.flatten(0, 1), None, is_output)
+        grad_weight = native.unit_weight_backward(grad_unit, saved, operation, weight.dtype)
+        needs = (False, False, *ctx.needs_input_grad[4:8], False)
+        of_parameters: list[Tensor | None] = [None] * 4
         if any(needs):
-            *_, sums = native.backward(
-                grad_from_state.flatten(0, 1), saved_map.flatten(0, 1), norms.flatten(0, 1),
-                states[:-1].flatten(0, 1), operation, k, affine, False, True, True,
-            )  # fmt: skip
+            x = states[:-1].flatten(0, 1)
+            sums = native.differentiate(grad_from_state.flatten(0, 1), x, operation, parameters, saved, needs)[2]
             assert sums is not None
-            of_parameters = parameter_gradients(sums, needs, k, affine or Affine())[:4]
+            of_parameters = parameter_gradients(sums, needs, parameters)[:4]
         return (grad_gates, carried, None if is_gru else memory_grad, grad_weight, *of_parameters, None)
 
 
-def _plain(
-    from_input: Tensor,
-    h: Tensor,
-    c: Tensor | None,
-    weight: Tensor,
-    k: K,
-    bias: Tensor | None,
-    beta: Tensor | None,
-    gamma: Tensor | None,
-    operation: Operation,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the same by differentiable torch operations, for second derivatives."""
+def _plain(from_input: Tensor, h: Tensor, c: Tensor | None, weight: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    """Return the same by differentiable torch operations; the rest are k, bias, β, γ and the operation."""
+    *values, operation = rest
     outputs = []
     for step in from_input:
-        from_state = plain.sphere_conv(h, weight, k, Affine(bias, beta, gamma), operation)
+        from_state = plain.sphere_conv(h, weight, operation, Parameters(*values))
         if c is None:
             (r_x, z_x, n_x), (r_h, z_h, n_h) = step.chunk(3, -1), from_state.chunk(3, -1)
             z = (z_x + z_h).sigmoid()

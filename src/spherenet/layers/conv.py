@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor, nn
 
 from spherenet.arguments import require_center
-from spherenet.functional import sphere_layer
+from spherenet.kernels.dispatch import sphere_layer
 from spherenet.layers.base import Proxy, SphereLayer, getting_weight, make_lazy, record_as_leaf
 from spherenet.layers.options import SphereKeywords, SphereOptions
 from spherenet.ops.geometry import Geometry
-from spherenet.ops.sphere_conv import Affine
+from spherenet.ops.operation import Operation, Parameters
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -83,10 +83,8 @@ class _SphereConv(SphereLayer):
         if isinstance(input, Proxy):
             return record_as_leaf(self, input)
         geometry = Geometry(self.kernel_size, self.stride, self.padding, self.dilation, self.groups, self.padding_mode)
-        affine = Affine(self.bias, self.beta, self.gamma)
-        return sphere_layer(
-            input, self.weight, affine, self.angle, geometry, self.eps, None, self.center, self.magnitude
-        )
+        operation = Operation(self.angle, geometry, self.eps, self.center, self.magnitude)
+        return sphere_layer(input, self.weight, operation, Parameters(None, self.bias, self.beta, self.gamma))
 
 
 class SphereConv1d(_SphereConv, nn.Conv1d):
@@ -188,10 +186,8 @@ class SphereLinear(SphereLayer, nn.Linear):
         """Return the output for an input [*, in_features]."""
         if isinstance(input, Proxy):
             return record_as_leaf(self, input)
-        affine = Affine(self.bias, self.beta, self.gamma)
-        return sphere_layer(
-            input, self.weight, affine, self.angle, _FULLY_CONNECTED, self.eps, None, self.center, self.magnitude
-        )
+        operation = Operation(self.angle, _FULLY_CONNECTED, self.eps, self.center, self.magnitude)
+        return sphere_layer(input, self.weight, operation, Parameters(None, self.bias, self.beta, self.gamma))
 
 
 class _LazySphereConv(nn.Module):

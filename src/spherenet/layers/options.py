@@ -16,7 +16,7 @@ from spherenet._util.validation import OPTION_DEFAULTS, require_number, require_
 from spherenet.angles import AngleFunction, make_shared_angle
 from spherenet.magnitudes import Magnitude
 from spherenet.ops.norms import DEFAULT_EPS
-from spherenet.ops.sphere_conv import CENTERS
+from spherenet.ops.operation import CENTERS
 
 __all__ = ["NetworkKeywords", "SphereKeywords", "SphereOptions"]
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from spherenet.kernels.dispatch import sphere_layer
 from spherenet.layers.base import Proxy, SphereLayer, record_as_leaf
 from spherenet.layers.options import SphereKeywords, SphereOptions
 from spherenet.ops.geometry import Geometry
-from spherenet.ops.sphere_conv import Affine
-from spherenet.transposed import transposed_layer
+from spherenet.ops.operation import Operation, Parameters
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -85,20 +85,11 @@ class _SphereConvTranspose(SphereLayer):
                 input, output_size, self.stride, self.padding, self.kernel_size, dims, self.dilation
             )
         )
-        geometry = Geometry(self.kernel_size, self.stride, self.padding, self.dilation, self.groups)
-        affine = Affine(self.bias, self.beta, self.gamma)
-        return transposed_layer(
-            input,
-            self.weight,
-            affine,
-            self.angle,
-            geometry,
-            output_padding,
-            self.eps,
-            None,
-            self.center,
-            self.magnitude,
+        geometry = Geometry(
+            self.kernel_size, self.stride, self.padding, self.dilation, self.groups, "zeros", True, output_padding
         )
+        operation = Operation(self.angle, geometry, self.eps, self.center, self.magnitude)
+        return sphere_layer(input, self.weight, operation, Parameters(None, self.bias, self.beta, self.gamma))
 
 
 def _reject_padding_word(padding: object) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from spherenet._util.validation import reject_unknown_options, require_floating, require_one_of, require_positive
 from spherenet.angles import ANGLES, AngleFunction, make_angle
-from spherenet.kernels.dispatch import is_traced
+from spherenet.kernels.dispatch import can_read_values
 
 if TYPE_CHECKING:
     from spherenet.losses.margins import Annealing
@@ -149,7 +149,7 @@ def checked_labels(labels: Tensor, shape: Sequence[int], device: torch.device, i
     if labels.device != device:
         raise ValueError(f"labels must be on the device of the output, {device}, got {labels.device}.")
     rows, num_classes = list(shape[:-1]), shape[-1]
-    check_values = labels.device.type == "cpu" and not is_traced(labels)
+    check_values = can_read_values(labels)
     if torch.is_floating_point(labels):
         if list(labels.shape) != list(shape):
             raise ValueError(

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from spherenet._util.validation import require_number, require_one_of, show_constructor
 from spherenet.angles import AngleFunction
 from spherenet.kernels.classes.sharded import ShardedOutput
+from spherenet.kernels.torch_internals import without_modes
 from spherenet.losses.arguments import (
     Scale,
     angle_of_loss,
@@ -219,7 +220,7 @@ class AngularLoss(nn.Module):
         """Return g(π/4) as a number, the mean over classes if they differ."""
         k = None if self.angle is None else self.angle.k
         device = k.device if isinstance(k, Tensor) else torch.device("cpu")
-        with torch.no_grad():
+        with torch.no_grad(), without_modes():
             cosine = torch.full((1,), math.sqrt(0.5), dtype=torch.float64, device=device)
             value = float(self.similarity(cosine).mean().item())
         if not value > 0:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from spherenet._util.validation import require_one_of
 from spherenet.angles import AngleFunction
-from spherenet.kernels.dispatch import is_traced
+from spherenet.kernels.dispatch import readable
 from spherenet.layers import SphereConv2d, SphereLinear, SphereOptions
 from spherenet.layers.base import Proxy
 
@@ -164,7 +164,7 @@ class PlainFeatures(nn.Module):
         for stage in self.stages:
             x = stage(x)
         flat = x.flatten(1)
-        if not isinstance(flat, Proxy) and not is_traced(flat):
+        if not isinstance(flat, Proxy) and readable(flat):
             expected = getattr(self.fully_connected, "in_features", flat.shape[-1])
             if flat.shape[-1] != expected:
                 size = " × ".join(map(str, self.input_size))

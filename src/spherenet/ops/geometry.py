@@ -24,6 +24,7 @@ __all__ = [
 ]
 
 _CONVOLUTION = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
+_TRANSPOSED: dict[int, Any] = {3: F.conv_transpose1d, 4: F.conv_transpose2d, 5: F.conv_transpose3d}
 
 
 class Geometry(NamedTuple):
@@ -39,23 +40,37 @@ class Geometry(NamedTuple):
     dilation: tuple[int, ...] = ()
     groups: int = 1
     padding_mode: str = "zeros"
+    transposed: bool = False
+    """Whether this is a transposed convolution, whose weight is [C, O/groups, *kernel]."""
+
+    output_padding: tuple[int, ...] = ()
+    """Size added to one side of the output of a transposed convolution, per dimension."""
 
     @property
     def is_pointwise(self) -> bool:
         """Whether every window is one pixel and every pixel has one window."""
-        return all(n == 1 for n in self.kernel_size + self.stride) and not any(self.padding)
+        sizes = self.kernel_size + self.stride
+        return all(n == 1 for n in sizes) and not any(self.padding) and not any(self.output_padding)
 
     @property
     def skips_pixels(self) -> bool:
         """Whether every window is one pixel and some pixels have no window."""
-        return all(n == 1 for n in self.kernel_size) and any(n > 1 for n in self.stride) and not any(self.padding)
+        if self.transposed or any(self.padding):
+            return False
+        return all(n == 1 for n in self.kernel_size) and any(n > 1 for n in self.stride)
 
     @property
     def is_pooling(self) -> bool:
         """Whether torch's average pooling can sum the windows; its 3-dimensional backward is not deterministic."""
-        if len(self.kernel_size) != 2 or any(d != 1 for d in self.dilation) or isinstance(self.padding, str):
+        if len(self.kernel_size) != 2 or self.transposed or isinstance(self.padding, str):
+            return False
+        if any(d != 1 for d in self.dilation):
             return False
         return all(2 * p <= k for k, p in zip(self.kernel_size, self.padding, strict=True))
+
+    def filters(self, weight: Tensor) -> int:
+        """Return the number of filters of a weight."""
+        return weight.shape[1] * self.groups if self.transposed else weight.shape[0]
 
 
 def per_dimension(value: int | Sequence[int], spatial_dims: int) -> tuple[int, ...]:
@@ -68,7 +83,7 @@ def per_dimension(value: int | Sequence[int], spatial_dims: int) -> tuple[int, .
 
 def _padding_amounts(geometry: Geometry) -> list[tuple[int, int]]:
     """Return how much is padded before and after each dimension; "same" puts the odd pixel after, as torch does."""
-    kernel_size, _, padding, dilation, _, _ = geometry
+    kernel_size, _, padding, dilation = geometry[:4]
     if padding == "valid":
         return [(0, 0)] * len(kernel_size)
     if padding == "same":
@@ -101,12 +116,18 @@ def resolve_padding(x: Tensor, geometry: Geometry) -> tuple[Tensor, Geometry]:
 
 
 def convolve(x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
-    """Return the convolution of x with a weight [O, C/groups, *kernel], or its product with a weight [out, in]."""
+    """Return torch's convolution of x with a weight, or its product with a weight [out, in]."""
     if weight.dim() == 2:
         return F.linear(x, weight)
-    _, stride, padding, dilation, groups, _ = geometry
-    if max(stride) > 1 and geometry.skips_pixels:
-        x, stride = _used_pixels(x, stride), (1,) * len(stride)
+    _, stride, padding, dilation, groups, _, transposed, output_padding = geometry
+    if transposed:
+        out: Tensor = _TRANSPOSED[x.dim()](x, weight, None, stride, padding, output_padding, groups, dilation)
+        return out
+    if max(stride) > 1:
+        if geometry.skips_pixels:
+            x, stride = _used_pixels(x, stride), (1,) * len(stride)
+        elif x.shape[1] == 1:
+            x, weight = _as_planes(x), _as_planes(weight)
     return _CONVOLUTION[x.dim()](x, weight, None, stride, padding, dilation, groups)
 
 
@@ -120,6 +141,16 @@ def _used_pixels(x: Tensor, stride: Sequence[int]) -> Tensor:
     return x[used]
 
 
+def _as_planes(x: Tensor) -> Tensor:
+    """Return a view of a tensor with one channel that has the strides of a contiguous tensor.
+
+    Such a tensor is contiguous and channels-last at once, and torch takes the format from its strides. In channels-last
+    format torch 2.10 to 2.13 computes a convolution of one channel with a horizontal stride and an output of width 1
+    from the wrong pixels (docs/errata.md).
+    """
+    return x.squeeze(1).unsqueeze(1)
+
+
 def convolve_backward(
     grad: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, needs_x: bool, needs_weight: bool
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -128,13 +159,12 @@ def convolve_backward(
         return grad @ weight if needs_x else None, grad.t() @ x if needs_weight else None
     if not needs_x and not needs_weight:
         return None, None
-    kernel_size, stride, padding, dilation, groups, _ = geometry
-    no_output_padding = (0,) * len(kernel_size)
+    _, stride, padding, dilation, groups, _, transposed, output_padding = geometry
     shape, steps = x.shape, stride
     if max(stride) > 1 and geometry.skips_pixels:
         x, stride = _used_pixels(x, stride), (1,) * len(stride)
     grad_x, grad_weight, _ = torch.ops.aten.convolution_backward.default(
-        grad, x, weight, None, stride, padding, dilation, False, no_output_padding, groups,
+        grad, x, weight, None, stride, padding, dilation, transposed, output_padding or (0,) * len(stride), groups,
         (needs_x, needs_weight, False),
     )  # fmt: skip
     if needs_x and stride != steps:
@@ -152,16 +182,16 @@ def window_sum(maps: Tensor, geometry: Geometry, *, of_squares: bool = True) -> 
     """
     if geometry.is_pointwise:
         return maps
-    kernel_size, stride, padding, dilation, _, _ = geometry
+    kernel_size, stride, padding = geometry[:3]
     exported = torch.compiler.is_exporting() or is_jit_tracing()
-    if exported and maps.dtype == torch.float64:
+    if exported and maps.dtype == torch.float64 and not geometry.transposed:
         return sum_slices(maps, geometry)
     # Not in files for other programs: torch's exporter to ONNX ignores divisor_override.
     if geometry.is_pooling and not exported:
         return F.avg_pool2d(maps, kernel_size, stride, padding, divisor_override=1)  # type: ignore[arg-type]
     groups = maps.shape[1]
     box = maps.new_ones(groups, 1, *kernel_size)
-    sums = _CONVOLUTION[box.dim()](maps, box, None, stride, padding, dilation, groups)
+    sums = convolve(maps, box, geometry._replace(groups=groups))
     # Some convolution algorithms (Winograd, FFT) return a tiny negative number for a sum of zeros.
     return sums.clamp_min(0) if of_squares else sums
 
@@ -191,7 +221,7 @@ def spread(sums: Tensor, size: Sequence[int], geometry: Geometry) -> Tensor:
     """
     if geometry.is_pointwise:
         return sums
-    kernel_size, stride, padding, _, _, _ = geometry
+    kernel_size, stride, padding = geometry[:3]
     like = sums.new_empty(size)
     if geometry.is_pooling:
         pooled: Tensor = torch.ops.aten.avg_pool2d_backward(

@@ -10,7 +10,7 @@ vectorized and traced.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,11 +20,9 @@ from spherenet.angles.elementary import ElementaryFunction, elementary, save_ten
 from spherenet.magnitudes import Magnitude
 from spherenet.ops.geometry import Geometry, convolve, convolve_backward, spread, window_sum
 from spherenet.ops.norms import SHRINK, working_dtype
+from spherenet.ops.operation import Operation, Parameters
 
 __all__ = [
-    "CENTERS",
-    "Affine",
-    "Operation",
     "apply_affine",
     "apply_angle",
     "center_weight",
@@ -34,70 +32,40 @@ __all__ = [
     "repeat_per_filter",
     "sphere_conv",
     "sum_per_group",
+    "swap_channels",
     "unit_weight",
 ]
-
-CENTERS = ("weight", "patch")
-"""What may be centered (Eq. 14)."""
 
 FLAT = 2.0**-32
 """Contrast (Σx² − (Σx)²/n)/Σx² below which a centered patch has no direction that float32 can represent."""
 
 
-class Affine(NamedTuple):
-    """The map β·(g + b) + γ after g, one number per filter each; None for those that are absent."""
-
-    bias: Tensor | None = None
-    beta: Tensor | float | None = None
-    gamma: Tensor | float | None = None
-
-
-class Operation(NamedTuple):
-    """What a sphere layer computes, apart from its tensors."""
-
-    angle: AngleFunction
-    """g, or its class if that defines `value`. The parameter k is passed separately, because autograd needs it."""
-
-    geometry: Geometry
-    """Its padding is given in numbers (`resolve_padding`)."""
-
-    eps: float
-    """Added under both square roots of the norms."""
-
-    implementation: str = "plain"
-    """Name of the implementation, see `kernels/dispatch.py`."""
-
-    save_cosine: bool = False
-    """Whether kernels save what determines the cosines for backward, because the output does not."""
-
-    center: str | None = None
-    """Whether kernels ("weight"), or kernels and patches ("patch"), are centered (Eq. 14)."""
-
-    magnitude: Magnitude | None = None
-    """h (Eq. 15); None for h = 1. Its radius is passed separately, because autograd needs it."""
-
-
-def sphere_conv(
-    x: Tensor,
-    weight: Tensor,
-    k: Tensor | float | None,
-    affine: Affine,
-    operation: Operation,
-    radius: Tensor | float | None = None,
-) -> Tensor:
+def sphere_conv(x: Tensor, weight: Tensor, operation: Operation, parameters: Parameters) -> Tensor:
     """Return β·(h·g(θ) + b) + γ for a batch x [N, C, *spatial] and weights [O, C/groups, *kernel].
 
-    A weight [out, in] makes it a fully connected layer on rows [N, in]. Autocast must be off.
+    A weight [out, in] makes it a fully connected layer on rows [N, in], and a transposed geometry a transposed
+    convolution with weights [C, O/groups, *kernel]. Autocast must be off, and the padding must be given in numbers.
     """
-    angle, geometry, eps, _, _, center, magnitude = operation
-    if center is not None:
-        weight = center_weight(weight)
-    unit = unit_weight(weight, eps).to(x.dtype)
+    angle, geometry, eps, center, magnitude = operation
+    unit = unit_weight(weight, operation).to(x.dtype)
     cosine, norm = _centered_cosines(x, unit, geometry, eps) if center == "patch" else _cosines(x, unit, geometry, eps)
-    value = apply_angle(cosine, angle, k)
+    value = apply_angle(cosine, angle, parameters.k)
     if magnitude is not None:
-        value = value * magnitudes_from(norm, magnitude, radius, weight.shape[0])
-    return apply_affine(value, affine).to(x.dtype)
+        value = value * magnitudes_from(norm, magnitude, parameters.radius, cosine.shape[1])
+    return apply_affine(value, parameters).to(x.dtype)
+
+
+def unit_weight(weight: Tensor, operation: Operation) -> Tensor:
+    """Return weight/‖weight‖ per filter in the working dtype, centered if necessary; 0 if the norm is not finite."""
+    geometry, centered = operation.geometry, operation.center is not None
+    kernels = swap_channels(weight, geometry.groups) if geometry.transposed else weight
+    unit: Tensor = _unit_weight(center_weight(kernels) if centered else kernels, operation.eps)[0]
+    return swap_channels(unit, geometry.groups) if geometry.transposed else unit
+
+
+def swap_channels(weight: Tensor, groups: int) -> Tensor:
+    """Return a weight [C, O/groups, *kernel] as [O, C/groups, *kernel] and the other way around."""
+    return torch.unflatten(weight, 0, (groups, -1)).transpose(1, 2).flatten(0, 1)
 
 
 def center_weight(weight: Tensor) -> Tensor:
@@ -123,7 +91,7 @@ def _centered_cosines(x: Tensor, unit: Tensor, geometry: Geometry, eps: float) -
     squares = window_sum(sum_per_group(wide * wide, geometry.groups), geometry)
     sums = window_sum(sum_per_group(wide, geometry.groups), geometry, of_squares=False)
     product = convolve(x, unit, geometry).to(working_dtype(x.dtype))
-    return cosines_from_sums(product, squares, sums, unit[0].numel(), eps)
+    return cosines_from_sums(product, squares, sums, unit.numel() // product.shape[1], eps)
 
 
 def cosines_from_sums(product: Tensor, squares: Tensor, sums: Tensor, size: int, eps: float) -> tuple[Tensor, Tensor]:
@@ -189,12 +157,6 @@ class _UnitWeight(ElementaryFunction):
 _unit_weight = elementary(_UnitWeight)
 
 
-def unit_weight(weight: Tensor, eps: float) -> Tensor:
-    """Return weight/‖weight‖ per filter [O, ...] in the working dtype; 0 if the norm is not finite."""
-    unit: Tensor = _unit_weight(weight, eps)[0]
-    return unit
-
-
 def repeat_per_filter(maps: Tensor, filters: int) -> Tensor:
     """Return a map [N, groups, *spatial] repeated for the filters of each group, unless it broadcasts."""
     return maps if maps.shape[1] == 1 else maps.repeat_interleave(filters // maps.shape[1], 1)
@@ -220,7 +182,7 @@ class _Cosines(ElementaryFunction):
         shrunk = x.to(working_dtype(x.dtype)) * SHRINK
         window = window_sum(sum_per_group(shrunk * shrunk, geometry.groups), geometry)
         norm = window.add(eps * SHRINK**2).sqrt() / SHRINK
-        of_filters = repeat_per_filter(norm, unit.shape[0])
+        of_filters = repeat_per_filter(norm, product.shape[1])
         return product.masked_fill(of_filters == math.inf, 0) / of_filters, norm
 
     @staticmethod
@@ -234,7 +196,7 @@ class _Cosines(ElementaryFunction):
         geometry, groups = ctx.geometry, ctx.geometry.groups
         grad_x = grad_unit = s = None
         if grad is not None:
-            of_product = grad / repeat_per_filter(norm, unit.shape[0])
+            of_product = grad / repeat_per_filter(norm, cosine.shape[1])
             grad_x, grad_unit = convolve_backward(of_product.to(x.dtype), x, unit, geometry, *ctx.needs_input_grad[:2])
             if ctx.needs_input_grad[0]:
                 s = sum_per_group(of_product * cosine, groups) / norm
@@ -257,21 +219,17 @@ class _Cosines(ElementaryFunction):
             along = sum_per_group(x.to(norm.dtype) * x_tangent, ctx.geometry.groups)
             norm_tangent = window_sum(along, ctx.geometry, of_squares=False) / norm
             product = product + convolve(x_tangent, unit, ctx.geometry)
-            product = product - cosine * repeat_per_filter(norm_tangent, unit.shape[0])
-        return product / repeat_per_filter(norm, unit.shape[0]), norm_tangent
+            product = product - cosine * repeat_per_filter(norm_tangent, cosine.shape[1])
+        return product / repeat_per_filter(norm, cosine.shape[1]), norm_tangent
 
 
 _cosines = elementary(_Cosines)
 
 
-def cosines(x: Tensor, unit_weight: Tensor, geometry: Geometry, eps: float, *, center_patch: bool = False) -> Tensor:
-    """Return cos θ between each patch of x [N, C, *spatial] and each unit kernel [O, C/groups, *kernel].
-
-    The result is in the working dtype. For a weight [out, in] the patches are the rows of x [N, in]. Autocast must be
-    off, and the padding must be given in numbers.
-    """
-    formula = _centered_cosines if center_patch else _cosines
-    cosine: Tensor = formula(x, unit_weight, geometry, eps)[0]
+def cosines(x: Tensor, unit: Tensor, operation: Operation) -> Tensor:
+    """Return cos θ between each patch of x and each unit kernel, in the working dtype; see `sphere_conv`."""
+    formula = _centered_cosines if operation.center == "patch" else _cosines
+    cosine: Tensor = formula(x, unit, operation.geometry, operation.eps)[0]
     return cosine
 
 
@@ -292,11 +250,11 @@ def apply_angle(cosine: Tensor, angle: AngleFunction, k: Tensor | float | None) 
     return angle.value(cosine, k)
 
 
-def apply_affine(value: Tensor, affine: Affine) -> Tensor:
+def apply_affine(value: Tensor, parameters: Parameters) -> Tensor:
     """Return β·(value + bias) + γ for maps [N, O, *spatial]."""
-    bias, beta, gamma = affine
-    if bias is None and beta is None and gamma is None:
+    if not parameters.has_affine:
         return value
+    _, bias, beta, gamma, _ = parameters
     value = value.movedim(1, -1)
     value = value if bias is None else value + bias
     value = value if beta is None else value * beta

@@ -30,7 +30,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import UninitializedParameter
 
 from spherenet._util.validation import require_one_of
-from spherenet.kernels.dispatch import is_traced
+from spherenet.kernels.dispatch import readable
 from spherenet.layers import AngularHead, SphereLayer
 from spherenet.ops.norms import DEFAULT_EPS, without_autocast, working_dtype
 
@@ -198,7 +198,7 @@ def gram(matrices: Sequence[Tensor]) -> Tensor:
     if len(matrices) > 1 and (first.device.type != "cpu" or first[0].numel() <= SMALL_MATRIX):
         matrices = [torch.cat(list(matrices))]
     with without_autocast(first):  # which would multiply in half precision
-        if not is_traced(*matrices):
+        if readable(*matrices):
             result: Tensor = _Gram.apply(*matrices)  # type: ignore[no-untyped-call]
             return result
         products = [(m[0] @ m[0].mT).unsqueeze(0) if len(m) == 1 else m @ m.mT for m in matrices]

@@ -1,23 +1,22 @@
-"""A kernel that cannot be compiled or launched is replaced for calls with its signature, with one warning."""
+"""A layer whose kernels cannot be compiled or launched is computed by the plain formula, with one warning."""
 
 import warnings
 
 import pytest
 import torch
-from driver import triton_sphere_conv
+from triton.compiler.errors import CompilationError
+from triton.runtime.errors import OutOfResources
 
 import spherenet as sn
-from spherenet.kernels.sphere_conv.triton import fallback, gradients, launch, patches, weights
-from spherenet.ops.geometry import Geometry
+from spherenet.kernels.sphere_conv.triton import failures, gradients, launch, patches, weights
 
-GEOMETRY = Geometry((3, 3), (2, 1), (1, 1), (1, 1), 2)
-FUNCTIONS = ("unit_weight", "forward", "backward", "correct", "unit_weight_backward")
+KERNELS = ["unit_weight_kernel", "forward_kernel", "backward_kernel", "correct_kernel", "unit_weight_backward_kernel"]
 
 
 @pytest.fixture(autouse=True)
 def nothing_failed(monkeypatch):
     monkeypatch.setattr(launch, "FEWEST_PROGRAMS", 1)
-    monkeypatch.setattr(fallback, "_failed", set())
+    monkeypatch.setattr(failures, "_failed", set())
 
 
 def break_kernels(monkeypatch, error, *names):
@@ -31,66 +30,66 @@ def break_kernels(monkeypatch, error, *names):
         monkeypatch.setattr(module, "launch", refuse)
 
 
-def results(dtype=torch.float64, k=0.5, with_affine=True, save_cosine=None):
+def results(dtype=torch.float64, backend="triton", **options):
     torch.manual_seed(0)
+    layer = sn.SphereConv2d(4, 6, 3, stride=(2, 1), padding=1, groups=2, dtype=dtype, **options)
     x = torch.randn(2, 4, 5, 4, dtype=dtype, requires_grad=True)
-    weight = torch.randn(6, 2, 3, 3, dtype=dtype, requires_grad=True)
-    if isinstance(k, float):
-        k = torch.full((6,), k, dtype=dtype, requires_grad=True)
-    affine = tuple(torch.randn(6, dtype=dtype, requires_grad=True) for _ in range(3)) if with_affine else (None,) * 3
-    out = triton_sphere_conv(
-        x, weight, GEOMETRY, sn.LinearAngle() if k is None else sn.SigmoidAngle(), k, affine, save_cosine=save_cosine
-    )
-    inputs = [value for value in (x, weight, k, *affine) if value is not None]
-    return [out, *torch.autograd.grad(out, inputs, torch.randn_like(out))]
+    with sn.backend(backend):
+        out = layer(x)
+        return [out, *torch.autograd.grad(out, [x, *layer.parameters()], torch.randn_like(out))]
 
 
-@pytest.mark.parametrize("k", [0.5, None], ids=["learned k", "linear"])
-@pytest.mark.parametrize("affine", [True, False])
-def test_fallback_of_all_kernels_gives_same_results(monkeypatch, k, affine):
-    expected = results(k=k, with_affine=affine)
-    break_kernels(monkeypatch, RuntimeError("no C compiler\nand more"))
-    with pytest.warns(RuntimeWarning, match=r"^spherenet computes \w+ without Triton .*: no C compiler$") as seen:
-        got = results(k=k, with_affine=affine)
-    assert sorted(str(warning.message).split()[2] for warning in seen) == sorted(FUNCTIONS)
-    for g, e in zip(got, expected, strict=True):
-        torch.testing.assert_close(g, e)
-
-
-@pytest.mark.parametrize("kernel", ["unit_weight_kernel", "forward_kernel", "backward_kernel", "correct_kernel",
-                                    "unit_weight_backward_kernel"])  # fmt: skip
-def test_broken_kernel_warns_once_per_signature(monkeypatch, kernel):
-    expected = results()
-    break_kernels(monkeypatch, RuntimeError("Triton Error [CUDA]: invalid device function"), kernel)
-    with pytest.warns(RuntimeWarning, match="invalid device function") as seen:
-        first = results()
+@pytest.mark.parametrize("options", [{"operator": "linear"}, {"operator": "learnable", "rescale": "learned"}], ids=str)
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("Triton Error [CUDA]: invalid device function\nand more"),
+        RuntimeError("Failed to find C compiler. Please specify via CC environment variable."),
+        OutOfResources(200, 100, "shared memory"),
+        CompilationError("source", None, "here"),
+        FileNotFoundError("ptxas"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_plain_formula_after_an_error_of_compiling_or_launching(monkeypatch, kernel, options, error):
+    expected = results(backend="reference", **options)
+    break_kernels(monkeypatch, error, kernel)
+    with pytest.warns(RuntimeWarning, match=r"^spherenet computes layers like this one without Triton: ") as seen:
+        first = results(**options)
     assert len(seen) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        second = results()
-    for g, again, e in zip(first, second, expected, strict=True):
-        torch.testing.assert_close(g, e)
-        torch.testing.assert_close(again, e)
-    with pytest.warns(RuntimeWarning, match="invalid device function"):  # another signature
-        results(torch.float32)
+        second = results(**options)
+    for got, again, wanted in zip(first, second, expected, strict=True):
+        torch.testing.assert_close(got, wanted)
+        torch.testing.assert_close(again, wanted)
+    with pytest.warns(RuntimeWarning, match="without Triton"):  # another signature
+        results(torch.float32, **options)
 
 
 @pytest.mark.parametrize(
-    "error", [torch.OutOfMemoryError("no memory"), RuntimeError("Triton Error [CUDA]: out of memory")]
+    "error",
+    [
+        torch.OutOfMemoryError("no memory"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        RuntimeError("size mismatch"),
+        TypeError("unexpected keyword"),
+        ValueError("wrong"),
+    ],
+    ids=str,
 )
-def test_running_out_of_memory_propagates(monkeypatch, error):
+def test_other_errors_propagate(monkeypatch, error):
     break_kernels(monkeypatch, error)
-    with pytest.raises(type(error), match=str(error)[-9:]):
+    with pytest.raises(type(error), match=str(error)[-6:]):
         results()
-    assert not fallback._failed
+    assert not failures._failed
 
 
-def test_fallback_in_half_precision(monkeypatch):
-    layer = sn.SphereConv2d(4, 6, 3, operator="sigmoid", dtype=torch.bfloat16)
-    x = torch.randn(2, 4, 5, 5, dtype=torch.bfloat16)
-    geometry = Geometry((3, 3), (1, 1), (0, 0), (1, 1), 1)
-    expected = triton_sphere_conv(x, layer.weight, geometry, layer.angle, 0.3)
-    break_kernels(monkeypatch, RuntimeError("no"))
+def test_half_precision(monkeypatch):
+    expected = results(torch.bfloat16, "reference", operator="sigmoid")
+    break_kernels(monkeypatch, RuntimeError("Triton Error [CUDA]: no"))
     with pytest.warns(RuntimeWarning, match="without Triton"):
-        got = triton_sphere_conv(x, layer.weight, geometry, layer.angle, 0.3)
-    torch.testing.assert_close(got, expected, rtol=0, atol=2**-6)
+        got = results(torch.bfloat16, operator="sigmoid")
+    for value, wanted in zip(got, expected, strict=True):
+        torch.testing.assert_close(value, wanted)

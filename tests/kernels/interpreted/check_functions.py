@@ -14,11 +14,11 @@ from torch.nn import functional as F
 import spherenet as sn
 from cases import GEOMETRIES, OPERATORS, Geometry, geometry_of, oracle_conv, oracle_linear
 from spherenet.angles import make_angle
-from spherenet.kernels.sphere_conv import triton as kernels
-from spherenet.kernels.sphere_conv.triton import launch, patches
+from spherenet.kernels.backends import Saved
+from spherenet.kernels.sphere_conv.triton import gradients, launch, patches, weights
 from spherenet.ops import geometry as conv
 from spherenet.ops.norms import direction
-from spherenet.ops.sphere_conv import Operation
+from spherenet.ops.operation import Operation, Parameters
 
 SOME_OPERATORS = [operator for operator in OPERATORS if str(operator) in ("linear", "sigmoid-0.3", "learnable-0.5")]
 every_operator = pytest.mark.parametrize("operator", OPERATORS, ids=str)
@@ -109,11 +109,11 @@ def test_half_precision(operator, dtype):
 
 def test_half_precision_computes_in_float32():
     weight = torch.randn(4, 3, 3, 3)
-    unit, scale = kernels.unit_weight(weight, 1e-4, torch.bfloat16)
+    unit, scale = weights.unit_weight(weight, 1e-4, torch.bfloat16)
     assert (unit.dtype, scale.dtype) == (torch.bfloat16, torch.float32)
     torch.testing.assert_close(unit, direction(weight, (1, 2, 3)).bfloat16(), rtol=2**-7, atol=0)
     grad = torch.randn_like(unit)
-    assert kernels.unit_weight_backward(grad, unit, scale, weight.dtype).dtype == torch.float32
+    assert weights.unit_weight_backward(grad, unit, scale, weight.dtype).dtype == torch.float32
 
 
 @every_operator
@@ -187,12 +187,12 @@ def test_offsets_beyond_31_bits():
     layer = sn.SphereConv2d(1, 2, 2, dtype=torch.float16)
     apart = torch.empty(2**31 + 16, dtype=torch.float16).as_strided((3, 1, 3, 3), (2**30, 9, 3, 1))
     apart.copy_(torch.randn(3, 1, 3, 3))
-    unit, _ = kernels.unit_weight(layer.weight.detach(), 1e-4, torch.float16)
+    unit, _ = weights.unit_weight(layer.weight.detach(), 1e-4, torch.float16)
     operation = Operation(sn.CosineAngle(), conv.Geometry((2, 2), (1, 1), (0, 0), (1, 1), 1), 1e-4)
     results = []
     for x in (apart, apart.clone(memory_format=torch.contiguous_format)):
         product = F.conv2d(apart.contiguous(), unit)
-        results.append(kernels.forward(product, x, operation, None, None)[:2])
+        results.append(patches.forward(product, x, operation, Parameters(), False)[:2])
     assert apart.stride(0) == 2**30
     for got, expected in zip(*results, strict=True):
         torch.testing.assert_close(got, expected, rtol=0, atol=0)
@@ -266,8 +266,8 @@ def test_g_over_all_cosines(name, k, dtype):
     unit = torch.ones(len(c), 1, dtype=dtype)
     product = c.reshape(-1, 1).clone()
     angle = make_angle(name, k)
-    operation = Operation(angle, LINEAR_GEOMETRY, 1e-30, "triton", save_cosine=True)
-    out, inverse_norm, cosine = kernels.forward(product, unit, operation, k, None)
+    operation, parameters = Operation(angle, LINEAR_GEOMETRY, 1e-30), Parameters(k)
+    out, inverse_norm, cosine = patches.forward(product, unit, operation, parameters, True)
     torch.testing.assert_close(inverse_norm, unit, rtol=1e-6, atol=0)
     exact = angle(cosine.double())
     rtol, atol = (2e-6, 1e-7) if dtype == torch.float32 else (1e-12, 1e-12)
@@ -275,9 +275,8 @@ def test_g_over_all_cosines(name, k, dtype):
     slope = angle.derivative(cosine if k is None else cosine.double()).double()
     peak = slope.abs().max().item()
     for saved, is_cosine in ((cosine, True), (out, False)):
-        operation = operation._replace(save_cosine=is_cosine)
-        arguments = (torch.ones_like(out), saved, unit, unit, operation, k, None, False, False, False)
-        got = kernels.backward(*arguments)[0]
+        results = Saved(unit, unit, unit, saved, None, not is_cosine)
+        got = gradients.backward(torch.ones_like(out), operation, parameters, results, [False] * 7)[0]
         tolerance = (2e-3 if dtype == torch.float32 else 1e-6) if not is_cosine else 1e-5
         inner = cosine.abs() < 0.999
         torch.testing.assert_close(got.double()[inner], slope[inner], rtol=tolerance, atol=tolerance * min(peak, 10))

@@ -76,20 +76,31 @@ def test_inference():
 
 
 def test_cuda_tensors_use_triton():
-    dispatch._of_device.cache_clear()
-    assert dispatch._of_device("cuda") == "triton"
-    assert dispatch._of_device("cpu") != "triton"
+    dispatch._candidates.cache_clear()
+    assert [candidate.name for candidate in dispatch._candidates("auto", "cuda")] == ["triton"]
+    assert [candidate.name for candidate in dispatch._candidates("auto", "cpu")] != ["triton"]
     assert dispatch.implementation_name("cuda") == "triton"
+
+
+@pytest.mark.parametrize("options", [{"center": "weight"}, {"center": "patch"}, {"magnitude": "ball"}], ids=str)
+def test_layers_without_triton_kernels_use_the_plain_formula(options, monkeypatch):
+    layer, x = sn.SphereConv2d(3, 4, 3, **options), torch.randn(1, 3, 5, 5)
+    calls = []
+    original = dispatch.PLAIN.forward
+    monkeypatch.setattr(dispatch.PLAIN, "forward", lambda *a: calls.append(1) or original(*a))
+    with backend("triton"):
+        layer(x)
+    assert calls == [1]
 
 
 def test_failed_import_of_triton_warns(monkeypatch):
     def broken(name):
         raise ImportError("undefined symbol: here\nand there")
 
-    monkeypatch.setattr(dispatch, "kernels_of", broken)
-    for cached in (dispatch._has_triton, dispatch._of_device):
+    monkeypatch.setattr(dispatch, "_load", broken)
+    for cached in (dispatch._has_triton, dispatch._candidates):
         cached.cache_clear()
     with pytest.warns(RuntimeWarning, match=r"^spherenet runs without Triton, .*: undefined symbol: here$"):
-        assert dispatch._of_device("cuda") == "plain"
-    for cached in (dispatch._has_triton, dispatch._of_device):
+        assert dispatch._candidates("auto", "cuda") == ()
+    for cached in (dispatch._has_triton, dispatch._candidates):
         cached.cache_clear()

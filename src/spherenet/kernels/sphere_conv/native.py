@@ -8,31 +8,29 @@ two layouts: *rows* (channels last in memory) and *planes* (contiguous).
 from __future__ import annotations
 
 import ctypes
-import math
 import threading
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from spherenet.kernels.backends import Backend, Case, Saved, parameter_gradients
 from spherenet.kernels.library import (
     AngleStruct,
     BackwardStruct,
     CellStruct,
     GeometryStruct,
-    available,
-    instruction_set,
     load,
 )
 from spherenet.kernels.sphere_conv.layouts import dense_like, layout_of
 from spherenet.magnitudes import Magnitude
-from spherenet.ops.geometry import Geometry
+from spherenet.ops.geometry import Geometry, convolve, convolve_backward
 from spherenet.ops.norms import working_dtype
-from spherenet.ops.sphere_conv import Affine, Operation
+from spherenet.ops.operation import Operation, Parameters
 
-__all__ = ["available", "backward", "cell_backward", "cell_forward", "checksum", "correct", "forward",
-           "instruction_set", "release_scratch", "unit_weight", "unit_weight_backward"]  # fmt: skip
+__all__ = ["BACKEND", "NativeBackend", "cell_backward", "cell_forward", "correct", "release_scratch"]
 
 _ANGLES = {"cosine": 0, "linear": 1, "sigmoid": 2, "square-cosine": 3, "sharpened-cosine": 4}
 """Numbers of the angle functions in csrc/api.h, by `AngleFunction.kernel_id`."""
@@ -74,7 +72,7 @@ def _plan(
         struct = GeometryStruct(1, x_shape[1], out_shape[1], 1, rows, rows, ones, ones, zeros, ones, 1, 1)
         return _Plan(ctypes.byref(struct), *maps)
     missing = 5 - len(x_shape)
-    kernel_size, stride, padding, dilation, groups, _ = geometry
+    kernel_size, stride, padding, dilation, groups = geometry[:5]
     sizes = (x_shape[2:], out_shape[2:], kernel_size, stride, padding, dilation)
     fills = (1, 1, 1, 1, 0, 1)
     in_three = [(fill,) * missing + tuple(size) for size, fill in zip(sizes, fills, strict=True)]
@@ -85,39 +83,37 @@ def _plan(
 class _AngleArguments:
     """Angle and magnitude function and affine map as the library takes them; keeps the tensors alive."""
 
-    def __init__(
-        self,
-        kernel_id: str,
-        k: Tensor | float | None,
-        affine: Affine | None,
-        dtype: torch.dtype,
-        magnitude: Magnitude | None = None,
-        radius: Tensor | float | None = None,
-    ) -> None:
-        k = torch.tensor([k], dtype=dtype, device="cpu") if isinstance(k, float) else k
-        radius = torch.tensor([radius], dtype=dtype, device="cpu") if isinstance(radius, float) else radius
-        values: tuple[Any, ...] = (k, *(affine or Affine()), radius)
-        self.tensors = [
+    def __init__(self, kernel_id: str, magnitude: Magnitude | None, parameters: Parameters, dtype: torch.dtype) -> None:
+        self.tensors: list[Any] = [
             value
-            if value is None or (value.dtype == dtype and value.is_contiguous())
+            if value is None or (isinstance(value, Tensor) and value.dtype == dtype and value.is_contiguous())
             else value.detach().to(dtype).contiguous()
-            for value in values
+            if isinstance(value, Tensor)
+            else torch.tensor([value], dtype=dtype, device="cpu")
+            for value in parameters
         ]
+        k, radius = self.tensors[0], self.tensors[4]
         *pointers, radius_pointer = map(_pointer, self.tensors)
         struct = AngleStruct(_ANGLES[kernel_id], 0 if k is None else k.numel(), *pointers)
         if magnitude is not None:
-            struct.magnitude, struct.radius, struct.radius_count = (
-                magnitude.kernel_id,
-                radius_pointer,
-                0 if radius is None else radius.numel(),
-            )
+            struct.magnitude, struct.radius = magnitude.kernel_id, radius_pointer
+            struct.radius_count = 0 if radius is None else radius.numel()
             struct.alpha, struct.beta = magnitude.alpha, magnitude.beta
         self.struct = ctypes.byref(struct)
 
 
 @lru_cache(maxsize=256)
 def _constant_angle(kernel_id: str, k: float | None, dtype: torch.dtype) -> _AngleArguments:
-    return _AngleArguments(kernel_id, k, None, dtype)
+    return _AngleArguments(kernel_id, None, Parameters(k), dtype)
+
+
+def _angle_arguments(operation: Operation, parameters: Parameters, dtype: torch.dtype) -> _AngleArguments:
+    """Return the arguments of a layer, the same object for layers whose only parameter is a number."""
+    kernel_id: Any = operation.angle.kernel_id
+    k, bias, beta, gamma, _ = parameters
+    if operation.magnitude is None and bias is beta is gamma is None and not isinstance(k, Tensor):
+        return _constant_angle(kernel_id, k, dtype)
+    return _AngleArguments(kernel_id, operation.magnitude, parameters, dtype)
 
 
 # --- scratch memory ----------------------------------------------------------------------------------------------
@@ -147,11 +143,11 @@ def _scratch_like(x: Tensor) -> Tensor:
     return block[:size].view(x.dtype).as_strided(x.shape, x.stride())
 
 
-# --- the five functions of an implementation -------------------------------------------------------------------
+# --- the passes around the convolution ---------------------------------------------------------------------------
 
 
-def unit_weight(weight: Tensor, eps: float, dtype: torch.dtype, centered: bool = False) -> tuple[Tensor, Tensor]:
-    """Return weight/‖w‖ per filter in `dtype`, and 1/‖w‖ [filters]; centered removes the mean of each kernel first."""
+def unit_weight(weight: Tensor, operation: Operation, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return weight/‖w‖ per filter in `dtype`, and 1/‖w‖ [filters]; centered layers remove each kernel's mean first."""
     if layout_of(weight.shape, weight.stride()) == "other":
         weight = weight.contiguous()
     # The strides themselves, not a memory format: autograd expects gradients with the strides of the weight.
@@ -164,8 +160,8 @@ def unit_weight(weight: Tensor, eps: float, dtype: torch.dtype, centered: bool =
         scale.data_ptr(),
         filters,
         weight.numel() // max(filters, 1),
-        eps,
-        centered,
+        operation.eps,
+        operation.center is not None,
         _TYPES[weight.dtype],
         _TYPES[dtype],
         torch.get_num_threads(),
@@ -173,10 +169,9 @@ def unit_weight(weight: Tensor, eps: float, dtype: torch.dtype, centered: bool =
     return unit, scale
 
 
-def unit_weight_backward(
-    grad_unit: Tensor, unit: Tensor, scale: Tensor, dtype: torch.dtype, centered: bool = False
-) -> Tensor:
+def unit_weight_backward(grad_unit: Tensor, saved: Saved, operation: Operation, dtype: torch.dtype) -> Tensor:
     """Return the gradient of the weight in `dtype` from that of the unit weight: (I − uuᵀ)·grad/‖w‖."""
+    unit = saved.unit_weight
     if grad_unit.stride() != unit.stride():
         grad_unit = dense_like(grad_unit, unit)
     grad_weight = torch.empty_strided(unit.shape, unit.stride(), dtype=dtype, device="cpu")
@@ -184,11 +179,11 @@ def unit_weight_backward(
     load().unit_weight_backward(
         grad_unit.data_ptr(),
         unit.data_ptr(),
-        scale.data_ptr(),
+        saved.scale.data_ptr(),
         grad_weight.data_ptr(),
         filters,
         unit.numel() // max(filters, 1),
-        centered,
+        operation.center is not None,
         _TYPES[dtype],
         _TYPES[unit.dtype],
         torch.get_num_threads(),
@@ -196,19 +191,15 @@ def unit_weight_backward(
     return grad_weight
 
 
-def forward(
-    product: Tensor,
-    x: Tensor,
-    operation: Operation,
-    k: Tensor | float | None,
-    affine: Affine | None,
-    radius: Tensor | float | None = None,
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+def apply(
+    product: Tensor, x: Tensor, operation: Operation, parameters: Parameters, save_cosine: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Convert the output of the convolution to that of the layer, in place if nothing is saved for backward.
 
     Returns:
-        The output, 1/‖patch‖ [N, groups, *out], what operation.save_cosine saves or None (the cosines; in half
-        precision the output of the convolution, which is half as large), and the means of centered patches or None.
+        The output, 1/‖patch‖ [N, groups, *out], the map that backward needs (the cosines if save_cosine, in half
+        precision the output of the convolution, which is half as large; otherwise the output), and the means of
+        centered patches or None.
     """
     geometry = operation.geometry
     x_layout, layout = layout_of(x.shape, x.stride()), layout_of(product.shape, product.stride())
@@ -220,16 +211,15 @@ def forward(
     dtype = x.dtype
     work = _WORK[dtype]
     inverse_norm = torch.empty_strided(*plan.out_map, dtype=work, device="cpu")
-    saved_map = torch.empty_like(product) if operation.save_cosine else None
-    out, cosine = product, saved_map
-    if saved_map is not None and work != dtype:
-        out, saved_map, cosine = saved_map, product, None
-    mean = torch.empty_strided(*plan.out_map, dtype=work, device="cpu") if operation.center == "patch" else None
-    kernel_id: Any = operation.angle.kernel_id
-    if affine is None and not isinstance(k, Tensor) and operation.magnitude is None:
-        arguments = _constant_angle(kernel_id, k, work)
-    else:
-        arguments = _AngleArguments(kernel_id, k, affine, work, operation.magnitude, radius)
+    out = saved_map = product
+    cosine = mean = None
+    if save_cosine and work == dtype:
+        saved_map = cosine = torch.empty_like(product)
+    elif save_cosine:
+        out = torch.empty_like(product)
+    if operation.center == "patch":
+        mean = torch.empty_strided(*plan.out_map, dtype=work, device="cpu")
+    arguments = _angle_arguments(operation, parameters, work)
     load().forward(
         plan.struct,
         arguments.struct,
@@ -246,67 +236,40 @@ def forward(
     return out, inverse_norm, saved_map, mean
 
 
-def backward(
-    grad: Tensor,
-    saved: Tensor,
-    inverse_norm: Tensor,
-    x: Tensor,
-    operation: Operation,
-    k: Tensor | float | None,
-    affine: Affine | None,
-    needs_x: bool,
-    needs_k: bool,
-    needs_affine: bool,
-    mean: Tensor | None = None,
-    radius: Tensor | float | None = None,
+def differentiate(
+    grad: Tensor, x: Tensor, operation: Operation, parameters: Parameters, saved: Saved, needs: Sequence[bool]
 ) -> tuple[Tensor, Any, Tensor | None]:
     """Return the gradient of the convolution's output, a correction for that of x, and four sums per filter.
 
-    The first result is in memory that the next call in the same thread overwrites.
-
-    Args:
-        grad: Gradient of the output.
-        saved: If operation.save_cosine the cosines in the working dtype, or what `forward` saved; otherwise the output.
-        inverse_norm: 1/‖patch‖ as `forward` returned it.
-        x: Input of the layer.
-        operation: What the layer computes.
-        k: Parameter of g.
-        affine: The affine map after g.
-        needs_x: Whether the correction is needed.
-        needs_k: Whether the sum of grad·h·∂g/∂k, or of grad·g·∂h/∂ρ, is needed.
-        needs_affine: Whether the sums of grad and grad·h·g are needed.
-        mean: Means of centered patches as `forward` returned them.
-        radius: Radius of h.
+    The first result is in memory that the next call in the same thread overwrites. The second is None unless the
+    gradient of x is needed, the third unless that of a parameter is.
     """
-    layout = layout_of(saved.shape, saved.stride())
+    _, _, inverse_norm, saved_map, mean, is_output = saved
+    layout = layout_of(saved_map.shape, saved_map.stride())
     if layout == "other":
-        saved, layout = saved.contiguous(), "planes"
-    if grad.stride() != saved.stride():
-        grad = dense_like(grad, saved)
+        saved_map, layout = saved_map.contiguous(), "planes"
+    if grad.stride() != saved_map.stride():
+        grad = torch.empty_strided(grad.shape, saved_map.stride(), dtype=grad.dtype, device="cpu").copy_(grad)
     # The layout of x does not matter here: with groups it is that of the output, without groups its map has none.
     rows = layout == "rows"
-    plan = _plan(x.shape, rows, saved.shape, rows, operation.geometry)
+    plan = _plan(x.shape, rows, saved_map.shape, rows, operation.geometry)
     work = inverse_norm.dtype
     grad_product = _scratch_like(grad)
-    spread = torch.empty_strided(*plan.x_map, dtype=work, device="cpu") if needs_x else None
+    spread = torch.empty_strided(*plan.x_map, dtype=work, device="cpu") if needs[0] else None
     mean_spread = None if spread is None or mean is None else torch.empty_like(spread)
-    sums = torch.empty(4, saved.shape[1], dtype=work, device="cpu") if needs_k or needs_affine else None
-    kernel_id: Any = operation.angle.kernel_id
-    if affine is None and not isinstance(k, Tensor) and operation.magnitude is None:
-        arguments = _constant_angle(kernel_id, k, work)
-    else:
-        arguments = _AngleArguments(kernel_id, k, affine, work, operation.magnitude, radius)
+    sums = torch.empty(4, saved_map.shape[1], dtype=work, device="cpu") if True in needs[2:] else None
     pointers = BackwardStruct(
         grad.data_ptr(),
-        saved.data_ptr(),
+        saved_map.data_ptr(),
         inverse_norm.data_ptr(),
         None if mean is None else mean.data_ptr(),
         grad_product.data_ptr(),
         None if spread is None else spread.data_ptr(),
         None if mean_spread is None else mean_spread.data_ptr(),
         None if sums is None else sums.data_ptr(),
-        _SAVED_OUTPUT if not operation.save_cosine else _SAVED_COSINE if saved.dtype == work else _SAVED_PRODUCT,
+        _SAVED_OUTPUT if is_output else _SAVED_COSINE if saved_map.dtype == work else _SAVED_PRODUCT,
     )
+    arguments = _angle_arguments(operation, parameters, work)
     load().backward(plan.struct, arguments.struct, ctypes.byref(pointers), _TYPES[grad.dtype], torch.get_num_threads())
     return grad_product, None if spread is None else (spread, mean_spread), sums
 
@@ -343,7 +306,53 @@ def _pointwise(dims: int, groups: int) -> Geometry:
     return Geometry((1,) * dims, (1,) * dims, (0,) * dims, (1,) * dims, groups)
 
 
-# --- recurrent cells and checksums -------------------------------------------------------------------------------
+class NativeBackend(Backend):
+    """Torch's convolution with unit weights, and one pass of the library before and after it."""
+
+    name = "native"
+
+    def supports(self, case: Case) -> bool:
+        """Return whether the library knows g and h; transposed convolutions have no kernels."""
+        return case.angle in _ANGLES and case.magnitude != 0 and case.dtype in _TYPES and not case.geometry.transposed
+
+    unit_weight = staticmethod(unit_weight)
+
+    def forward(
+        self, x: Tensor, weight: Tensor, operation: Operation, parameters: Parameters, save_cosine: bool
+    ) -> tuple[Tensor, Saved]:
+        """See `Backend.forward`."""
+        unit, scale = unit_weight(weight, operation, x.dtype)
+        product = convolve(x, unit, operation.geometry)
+        out, inverse_norm, saved_map, mean = apply(product, x, operation, parameters, save_cosine)
+        return out, Saved(unit, scale, inverse_norm, saved_map, mean)
+
+    def backward(
+        self,
+        grad: Tensor,
+        x: Tensor,
+        operation: Operation,
+        parameters: Parameters,
+        saved: Saved,
+        dtype: torch.dtype,
+        needs: Sequence[bool],
+    ) -> tuple[Tensor | None, ...]:
+        """See `Backend.backward`."""
+        geometry = operation.geometry
+        of_product, correction, sums = differentiate(grad, x, operation, parameters, saved, needs)
+        grad_x, grad_unit = convolve_backward(of_product, x, saved.unit_weight, geometry, needs[0], needs[1])
+        if grad_x is not None:
+            grad_x = correct(grad_x, x, correction, geometry.groups)
+        if grad_unit is not None:
+            grad_unit = unit_weight_backward(grad_unit, saved, operation, dtype)
+        if sums is None:
+            return grad_x, grad_unit, None, None, None, None, None
+        return grad_x, grad_unit, *parameter_gradients(sums, needs, parameters)
+
+
+BACKEND = NativeBackend()
+
+
+# --- recurrent cells ---------------------------------------------------------------------------------------------
 
 
 def cell_forward(from_input: Tensor, from_state: Tensor, before: Tensor, gates: Tensor, after: Tensor | None,
@@ -367,8 +376,3 @@ def cell_backward(gates: Tensor, from_state: Tensor | None, before: Tensor, afte
     cell = CellStruct(rows, hidden, gates.shape[1] // hidden)
     tensors = (gates, from_state, before, after, grad_output, grad_after, grad_gates, grad_from_state, grad_before)
     load().cell_backward(ctypes.byref(cell), *map(_pointer, tensors), _TYPES[before.dtype], torch.get_num_threads())
-
-
-def checksum(tensor: Tensor) -> int:
-    """Return a checksum of the memory of a dense tensor."""
-    return int(load().checksum(tensor.data_ptr(), math.prod(tensor.shape) * tensor.element_size()))

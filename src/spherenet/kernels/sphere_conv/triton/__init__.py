@@ -2,24 +2,76 @@
 
 Launches per layer, forward and backward: unit weights, norms and g, gradient of g, correction, gradient of the
 weights, and the three convolutions. A gradient of k, or of the affine map, adds one reduction. Centered layers and
-magnitude functions have no Triton kernels (`kernels/dispatch.py`); their arguments are accepted and not used.
+magnitude functions have no Triton kernels.
 
 | module | idea |
 |---|---|
 | angles | g, its slope and its inverse as device code |
 | weights, patches, gradients | the kernels and the functions that launch them |
 | launch | geometry, strides, block sizes |
-| fallback | plain operations for kernels that cannot be compiled or launched |
+| failures | errors of compiling and launching, after which a layer is computed by the plain formula |
 """
 
-from spherenet.kernels.sphere_conv.triton import fallback, gradients, patches, weights
-from spherenet.kernels.sphere_conv.triton.fallback import guarded
-from spherenet.kernels.sphere_conv.triton.gradients import Spread
+from collections.abc import Sequence
 
-__all__ = ["Spread", "backward", "correct", "forward", "unit_weight", "unit_weight_backward"]
+import torch
+from torch import Tensor
 
-unit_weight = guarded(weights.unit_weight, fallback.unit_weight)
-unit_weight_backward = guarded(weights.unit_weight_backward, fallback.unit_weight_backward)
-forward = guarded(patches.forward, fallback.forward)
-backward = guarded(gradients.backward, fallback.backward)
-correct = guarded(gradients.correct, fallback.correct)
+from spherenet.kernels.backends import Backend, Case, Saved, parameter_gradients
+from spherenet.kernels.sphere_conv.triton import gradients, patches, weights
+from spherenet.kernels.sphere_conv.triton.angles import KERNEL_IDS
+from spherenet.kernels.sphere_conv.triton.failures import reported
+from spherenet.ops.geometry import convolve, convolve_backward
+from spherenet.ops.operation import Operation, Parameters
+
+__all__ = ["BACKEND", "TritonBackend"]
+
+
+class TritonBackend(Backend):
+    """Torch's convolution with unit weights, and one launch before and after it."""
+
+    name = "triton"
+
+    def supports(self, case: Case) -> bool:
+        """Return whether there are kernels for g; centers, magnitudes and transposed convolutions have none."""
+        extended = case.center is not None or case.magnitude is not None or case.geometry.transposed
+        return case.angle in KERNEL_IDS and not extended
+
+    def unit_weight(self, weight: Tensor, operation: Operation, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """See `Backend.unit_weight`."""
+        return weights.unit_weight(weight, operation.eps, dtype)
+
+    @reported
+    def forward(
+        self, x: Tensor, weight: Tensor, operation: Operation, parameters: Parameters, save_cosine: bool
+    ) -> tuple[Tensor, Saved]:
+        """See `Backend.forward`."""
+        unit, scale = weights.unit_weight(weight, operation.eps, x.dtype)
+        product = convolve(x, unit, operation.geometry)
+        out, inverse_norm, saved_map = patches.forward(product, x, operation, parameters, save_cosine)
+        return out, Saved(unit, scale, inverse_norm, saved_map)
+
+    @reported
+    def backward(
+        self,
+        grad: Tensor,
+        x: Tensor,
+        operation: Operation,
+        parameters: Parameters,
+        saved: Saved,
+        dtype: torch.dtype,
+        needs: Sequence[bool],
+    ) -> tuple[Tensor | None, ...]:
+        """See `Backend.backward`."""
+        unit, geometry = saved.unit_weight, operation.geometry
+        of_product, spread, sums = gradients.backward(grad, operation, parameters, saved, needs)
+        grad_x, grad_unit = convolve_backward(of_product, x, unit, geometry, needs[0], needs[1])
+        if grad_x is not None and spread is not None:
+            grad_x = gradients.correct(grad_x, x, spread, geometry.groups)
+        if grad_unit is not None:
+            grad_unit = weights.unit_weight_backward(grad_unit, unit, saved.scale, dtype)
+        of_parameters = [None] * 5 if sums is None else parameter_gradients(sums, needs, parameters)
+        return grad_x, grad_unit, *of_parameters
+
+
+BACKEND = TritonBackend()

@@ -32,6 +32,9 @@ U0, U1, U2, U3, U4 = (tl.constexpr(c) for c in (1 / 3, 1 / 5, 1 / 7, 1 / 9, 1 / 
 FLOOR_32, FLOOR_64 = tl.constexpr(4 * 2.0**-11.5), tl.constexpr(4 * 2.0**-26)
 BELOW_ONE_32, BELOW_ONE_64 = tl.constexpr(1 - 2.0**-23), tl.constexpr(1 - 2.0**-52)
 
+KERNEL_IDS = ("cosine", "linear", "sigmoid", "square-cosine", "sharpened-cosine")
+"""Angle functions with formulas here, by `AngleFunction.kernel_id`."""
+
 # The smallest normal number, and the floor log(4·sqrt(ε)) of log|c| in the slope of the sharpened cosine for p < 1.
 TINY_32, TINY_64 = tl.constexpr(2.0**-126), tl.constexpr(2.0**-1022)
 LOG_ROOT_32, LOG_ROOT_64 = tl.constexpr(-9.5 * math.log(2)), tl.constexpr(-24 * math.log(2))

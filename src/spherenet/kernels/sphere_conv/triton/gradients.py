@@ -7,13 +7,15 @@ with m the sum of s over the windows that contain a pixel. m is computed by the 
 afterwards in a fixed order, so that results do not change from run to run.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from spherenet.kernels.backends import Saved
 from spherenet.kernels.sphere_conv.triton.angles import derivatives, parameters, value
 from spherenet.kernels.sphere_conv.triton.launch import (
     block_of_channels,
@@ -31,7 +33,7 @@ from spherenet.kernels.sphere_conv.triton.launch import (
 )
 from spherenet.kernels.sphere_conv.triton.patches import contiguous_or_none, position
 from spherenet.ops.geometry import Geometry
-from spherenet.ops.sphere_conv import Affine, Operation
+from spherenet.ops.operation import Operation, Parameters
 
 __all__ = ["Spread", "backward", "correct"]
 
@@ -140,62 +142,48 @@ def correct_kernel(
 
 
 def backward(
-    grad: Tensor,
-    saved: Tensor,
-    inverse_norm: Tensor,
-    x: Tensor,
-    operation: Operation,
-    k: Tensor | float | None,
-    affine: Affine | None,
-    needs_x: bool,
-    needs_k: bool,
-    needs_affine: bool,
-    mean: Any = None,
-    radius: Any = None,
+    grad: Tensor, operation: Operation, parameters: Parameters, saved: Saved, needs: Sequence[bool]
 ) -> tuple[Tensor, Spread | None, Tensor | None]:
     """Return the gradient of the convolution's output, s for `correct`, and sums per filter.
 
     Args:
         grad: Gradient of out [N, O, *out].
-        saved: The cosines if operation.save_cosine, otherwise out itself without an affine map.
-        inverse_norm: 1/‖patch‖ [N, groups, *out] as `forward` returned it.
-        x: Input of the layer; unused here, since `correct` receives it.
         operation: What the layer computes.
-        k: Parameter of g.
-        affine: The affine map after g.
-        needs_x: Whether `correct` follows.
-        needs_k: Whether the third row of the sums is needed.
-        needs_affine: Whether the first two rows of the sums are needed.
+        parameters: Its tensors.
+        saved: Results of forward.
+        needs: Which gradients are needed, as in `Backend.backward`.
 
     Returns:
-        D in the dtype of grad; `Spread`, or None unless `needs_x`; sums [3, O] of grad, grad·g and grad·∂g/∂k, with
-        rows that are not needed undefined, or None.
+        D in the dtype of grad; `Spread`, or None unless the gradient of x is needed; sums [3, O] of grad, grad·g and
+        grad·∂g/∂k, with rows that are not needed undefined, or None.
     """
-    angle, geometry, _, _, save_cosine = operation[:5]
+    angle, geometry, _, _, _ = operation
+    k, beta = parameters.k, parameters.beta
+    needs_x, _, needs_k, *needs_affine = needs[:6]
+    needs_sums = needs_k or any(needs_affine)
+    _, _, inverse_norm, saved_map, _, is_output = saved
     groups = geometry.groups
-    saved, inverse_norm = dense(saved.detach()), dense(inverse_norm)
+    saved_map, inverse_norm = dense(saved_map.detach()), dense(inverse_norm)
     inverse_norm, norm_strides = with_map_strides(inverse_norm)
     grad, grad_strides = with_map_strides(grad)
-    saved, saved_strides = with_map_strides(saved)
-    grad_product = torch.empty_like(saved, dtype=grad.dtype)
+    saved_map, saved_strides = with_map_strides(saved_map)
+    grad_product = torch.empty_like(saved_map, dtype=grad.dtype)
     s = torch.empty_like(inverse_norm) if needs_x else None
     spread = None if s is None else Spread(s, geometry)
-    pixels, filters = inverse_norm.numel() // groups, saved.shape[1] // groups
-    needs_sums = needs_k or needs_affine
+    pixels, filters = inverse_norm.numel() // groups, saved_map.shape[1] // groups
     if pixels == 0:
-        return grad_product, spread, inverse_norm.new_zeros(3, saved.shape[1]) if needs_sums else None
+        return grad_product, spread, inverse_norm.new_zeros(3, saved_map.shape[1]) if needs_sums else None
     block = block_of_pixels(pixels, groups, filters)
     blocks = triton.cdiv(pixels, block)
-    sums = inverse_norm.new_empty(blocks, 3, saved.shape[1]) if needs_sums else inverse_norm
-    beta = None if affine is None else affine.beta
-    k, constants = k_arguments(k, inverse_norm.dtype)
+    sums = inverse_norm.new_empty(blocks, 3, saved_map.shape[1]) if needs_sums else inverse_norm
+    k_tensor, constants = k_arguments(k, inverse_norm.dtype)
     launch(
         backward_kernel, (blocks, groups), grad,
-        grad, saved, inverse_norm, grad_product, s, sums, k, contiguous_or_none(beta),
-        pixels, filters, groups, pixels // saved.shape[0], grad_strides, saved_strides, norm_strides,
-        ANGLE=angle.kernel_id, SAVED_IS_COSINE=save_cosine, NEEDS_K=needs_k, NEEDS_AFFINE=needs_affine, **constants,
-        AXIS=pixel_axis(saved), BLOCK_P=block, BLOCK_O=block_of_channels(filters, block),
-        INDEX=index_dtype(grad, saved, sums), WORK=work_dtype(inverse_norm.dtype),
+        grad, saved_map, inverse_norm, grad_product, s, sums, k_tensor, contiguous_or_none(beta),
+        pixels, filters, groups, pixels // saved_map.shape[0], grad_strides, saved_strides, norm_strides,
+        ANGLE=angle.kernel_id, SAVED_IS_COSINE=not is_output, NEEDS_K=needs_k, NEEDS_AFFINE=any(needs_affine),
+        **constants, AXIS=pixel_axis(saved_map), BLOCK_P=block, BLOCK_O=block_of_channels(filters, block),
+        INDEX=index_dtype(grad, saved_map, sums), WORK=work_dtype(inverse_norm.dtype),
     )  # fmt: skip
     return grad_product, spread, sums.sum(0) if needs_sums else None
 

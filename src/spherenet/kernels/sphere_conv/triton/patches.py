@@ -29,7 +29,7 @@ from spherenet.kernels.sphere_conv.triton.launch import (
 )
 from spherenet.ops.geometry import Geometry
 from spherenet.ops.norms import SHRINK, working_dtype
-from spherenet.ops.sphere_conv import Affine, Operation
+from spherenet.ops.operation import Operation, Parameters
 
 __all__ = ["forward"]
 
@@ -183,20 +183,16 @@ def contiguous_or_none(value: Any) -> Tensor | None:
 
 
 def forward(
-    product: Tensor,
-    x: Tensor,
-    operation: Operation,
-    k: Tensor | float | None,
-    affine: Affine | None,
-    radius: Any = None,
-) -> tuple[Tensor, Tensor, Tensor | None]:
+    product: Tensor, x: Tensor, operation: Operation, parameters: Parameters, save_cosine: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     """Convert the output of the convolution to out = β·(g + b) + γ, in place.
 
     Returns:
-        out [N, O, *out], 1/‖patch‖ [N, groups, *out] in the working dtype (0 if the squares overflowed), and the
-        clamped cosines in the working dtype, or None unless operation.save_cosine.
+        out [N, O, *out], 1/‖patch‖ [N, groups, *out] in the working dtype (0 if the squares overflowed), and what
+        backward needs: the clamped cosines in the working dtype if save_cosine, otherwise the output.
     """
-    angle, geometry, eps, _, save_cosine = operation[:5]
+    angle, geometry, eps, _, _ = operation
+    k, *affine, _ = parameters
     work = working_dtype(product.dtype)
     groups = geometry.groups
     product = dense(product)
@@ -204,7 +200,7 @@ def forward(
     cosines = torch.empty_like(product, dtype=work) if save_cosine else None
     pixels = inverse_norm.numel() // groups
     if pixels == 0:
-        return product, inverse_norm, cosines
+        return product, inverse_norm, product if cosines is None else cosines
     window = window_of(geometry)
     channels, filters = x.shape[1] // groups, product.shape[1] // groups
     squared = window.taps > MOST_DIRECT_TAPS and window.taps * channels > MOST_DIRECT_ENTRIES
@@ -213,10 +209,10 @@ def forward(
     block = block_of_pixels(pixels, groups, max(channels, filters))
     out_strides, norm_strides = map_strides(product), map_strides(inverse_norm)
     assert out_strides is not None  # both tensors are dense
-    k, constants = k_arguments(k, product.dtype)
+    k_tensor, constants = k_arguments(k, product.dtype)
     launch(
         forward_kernel, (triton.cdiv(pixels, block), groups), product,
-        product, cosines, inverse_norm, x, k, *map(contiguous_or_none, affine or Affine()),
+        product, cosines, inverse_norm, x, k_tensor, *map(contiguous_or_none, affine),
         pixels, channels, filters, in_three(x.shape[2:], 1), in_three(product.shape[2:], 1),
         image_strides(x), out_strides, norm_strides,
         WINDOW=window, SQUARED=squared, X_AXIS=pixel_axis(x), OUT_AXIS=pixel_axis(product),
@@ -224,4 +220,4 @@ def forward(
         BLOCK_P=block, BLOCK_C=block_of_channels(channels, block), BLOCK_O=block_of_channels(filters, block),
         INDEX=index_dtype(x, product), WORK=work_dtype(product.dtype),
     )  # fmt: skip
-    return product, inverse_norm, cosines
+    return product, inverse_norm, product if cosines is None else cosines

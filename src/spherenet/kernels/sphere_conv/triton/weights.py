@@ -89,7 +89,7 @@ def _block(entries: int) -> int:
     return max(1, min(LONGEST_BLOCK, triton.next_power_of_2(entries)))
 
 
-def unit_weight(weight: Tensor, eps: float, dtype: torch.dtype, centered: bool = False) -> tuple[Tensor, Tensor]:
+def unit_weight(weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return weight/‖weight‖ per filter in `dtype`, with the strides of the weight, and 1/‖weight‖ [O]."""
     unit = torch.empty_like(weight, dtype=dtype)
     scale = torch.empty(weight.shape[0], dtype=working_dtype(weight.dtype), device=weight.device)
@@ -105,9 +105,7 @@ def unit_weight(weight: Tensor, eps: float, dtype: torch.dtype, centered: bool =
     return unit, scale
 
 
-def unit_weight_backward(
-    grad_unit: Tensor, unit: Tensor, scale: Tensor, dtype: torch.dtype, centered: bool = False
-) -> Tensor:
+def unit_weight_backward(grad_unit: Tensor, unit: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the gradient of the weight in `dtype` from that of the unit weight."""
     grad_weight = torch.empty_like(unit, dtype=dtype)
     if unit.numel() == 0:

@@ -1,0 +1,142 @@
+"""What a backend is: an object that knows which cases it supports, and computes output and gradients of a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from spherenet.ops.geometry import Geometry
+from spherenet.ops.operation import Operation, Parameters
+from spherenet.ops.sphere_conv import sphere_conv
+
+__all__ = ["Backend", "BackendError", "Case", "PlainBackend", "Saved", "parameter_gradients"]
+
+
+class Case(NamedTuple):
+    """What decides about the implementation of a call. It is hashable: `dispatch` chooses once per case."""
+
+    device_type: str
+    dtype: torch.dtype
+    angle: str | None
+    """`AngleFunction.kernel_id`; None for a g that kernels do not know."""
+
+    magnitude: int | None
+    """`Magnitude.kernel_id`; None without a magnitude function, 0 for one that kernels do not know."""
+
+    center: str | None
+    geometry: Geometry
+    x_shape: tuple[int, ...]
+    weight_shape: tuple[int, ...]
+
+
+class Saved(NamedTuple):
+    """Results of forward that backward needs."""
+
+    unit_weight: Tensor
+    scale: Tensor
+    """1/‖w‖ [filters]."""
+
+    inverse_norm: Tensor
+    """1/‖patch‖ [N, groups, *out]."""
+
+    map: Tensor
+    """Output of the layer, its cosines or, in half precision on CPUs, the output of the convolution."""
+
+    mean: Tensor | None = None
+    """Means of the patches if they are centered."""
+
+    is_output: bool = False
+    """Whether `map` is the output, from which the cosines are recovered."""
+
+
+class BackendError(Exception):
+    """A backend cannot compute a call that it supports; `dispatch` uses the plain formula instead."""
+
+
+class Backend:
+    """Base class of backends.
+
+    A backend computes whole layers. `dispatch` calls `forward` for tensors that its gate let through, in a layout of
+    torch's choice, with the padding in numbers and without autocast.
+    """
+
+    name: str
+    uses_autograd = False
+    """Whether autograd differentiates `forward`, so that there is no `backward`."""
+
+    def supports(self, case: Case) -> bool:
+        """Return whether the backend computes such a layer."""
+        raise NotImplementedError
+
+    def unit_weight(self, weight: Tensor, operation: Operation, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return weight/‖w‖ per filter in `dtype`, and 1/‖w‖ [filters]."""
+        raise NotImplementedError
+
+    def forward(
+        self, x: Tensor, weight: Tensor, operation: Operation, parameters: Parameters, save_cosine: bool
+    ) -> tuple[Tensor, Saved | None]:
+        """Return the output of a layer and what backward needs.
+
+        Args:
+            x: Batch [N, C, *spatial] or rows [N, in].
+            weight: Kernels.
+            operation: What the layer computes.
+            parameters: Its tensors. Bias, β and γ have one value per filter.
+            save_cosine: Whether to save what determines the cosines, because the output does not.
+        """
+        raise NotImplementedError
+
+    def backward(
+        self,
+        grad: Tensor,
+        x: Tensor,
+        operation: Operation,
+        parameters: Parameters,
+        saved: Saved,
+        dtype: torch.dtype,
+        needs: Sequence[bool],
+    ) -> tuple[Tensor | None, ...]:
+        """Return the gradients of x, weight (in `dtype`), k, bias, β, γ and radius; None for those not needed."""
+        raise NotImplementedError
+
+
+class PlainBackend(Backend):
+    """The plain differentiable formula, which computes every layer."""
+
+    name = "plain"
+    uses_autograd = True
+
+    def supports(self, case: Case) -> bool:
+        """Return True."""
+        return True
+
+    def forward(
+        self, x: Tensor, weight: Tensor, operation: Operation, parameters: Parameters, save_cosine: bool
+    ) -> tuple[Tensor, None]:
+        """Return the output."""
+        return sphere_conv(x, weight, operation, parameters), None
+
+
+def parameter_gradients(sums: Tensor, needs: Sequence[bool], parameters: Parameters) -> list[Tensor | None]:
+    """Return the gradients of k, bias, β, γ and radius from four sums per filter; `needs` as in `Backend.backward`.
+
+    The sums are Σ grad, Σ grad·h·g, Σ grad·h·∂g/∂k and Σ grad·g·∂h/∂ρ; the last is absent without a radius.
+    """
+    _, bias, beta, _, _ = parameters
+    gradients: list[Tensor | None] = []
+    for name, parameter, need in zip(Parameters._fields, parameters, needs[2:], strict=True):
+        if not need or not isinstance(parameter, Tensor):
+            gradients.append(None)
+            continue
+        gradient = sums[{"k": 2, "beta": 1, "radius": 3}.get(name, 0)]
+        if name == "beta":
+            gradient = gradient if bias is None else gradient + sums[0] * bias
+        elif name != "gamma" and beta is not None:
+            gradient = gradient * beta
+        if parameter.numel() == 1:
+            gradient = gradient.sum().reshape(parameter.shape)
+        gradients.append(gradient.to(parameter.dtype))
+    return gradients

@@ -1,0 +1,100 @@
+"""What a sphere layer computes, as one object and one bundle of tensors; checks of the tensors of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from spherenet._util.validation import require_floating
+from spherenet.angles import AngleFunction
+from spherenet.magnitudes import Magnitude
+from spherenet.ops.geometry import Geometry
+from spherenet.ops.norms import DEFAULT_EPS, autocast_is_on
+
+__all__ = ["CENTERS", "Operation", "Parameters", "check_dtypes", "check_shapes", "require_per_filter"]
+
+CENTERS = ("weight", "patch")
+"""What may be centered (Eq. 14)."""
+
+
+class Operation(NamedTuple):
+    """What a sphere layer computes, apart from its tensors: out = β·(h(‖x‖)·g(θ) + b) + γ."""
+
+    angle: AngleFunction
+    """g, or its class if that defines `value`."""
+
+    geometry: Geometry = Geometry()
+    """How the kernels move over the input; empty for a fully connected layer."""
+
+    eps: float = DEFAULT_EPS
+    """Added under both square roots of the norms."""
+
+    center: str | None = None
+    """Whether kernels ("weight"), or kernels and patches ("patch"), are centered (Eq. 14)."""
+
+    magnitude: Magnitude | None = None
+    """h (Eq. 15); None for h = 1."""
+
+
+class Parameters(NamedTuple):
+    """Tensors of a sphere layer besides its weight: one number, or one per filter; None for those that are absent."""
+
+    k: Tensor | float | None = None
+    """Parameter of g."""
+
+    bias: Tensor | None = None
+    beta: Tensor | float | None = None
+    gamma: Tensor | float | None = None
+
+    radius: Tensor | float | None = None
+    """Radius of h."""
+
+    @property
+    def has_affine(self) -> bool:
+        """Whether there is a bias, β or γ."""
+        return not (self.bias is None and self.beta is None and self.gamma is None)
+
+
+def check_dtypes(input: Tensor, weight: Tensor) -> None:
+    """Raise TypeError unless input and weight are floating point tensors of the same dtype, or autocast is on."""
+    require_floating("input", input)
+    require_floating("weight", weight)
+    if input.dtype != weight.dtype and not autocast_is_on(input):
+        raise TypeError(f"input must have the dtype of weight, {weight.dtype}, got {input.dtype}.")
+
+
+def check_shapes(input: Sequence[int], weight: Sequence[int], geometry: Geometry) -> None:
+    """Raise ValueError if the input, batched or not, does not fit the weight."""
+    spatial_dims = len(weight) - 2
+    if spatial_dims == 0:
+        if len(input) < 1 or input[-1] != weight[1]:
+            raise ValueError(
+                f"input must have {weight[1]} features in its last dimension for a weight of shape {list(weight)}, "
+                f"got shape {list(input)}."
+            )
+        return
+    if len(input) not in (spatial_dims + 1, spatial_dims + 2):
+        raise ValueError(
+            f"input must have {spatial_dims + 1} (unbatched) or {spatial_dims + 2} (batched) dimensions, "
+            f"got {len(input)}: shape {list(input)}."
+        )
+    groups, channels = geometry.groups, input[-spatial_dims - 1]
+    expected = weight[0] if geometry.transposed else weight[1] * groups
+    if channels != expected:
+        grouped = "" if geometry.transposed else f" and groups={groups}"
+        raise ValueError(
+            f"input must have {expected} channels for a weight of shape {list(weight)}{grouped}, "
+            f"got {channels}: shape {list(input)}."
+        )
+
+
+def require_per_filter(filters: int, **parameters: Tensor | float | None) -> None:
+    """Raise ValueError if a parameter is a tensor that has neither one value nor one per filter.
+
+    The kernels read one value per filter without another check.
+    """
+    for name, value in parameters.items():
+        if isinstance(value, Tensor) and (value.dim() > 1 or value.numel() not in (1, filters)):
+            raise ValueError(f"{name} must have one value or {filters}, one per filter, got shape {list(value.shape)}.")

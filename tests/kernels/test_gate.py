@@ -1,0 +1,222 @@
+"""One gate decides whether kernels may read a tensor: every entry point with every kind of tensor."""
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+from torch.utils.flop_counter import FlopCounterMode
+
+import spherenet as sn
+from spherenet.kernels import dispatch
+from spherenet.kernels.dispatch import readable
+
+
+class Wrapped(torch.Tensor):
+    """A tensor without memory that holds another one, as libraries for quantization define."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, strides=inner.stride())
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, operation, types, args=(), kwargs=None):
+        args, kwargs = tree_map(
+            lambda value: value.inner if isinstance(value, Wrapped) else value, (args, kwargs or {})
+        )
+        out = operation(*args, **kwargs)
+        return Wrapped(out) if operation is torch.ops.aten.detach.default else out
+
+
+class Mine(torch.Tensor):
+    """A subclass with memory."""
+
+
+def freed(tensor):
+    tensor = tensor.clone()
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def truncated(tensor):
+    tensor = tensor.clone()
+    tensor.untyped_storage().resize_(tensor.nbytes - 4)
+    return tensor
+
+
+def in_inference(tensor):
+    with torch.inference_mode():
+        return tensor.clone()
+
+
+def in_holes(tensor):
+    holes = torch.zeros(*tensor.shape[:-1], 2 * tensor.shape[-1])[..., ::2]
+    return holes.copy_(tensor)
+
+
+KINDS = {
+    "wrapper": Wrapped,
+    "subclass": lambda tensor: tensor.as_subclass(Mine),
+    "negated": lambda tensor: torch._neg_view(-tensor),
+    "imaginary": lambda tensor: torch.complex(tensor, -tensor).conj().imag,
+    "functional": torch._to_functional_tensor,
+    "zero": lambda tensor: torch._efficientzerotensor(tensor.shape),
+    "freed": freed,
+    "truncated": truncated,
+    "meta": lambda tensor: tensor.to("meta"),
+    "sparse": lambda tensor: tensor.to_sparse(),
+    "inference": in_inference,
+    "holes": in_holes,
+    "shifted": lambda tensor: torch.cat([tensor.flatten()[:3], tensor.flatten()])[3:].view(tensor.shape),
+}
+PLAIN = ("inference", "holes", "shifted")
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def of_layer(make, *shape):
+    torch.manual_seed(0)
+    layer, x = make(), torch.randn(*shape)
+
+    def call(convert):
+        values = {name: convert(value.detach()) for name, value in layer.named_parameters()}
+        return [torch.func.functional_call(layer, {"weight": values["weight"]}, (x,)), layer(convert(x))]
+
+    return call
+
+
+def of_recurrence(name):
+    torch.manual_seed(0)
+    layer, x = getattr(sn, name)(3, 4), torch.randn(5, 2, 3)
+
+    def call(convert):
+        weights = {key: convert(value.detach()) for key, value in layer.named_parameters() if key.endswith("weight")}
+        return [torch.func.functional_call(layer, weights, (x,))[0], layer(convert(x))[0]]
+
+    return call
+
+
+def of_head(loss):
+    torch.manual_seed(0)
+    head, loss, x, labels = sn.AngularHead(4, 5), sn.make_loss(loss), torch.randn(6, 4), torch.arange(6) % 5
+
+    def call(convert):
+        weights = {"weight": convert(head.weight.detach())}
+        return [loss(torch.func.functional_call(head, weights, (x,)), labels), loss(head(convert(x)), labels)]
+
+    return call
+
+
+def of_penalty(penalty):
+    torch.manual_seed(0)
+    layer = sn.SphereConv2d(3, 4, 3)
+
+    def call(convert):
+        other = sn.SphereConv2d(3, 4, 3)
+        del other.weight
+        other.weight = convert(layer.weight.detach())
+        return [penalty(other)]
+
+    return call
+
+
+ENTRY_POINTS = {
+    "SphereConv2d": of_layer(lambda: sn.SphereConv2d(3, 4, 3), 2, 3, 6, 6),
+    "centered SphereConv2d": of_layer(lambda: sn.SphereConv2d(3, 4, 3, center="patch", magnitude="tanh"), 2, 3, 6, 6),
+    "SphereConv1d": of_layer(lambda: sn.SphereConv1d(3, 4, 3, operator="learnable"), 2, 3, 6),
+    "SphereLinear": of_layer(lambda: sn.SphereLinear(3, 4, rescale="learned"), 2, 3),
+    "SphereConvTranspose2d": of_layer(lambda: sn.SphereConvTranspose2d(3, 4, 3), 2, 3, 6, 6),
+    "SphereLSTM": of_recurrence("SphereLSTM"),
+    "SphereGRU": of_recurrence("SphereGRU"),
+    "AngularHead": of_head("w-cosine"),
+    "ArcFace": of_head("arcface"),
+    "orthogonality": of_penalty(sn.orthogonality),
+    "energy": of_penalty(sn.hyperspherical_energy),
+}
+
+
+@pytest.fixture(autouse=True)
+def always_in_blocks(monkeypatch):
+    monkeypatch.setattr(dispatch, "LARGE_MAP", 0)
+
+
+@every_kind
+@pytest.mark.parametrize("name", ENTRY_POINTS)
+@pytest.mark.filterwarnings("ignore")
+def test_every_entry_point_with_every_kind_of_tensor(name, kind):
+    """The result is that of plain tensors, or torch raises an error. Kernels would end the process."""
+    expected = ENTRY_POINTS[name](lambda tensor: tensor)
+    with torch.no_grad():
+        try:
+            got = ENTRY_POINTS[name](KINDS[kind])
+        except (RuntimeError, TypeError, ValueError, NotImplementedError):
+            assert kind not in (*PLAIN, "subclass", "negated", "imaginary")
+            return
+    for value, wanted in zip(got, expected, strict=True):
+        value = value.inner if isinstance(value, Wrapped) else value
+        value = torch._from_functional_tensor(value) if torch._is_functional_tensor(value) else value
+        if kind in ("wrapper", "subclass", "negated", "imaginary", "functional", *PLAIN):
+            torch.testing.assert_close(value.as_subclass(torch.Tensor), wanted, rtol=1e-4, atol=1e-5)
+
+
+@every_kind
+def test_readable(kind):
+    tensor = torch.randn(3, 4)
+    assert readable(tensor, nn.Parameter(tensor), None, 0.3)
+    if kind in ("freed", "truncated"):
+        with pytest.raises(RuntimeError, match=r"tensor must have allocated memory, got shape \[3, 4\] in"):
+            readable(KINDS[kind](tensor))
+    else:
+        assert readable(KINDS[kind](tensor)) == (kind in PLAIN)
+
+
+def test_modes_and_transforms_close_the_gate():
+    tensor = torch.randn(3, 4)
+    seen = []
+    with FlopCounterMode(display=False):
+        seen.append(readable(tensor))
+    with FakeTensorMode():
+        seen.append(readable(tensor))
+    torch.vmap(lambda row: seen.append(readable(row)) or row)(tensor)
+    torch.func.grad(lambda row: seen.append(readable(tensor)) or row.sum())(tensor)
+    torch.compile(lambda row: seen.append(readable(row)) or row, backend="eager")(tensor)
+    with torch.autograd.forward_ad.dual_level():
+        seen.append(readable(tensor))
+    assert not any(seen)
+    assert readable(tensor)
+
+
+@pytest.mark.parametrize("no_grad", [True, False])
+@pytest.mark.parametrize("operator", ["cosine", "learnable"])
+def test_network_under_fake_tensor_mode(operator, no_grad):
+    with FakeTensorMode(), torch.set_grad_enabled(not no_grad):
+        model = sn.create_model("cnn-3", operator=operator, loss="arcface", widths=(4, 4, 4))
+        images, labels = torch.randn(2, 3, 32, 32), torch.tensor([0, 1])
+        loss, scores = model(images, labels)
+        assert scores.shape == (2, 10)
+        if not no_grad:
+            loss.backward()
+            assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+class Watching(TorchDispatchMode):
+    """Record the operations that a tool sees."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.names.append(operation.overloadpacket.__name__)
+        return operation(*args, **(kwargs or {}))
+
+
+def test_tools_see_operations_of_torch():
+    layer, x = sn.SphereConv2d(3, 4, 3), torch.randn(1, 3, 5, 5, requires_grad=True)
+    with Watching() as watching:
+        layer(x).sum().backward()
+    assert "convolution" in watching.names
+    assert "convolution_backward" in watching.names
