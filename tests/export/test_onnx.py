@@ -145,9 +145,18 @@ def test_invalid_arguments_and_models_raise(tmp_path):
         with pytest.raises(ValueError, match="opset must be None or an integer from 18 to"):
             export_onnx(tiny(), tmp_path / "x.onnx", example=EXAMPLE, opset=opset)
     double = nn.Sequential(sn.SphereConv1d(2, 2, 1), nn.Flatten()).double()
-    with pytest.raises(ModelError, match=r"onnxruntime cannot run the exported model: .*NOT_IMPLEMENTED"):
+    with pytest.raises(ModelError, match=r"onnxruntime has no Conv in float64"):
         export_onnx(double, tmp_path / "x.onnx", example=torch.randn(2, 2, 2).double())
     with pytest.raises(ModelError, match="cannot be written as ONNX") as caught:
         export_onnx(Eigenvalues(), tmp_path / "x.onnx", example=torch.randn(2, 3, 3))
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("dtype", "center"), [(torch.float64, None), (torch.float64, "patch")])
+def test_missing_operator_of_the_runtime_is_named(tmp_path, dtype, center):
+    layer = sn.SphereConvTranspose2d(3, 4, 3, stride=2, operator="cosine", center=center)
+    model = nn.Sequential(layer, nn.AdaptiveAvgPool2d(1), nn.Flatten()).to(dtype)
+    with pytest.raises(ModelError, match=r"^onnxruntime has no ConvTranspose in float64, .* another format[.]$"):
+        export_onnx(model, tmp_path / "x.onnx", example=torch.randn(2, 3, 5, 5, dtype=dtype))
+    assert list(tmp_path.iterdir()) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -137,6 +138,11 @@ def _session(path: Path) -> Callable[[Tensor], Tensor]:
     try:
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # the exceptions of onnxruntime have no other common type
+        if missing := re.search(r"NOT_IMPLEMENTED.*implementation for (\w+)\(", str(error)):
+            raise ModelError(
+                f"onnxruntime has no {missing[1]} in float64, which models in float64 and transposed layers with "
+                "centered patches need: use float32 and center='weight', or export another format."
+            ) from error
         raise ModelError(f"onnxruntime cannot run the exported model: {first_line(error)}.") from error
 
     def run(images: Tensor) -> Tensor:
