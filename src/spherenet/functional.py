@@ -94,7 +94,7 @@ def sphere_conv2d(
         padding: As in `torch.nn.functional.conv2d`.
         dilation: As in `torch.nn.functional.conv2d`.
         groups: As in `torch.nn.functional.conv2d`.
-        operator: "linear", "cosine", "sigmoid", "square-cosine" or an `AngleFunction` object.
+        operator: A name of `spherenet.angles.OPERATORS` whose parameter is not learned, or an `AngleFunction` object.
         k: Parameter of the sigmoid: a number, or a tensor [O] or [].
         beta: Factor β, a number or a tensor [O] or []; None for 1.
         gamma: Shift γ, a number or a tensor [O] or []; None for 0.

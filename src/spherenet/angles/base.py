@@ -52,6 +52,9 @@ class AngleFunction(nn.Module):
     kernel_id: ClassVar[str | None] = None
     """Name under which the fused kernels know g; None if they do not."""
 
+    kernel_number: ClassVar[int] = -1
+    """Number of g in the native kernels (csrc/api.h), if it has a `kernel_id`."""
+
     is_recoverable: ClassVar[bool] = True
     """Whether float32 values of g determine the cosine well enough for the kernels' backward pass."""
 

@@ -25,6 +25,7 @@ class SquareCosineAngle(AngleFunction):
     """g = sign(c)·c² for c = cos θ. Angles near π/2 have values near 0."""
 
     name = kernel_id = "square-cosine"
+    kernel_number = 3
     constant_drop = 2.0
     is_same_for_all_filters = True
     is_recoverable = False
@@ -74,6 +75,7 @@ class SharpenedCosineAngle(LearnedAngle):
     """
 
     name = kernel_id = "sharpened-cosine"
+    kernel_number = 4
     parameter = LEARNED_P
     constant_drop = 2.0
     is_recoverable = False

@@ -18,6 +18,7 @@ class LinearAngle(AngleFunction):
     """g = 1 − 2θ/π."""
 
     name = kernel_id = "linear"
+    kernel_number = 1
     constant_drop = 2.0
     is_same_for_all_filters = True
 
@@ -64,6 +65,7 @@ class CosineAngle(AngleFunction):
     """g = cos θ."""
 
     name = kernel_id = "cosine"
+    kernel_number = 0
     constant_drop = 2.0
     is_identity = True
     is_same_for_all_filters = True

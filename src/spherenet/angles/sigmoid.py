@@ -28,6 +28,7 @@ class _Sigmoid(AngleFunction):
     """g = tanh(asin(c)/(2k)) / tanh(π/(4k)) for any k."""
 
     kernel_id = "sigmoid"
+    kernel_number = 2
     constant_drop = 2.0
     k: Tensor | float
 

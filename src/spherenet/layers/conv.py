@@ -112,7 +112,7 @@ class SphereConv2d(_SphereConv, nn.Conv2d):
         groups: As in `torch.nn.Conv2d`.
         bias: As in `torch.nn.Conv2d`, but False by default.
         padding_mode: As in `torch.nn.Conv2d`.
-        operator: "linear", "cosine", "sigmoid", "learnable", "square-cosine", "sharpened-cosine" or an
+        operator: A name of `spherenet.angles.OPERATORS`, e.g. "cosine", "linear", "sigmoid" or "learnable", or an
             `AngleFunction` object.
         k: Parameter of the sigmoid (default 0.3), or initial value of a learned one (default 0.5).
         k_sharing: One learned k per "filter" or one for the "layer". To share one k in a network, pass the same

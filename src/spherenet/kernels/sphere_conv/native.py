@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from spherenet.angles import ANGLES
 from spherenet.kernels.backends import Backend, Case, Saved, parameter_gradients
 from spherenet.kernels.library import (
     AngleStruct,
@@ -32,7 +33,7 @@ from spherenet.ops.operation import Operation, Parameters
 
 __all__ = ["BACKEND", "NativeBackend", "cell_backward", "cell_forward", "correct", "release_scratch"]
 
-_ANGLES = {"cosine": 0, "linear": 1, "sigmoid": 2, "square-cosine": 3, "sharpened-cosine": 4}
+_ANGLES = {angle.kernel_id: angle.kernel_number for angle in ANGLES.values()}
 """Numbers of the angle functions in csrc/api.h, by `AngleFunction.kernel_id`."""
 
 _SAVED_OUTPUT, _SAVED_COSINE, _SAVED_PRODUCT = range(3)
