@@ -15,12 +15,15 @@ from oracle import losses as reference_losses
 from oracle import sphere_conv as reference
 from spherenet.angles import AngleFunction, CustomAngle, LinearAngle, make_angle
 from spherenet.losses import (
+    AdaFaceLoss,
     AngularLoss,
     Annealing,
     ArcFaceLoss,
     ASoftmaxLoss,
     CosFaceLoss,
+    ElasticFaceLoss,
     GASoftmaxLoss,
+    MagFaceLoss,
     MarginLoss,
     SoftmaxLoss,
     SSoftmaxLoss,
@@ -175,11 +178,34 @@ def _option_cases() -> list[LossCase]:
     return cases
 
 
-LOSSES = _paper_cases() + _option_cases()
+def _adaface(**options: object) -> AngularLoss:
+    """Return AdaFace in evaluation mode, with statistics for which some features have every quality."""
+    loss = AdaFaceLoss(0.4, 9, 0.333, **options).eval()
+    loss.norm_mean.fill_(2.0)
+    loss.norm_std.fill_(0.25)
+    return loss
+
+
+def _elasticface(form: str, **options: object) -> AngularLoss:
+    return ElasticFaceLoss(None, 9, form=form, **options).eval()
+
+
+def _face_cases() -> list[LossCase]:
+    """Margins of face recognition that depend on the norm of the feature, or are random in training mode."""
+    magface = partial(MagFaceLoss, 0.45, 9, 0.8, 1.0, 3.0, 0.0)
+    return [
+        LossCase("adaface", _adaface, reference_losses.adaface(0.4, 9, 0.333, 2.0, 0.25), detached=True),
+        LossCase("magface", magface, reference_losses.magface(0.45, 0.8, 9, 1.0, 3.0)),
+        LossCase("elasticface", partial(_elasticface, "arc"), reference_losses.arcface(0.5, 9)),
+        LossCase("elasticface-cos", partial(_elasticface, "cos"), reference_losses.cosface(0.35, 9)),
+    ]
+
+
+LOSSES = _paper_cases() + _option_cases() + _face_cases()
 COMMON = [case for case in LOSSES if case.name in {
     "softmax", "w-cosine", "w-linear", "w-sigmoid-0.3", "ga-linear-4", "ga-sigmoid-0.3-4", "a-4", "annealed-linear",
     "s-cosine", "cosface", "arcface", "linear-psi-7-detached", "linear-psi-norm-detached", "cosine-r1-7-full",
-    "cosine-r2-7-full", "sigmoid-0.3-r2-norm-detached",
+    "cosine-r2-7-full", "sigmoid-0.3-r2-norm-detached", "adaface", "magface",
 }]  # fmt: skip
 """One case per public loss and margin form, for tests that do not need every g and m."""
 

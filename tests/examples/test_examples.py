@@ -98,6 +98,14 @@ def test_retrieval(run):
     assert all(60 < recall < 100 for (recall,) in recalls.values())  # chance is 25
 
 
+def test_face_margins(run):
+    header, *rows = run("face_margins.py", "--iterations 4 --seeds 2")
+    assert "20% wrong labels, n = 2 seeds" in header
+    names = ["softmax", "arcface", "adaface", "magface", "curricularface", "elasticface", "subcenter-arcface"]
+    rates = named(rows, [*names, "uniface"])
+    assert all(5 < rate < 50 for (rate,) in rates.values())  # chance is 50
+
+
 def test_two_processes_take_the_same_steps_as_one(run):
     """Run both commands of the docstring; the losses differ by rounding."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

@@ -36,6 +36,11 @@ def loss_makers():
     cases["sphereface2-full"] = partial(SphereFace2Loss, margin_gradient="full")
     penalty = partial(GASoftmaxLoss, scale="norm", feature_penalty=0.1)
     cases |= {"penalty": penalty, "penalty-absolute": partial(penalty, feature_norm=2.0, penalty_form="absolute")}
+    # In evaluation mode: tests/losses/state_worker.py tests the state.
+    cases["curricularface"] = lambda **kw: sn.CurricularFaceLoss(**kw).eval()
+    cases["magface-penalty"] = partial(sn.MagFaceLoss, smallest_norm=1.0, largest_norm=3.0, norm_weight=2.0)
+    cases |= {"subcenter": sn.SubcenterArcFaceLoss, "uniface": partial(sn.UniFaceLoss, s=9.0)}
+    cases["elasticface"] = lambda **kw: sn.ElasticFaceLoss(**kw).eval()
     return cases
 
 
@@ -44,7 +49,7 @@ def options(name, classes):
     yield {}
     yield {"ignore_index": 2, "reduction": "sum"}
     yield {"reduction": "none"}
-    if not name.startswith("sphereface2"):
+    if not name.startswith(("sphereface2", "uniface")):
         weight = torch.linspace(0.5, 2, classes, dtype=torch.float64)
         yield {"label_smoothing": 0.2, "class_weight": weight, "ignore_index": 1}
 
@@ -52,10 +57,10 @@ def options(name, classes):
 class Problem:
     """The same weights in all processes, and batches of different sizes."""
 
-    def __init__(self, rank, world, classes, dtype, *, bias=True, even=False, scale=1.0):
+    def __init__(self, rank, world, classes, dtype, *, bias=True, even=False, scale=1.0, directions=1):
         generator = torch.Generator().manual_seed(classes)
         self.rank, self.world = rank, world
-        self.head = sn.AngularHead(FEATURES, classes, bias=bias, dtype=dtype)
+        self.head = sn.AngularHead(FEATURES, classes, bias=bias, directions=directions, dtype=dtype)
         with torch.no_grad():
             for parameter in self.head.parameters():
                 parameter.copy_(scale * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
@@ -108,6 +113,23 @@ def check_losses(rank, world, mesh):
             actual, expected = double.sharded(make(**chosen), mesh), double.unsharded(make(**chosen))
             assert_same(actual, expected, 1e-6, f"{name} {chosen}")
         assert_same(single.sharded(make(), mesh), single.unsharded(make()), 1e-5, f"{name} in float32")
+
+
+def check_directions(rank, world, mesh):
+    """Several directions per class, in one block and in several."""
+    problem = Problem(rank, world, 11, torch.float64, directions=3)
+    elements = blockwise.BLOCK_ELEMENTS["cpu"]
+    for size in (elements, 90):
+        blockwise.BLOCK_ELEMENTS["cpu"] = size
+        for make in (sn.SubcenterArcFaceLoss, sn.UniFaceLoss, SoftmaxLoss, partial(make_loss, "sphereface-r2")):
+            assert_same(problem.sharded(make(), mesh), problem.unsharded(make()), 1e-6, f"directions {make}")
+    blockwise.BLOCK_ELEMENTS["cpu"] = elements
+    curricular = sn.CurricularFaceLoss(momentum=1.0)
+    problem.sharded(curricular, mesh)
+    cosine = problem.head(problem.rows).cosine.gather(1, problem.labels[:, None])
+    torch.testing.assert_close(curricular.progress.double(), cosine.mean(), rtol=1e-6, atol=1e-6)
+    scores = SoftmaxLoss().logits(sn.shard_head(copy.deepcopy(problem.head), mesh)(problem.rows[problem.own]))
+    torch.testing.assert_close(scores.full_tensor(), SoftmaxLoss().logits(problem.head(problem.rows)))
 
 
 def check_blocks_and_extremes(rank, world, mesh):
@@ -268,7 +290,7 @@ def main(rank, world, store):
     mesh = init_device_mesh("cpu", (world,))
     checks = [check_losses, check_scores, check_rows_of_nan, check_communication, check_bad_input]
     if world == 2:
-        checks += [check_blocks_and_extremes, check_sampling, check_meta, check_hooks]
+        checks += [check_directions, check_blocks_and_extremes, check_sampling, check_meta, check_hooks]
     for check in checks:
         check(rank, world, mesh)
     dist.destroy_process_group()

@@ -18,18 +18,25 @@ from torch import Tensor
 from oracle.sphere_conv import g_cosine, theta
 
 __all__ = [
+    "adaface",
     "annealed",
     "arcface",
     "cosface",
     "cross_entropy",
+    "curricularface_losses",
+    "elasticface_losses",
     "feature_penalties",
     "ga_softmax",
+    "magface",
+    "magface_penalties",
     "margin_softmax",
     "psi",
     "s_softmax",
     "sample_losses",
     "softmax",
     "sphereface2_losses",
+    "subcenter_arcface_losses",
+    "uniface_losses",
     "w_softmax",
 ]
 
@@ -219,5 +226,105 @@ def sphereface2_losses(
             z = s * (g - m * (2 * q - 1)) + initial_bias + (0 if bias is None else bias[j])
             total = total + positive_weight / s * q * torch.log(1 + torch.exp(-z))
             total = total + (1 - positive_weight) / s * (1 - q) * torch.log(1 + torch.exp(z))
+        losses.append(total)
+    return torch.stack(losses)
+
+
+def adaface(m: float, s: float, h: float, mean: float, std: float) -> Loss:
+    """s·cos θ; for the target s·(cos(θ − m·q) − m·(1 + q)), q = clip(h·(‖x‖ − mean)/std, −1, 1) without a gradient."""
+
+    def target_score(theta_: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        q = min(1.0, max(-1.0, h * (min(100.0, max(1e-3, x.item())) - mean) / (std + 1e-3)))
+        return s * (torch.cos(max(theta_ - m * q, torch.zeros_like(theta_))) - m * (1 + q))
+
+    return s_softmax(g_cosine, s)[0], target_score
+
+
+def magface(m: float, largest_m: float, s: float, smallest_norm: float, largest_norm: float) -> Loss:
+    """s·cos θ; for the target s·cos(θ + m(a)), with m(a) linear in a = ‖x‖ between two norms."""
+
+    def target_score(theta_: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        share = (x - smallest_norm) / (largest_norm - smallest_norm)
+        share = torch.zeros_like(x) if share < 0 else torch.ones_like(x) if share > 1 else share
+        phi = theta_ + m + (largest_m - m) * share
+        return s * (-2 - torch.cos(phi) if phi.item() > math.pi else torch.cos(phi))
+
+    return s_softmax(g_cosine, s)[0], target_score
+
+
+def magface_penalties(features: Tensor, weight: float, smallest_norm: float, largest_norm: float, eps: float) -> Tensor:
+    """weight·(1/a + a/largest²) of each sample, a = ‖x‖ between two norms."""
+    penalties = []
+    for x in features:
+        a = torch.sqrt((x * x).sum() + eps)
+        a = torch.full_like(a, smallest_norm) if a < smallest_norm else a
+        a = torch.full_like(a, largest_norm) if a > largest_norm else a
+        penalties.append(weight * (1 / a + a / largest_norm**2))
+    return torch.stack(penalties)
+
+
+def curricularface_losses(
+    features: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, m: float, s: float, t: float, eps: float
+) -> Tensor:
+    """s·cos(θ_y + m) for the target; for others s·cos θ_j, times t + cos θ_j if cos θ_j > cos(θ_y + m)."""
+    losses = []
+    for x, y in zip(features, labels.tolist(), strict=True):
+        angles = [theta(w, x, eps) for w in weight]
+        wide = angles[y].item() + m > math.pi
+        target = -2 - torch.cos(angles[y] + m) if wide else torch.cos(angles[y] + m)
+        logits = []
+        for j, angle in enumerate(angles):
+            c = torch.cos(angle)
+            z = target if j == y else c * (t + c) if c > target else c
+            logits.append(s * z + (0 if bias is None else bias[j]))
+        losses.append(cross_entropy(logits, [float(j == y) for j in range(len(weight))], [1.0] * len(weight)))
+    return torch.stack(losses)
+
+
+def elasticface_losses(
+    features: Tensor, weight: Tensor, labels: Tensor, margins: Sequence[float], s: float, form: str, eps: float
+) -> Tensor:
+    """ArcFace or CosFace with another margin for each sample."""
+    losses = []
+    for x, y, m in zip(features, labels, margins, strict=True):
+        loss = arcface(m, s) if form == "arc" else cosface(m, s)
+        losses.append(sample_losses(x[None], weight, None, y[None], loss, eps)[0])
+    return torch.stack(losses)
+
+
+def subcenter_arcface_losses(
+    features: Tensor, weight: Tensor, labels: Tensor, m: float, s: float, eps: float
+) -> Tensor:
+    """ArcFace whose angle of a class is the smallest one to its directions; weight: [C, directions, in]."""
+    losses = []
+    for x, y in zip(features, labels.tolist(), strict=True):
+        angles = [min((theta(w, x, eps) for w in directions), key=lambda a: a.item()) for directions in weight]
+        score, target_score = arcface(m, s)
+        one = torch.ones_like(angles[0])
+        logits = [(target_score if j == y else score)(angle, one, one) for j, angle in enumerate(angles)]
+        losses.append(cross_entropy(logits, [float(j == y) for j in range(len(weight))], [1.0] * len(weight)))
+    return torch.stack(losses)
+
+
+def uniface_losses(
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    m: float,
+    s: float,
+    negative_weight: float,
+    threshold: Tensor,
+    eps: float,
+) -> Tensor:
+    """log(1 + e^{b − s(cos θ_y − m)}) + λ·Σ_{j≠y} log(1 + e^{s·cos θ_j − b}) of each sample."""
+    hard = not torch.is_floating_point(labels)
+    losses = []
+    for index, x in enumerate(features):
+        total = torch.zeros((), dtype=x.dtype)
+        for j, w in enumerate(weight):
+            q = float(j == labels[index]) if hard else labels[index, j].item()
+            z = s * (torch.cos(theta(w, x, eps)) - q * m) - threshold + (0 if bias is None else bias[j])
+            total = total + q * torch.log(1 + torch.exp(-z)) + negative_weight * (1 - q) * torch.log(1 + torch.exp(z))
         losses.append(total)
     return torch.stack(losses)

@@ -117,7 +117,8 @@ def _frozen(module: nn.Module, state: _State) -> nn.Module:
         result = _frozen_layer(module)
     elif isinstance(module, Classifier) and type(module).forward is Classifier.forward:
         features = _frozen(module.features, state)
-        foldable = type(module.head) is AngularHead and type(module.criterion) in FOLDABLE_LOSSES
+        one_direction = type(module.head) is AngularHead and module.head.directions == 1
+        foldable = one_direction and type(module.criterion) in FOLDABLE_LOSSES
         scores = FrozenScores(module.head, module.criterion) if foldable else _Scores(module.head, module.criterion)
         result = FrozenClassifier(features, scores).eval()
     else:

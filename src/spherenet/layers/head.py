@@ -33,6 +33,8 @@ class AngularHead(OptionCheck, nn.Module):
         in_features: Number of features, at least 1.
         num_classes: Number of classes, at least 2.
         bias: Whether to add a bias per class, for imbalanced data.
+        directions: Number of directions per class, at least 1. With several, cos θ_j is the largest cosine of the
+            directions of class j (sub-center ArcFace), and the norm of each class is 1.
         eps: Number added under both square roots of the norms.
         device: Device of the parameters.
         dtype: Dtype of the parameters.
@@ -43,7 +45,7 @@ class AngularHead(OptionCheck, nn.Module):
 
     Shape:
         [*, in_features] → `AngularOutput` of [*, num_classes], [*], [num_classes], [num_classes] or None; `weight`
-        [num_classes, in_features].
+        [num_classes, in_features], or [num_classes, directions, in_features] with several directions.
     """
 
     bias: nn.Parameter | None
@@ -59,6 +61,7 @@ class AngularHead(OptionCheck, nn.Module):
         num_classes: int,
         bias: bool = False,
         *,
+        directions: int = 1,
         eps: float = DEFAULT_EPS,
         device: Any = None,
         dtype: Any = None,
@@ -66,8 +69,10 @@ class AngularHead(OptionCheck, nn.Module):
         super().__init__()
         self.in_features = require_integer("in_features", in_features, minimum=1)
         self.num_classes = require_integer("num_classes", num_classes, minimum=2)
+        self.directions = require_integer("directions", directions, minimum=1)
         self.eps = require_positive("eps", eps)
-        self.weight = nn.Parameter(torch.empty(num_classes, in_features, device=device, dtype=dtype))
+        rows = (num_classes,) if directions == 1 else (num_classes, directions)
+        self.weight = nn.Parameter(torch.empty(*rows, in_features, device=device, dtype=dtype))
         if bias:
             self.bias = nn.Parameter(torch.empty(num_classes, device=device, dtype=dtype))
         else:
@@ -99,11 +104,13 @@ class AngularHead(OptionCheck, nn.Module):
             overflowed = length.isinf()
             length = length.masked_fill(overflowed, self.eps**0.5)
             unit_features = (features.to(dtype).masked_fill(overflowed, 0) / length).reshape(-1, self.in_features)
-            weight = self.weight.to(dtype)
-            elements = max(unit_features.shape[0] * self.num_classes, weight.numel())
+            weight = self.weight.to(dtype).flatten(0, -2)
+            elements = max(unit_features.shape[0] * len(weight), weight.numel())
             in_blocks = use_blocks(elements, unit_features, weight)
             compute = blockwise.angular_cosine if in_blocks else angular.angular_cosine
             cosine, weight_norm = compute(unit_features, weight, self.eps)
+            if self.directions > 1:
+                cosine, weight_norm = angular.nearest_direction(cosine, self.directions)
             return AngularOutput(
                 cosine.reshape(*features.shape[:-1], self.num_classes),
                 length.squeeze(-1),
@@ -116,4 +123,5 @@ class AngularHead(OptionCheck, nn.Module):
         return (
             f"in_features={self.in_features}, num_classes={self.num_classes}, "
             f"bias={self.bias is not None}, eps={self.eps:g}"
+            + (f", directions={self.directions}" if self.directions > 1 else "")
         )

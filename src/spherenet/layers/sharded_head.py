@@ -40,6 +40,7 @@ class ShardedHead(AngularHead):
     def __init__(self, head: AngularHead, mesh: DeviceMesh, sample_rate: float = 1.0) -> None:
         nn.Module.__init__(self)
         self.in_features, self.num_classes, self.eps = head.in_features, head.num_classes, head.eps
+        self.directions = head.directions
         self.scale_invariant = head.scale_invariant
         self.sample_rate = require_number("sample_rate", sample_rate)
         if not 0 < self.sample_rate <= 1:
@@ -156,7 +157,7 @@ def shard_head(model: M, mesh: DeviceMesh, *, sample_rate: float = 1.0) -> M:
     if mesh.ndim != 1:
         raise ValueError(f"mesh must have one dimension, got {mesh.ndim}.")
     heads = {name: module for name, module in model.named_modules() if isinstance(module, AngularHead)}
-    sizes = [(head.num_classes, head.in_features) for head in heads.values()]
+    sizes = [(head.num_classes, *head.weight.shape[1:]) for head in heads.values()]
     _require_same_heads(sizes, mesh)
     if len(heads) != 1:
         raise ValueError(f"model must have one AngularHead, got {len(heads)}.")
@@ -191,7 +192,7 @@ def _own_part(whole: Tensor, mesh: DeviceMesh) -> Tensor:
     return part
 
 
-def _require_same_heads(sizes: list[tuple[int, int]], mesh: DeviceMesh) -> None:
+def _require_same_heads(sizes: list[tuple[int, ...]], mesh: DeviceMesh) -> None:
     """Raise ValueError in all processes if their heads have different numbers of classes or features."""
     import torch.distributed as dist
 

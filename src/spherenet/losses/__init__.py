@@ -6,25 +6,37 @@ from collections.abc import Mapping
 from typing import Any
 
 from spherenet._util.validation import require_one_of
+from spherenet.losses.adaface import AdaFaceLoss
 from spherenet.losses.additive_margins import ArcFaceLoss, CosFaceLoss
 from spherenet.losses.arguments import options_of, reject_unknown
 from spherenet.losses.base import AngularLoss
+from spherenet.losses.curricularface import CurricularFaceLoss
+from spherenet.losses.elasticface import ElasticFaceLoss
+from spherenet.losses.magface import MagFaceLoss
 from spherenet.losses.margins import Annealing, ASoftmaxLoss, GASoftmaxLoss, MarginLoss, obsolete_state
 from spherenet.losses.scales import default_scale
 from spherenet.losses.softmax import SoftmaxLoss, SSoftmaxLoss, WSoftmaxLoss
 from spherenet.losses.sphereface2 import SphereFace2Loss
+from spherenet.losses.subcenter import SubcenterArcFaceLoss
+from spherenet.losses.uniface import UniFaceLoss
 
 __all__ = [
     "ASoftmaxLoss",
+    "AdaFaceLoss",
     "AngularLoss",
     "Annealing",
     "ArcFaceLoss",
     "CosFaceLoss",
+    "CurricularFaceLoss",
+    "ElasticFaceLoss",
     "GASoftmaxLoss",
+    "MagFaceLoss",
     "MarginLoss",
     "SSoftmaxLoss",
     "SoftmaxLoss",
     "SphereFace2Loss",
+    "SubcenterArcFaceLoss",
+    "UniFaceLoss",
     "WSoftmaxLoss",
     "default_scale",
     "list_losses",
@@ -51,6 +63,12 @@ _LOSSES: dict[str, tuple[type[AngularLoss], dict[str, Any]]] = {
     "sphereface-r1": (ASoftmaxLoss, {"form": "r1"}),
     "sphereface-r2": (ASoftmaxLoss, {"form": "r2"}),
     "sphereface2": (SphereFace2Loss, {}),
+    "adaface": (AdaFaceLoss, {}),
+    "magface": (MagFaceLoss, {}),
+    "curricularface": (CurricularFaceLoss, {}),
+    "elasticface": (ElasticFaceLoss, {}),
+    "subcenter-arcface": (SubcenterArcFaceLoss, {}),
+    "uniface": (UniFaceLoss, {}),
 }
 """Class of each loss, and the options that its name fixes."""
 

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
     from spherenet.losses.arguments import CrossEntropyOptions
 
-__all__ = ["ArcFaceLoss", "CosFaceLoss"]
+__all__ = ["ArcFaceLoss", "CosFaceLoss", "FaceLoss"]
 
 MANY_CLASSES, SCALE_OF_MANY_CLASSES = 1_000, 64.0
 """Number of classes from which CosFace and ArcFace use the published scale."""
 
 
-class _FaceLoss(NamedScale):
+class FaceLoss(NamedScale):
     """S-Softmax with g = cosine and an additive margin on the target class."""
 
     def __init__(
@@ -47,7 +47,7 @@ class _FaceLoss(NamedScale):
         return ", ".join(filter(None, (f"m={self.m:g}, s={self.s!r}", super().extra_repr())))
 
 
-class CosFaceLoss(_FaceLoss):
+class CosFaceLoss(FaceLoss):
     """Large-margin cosine loss: z_j = s·cos θ_j + b_j, and s·(cos θ_y − m) + b_y for the target class y.
 
     The margin is constant, so that its gradient is that of m = 0.
@@ -74,7 +74,7 @@ class CosFaceLoss(_FaceLoss):
         return additive_cosine(cosine, self.m)
 
 
-class ArcFaceLoss(_FaceLoss):
+class ArcFaceLoss(FaceLoss):
     """Additive angular margin loss: z_j = s·cos θ_j + b_j, and s·cos(θ_y + m) + b_y for the target class y.
 
     If θ_y + m > π, cos(θ_y + m) would increase again. There the target's logit is s·(−2 − cos(θ_y + m)), which

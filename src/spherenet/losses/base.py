@@ -44,7 +44,7 @@ class AngularLoss(nn.Module):
     A subclass chooses the angle function and the scale, and may override `target_similarity`, which puts a margin on
     the label's class. If it overrides `forward`, it must accept `return_scores`, which `Classifier` passes. A loss owns
     no class weights: they belong to the `AngularHead`. Its value depends on its arguments and options only, not on
-    earlier calls.
+    earlier calls, except for losses with running averages.
 
     Logits and loss are computed in float32 or float64. If a head has very many classes, class indices are processed in
     blocks that never store all logits (`kernels/classes/blockwise.py`), with the same result.
@@ -70,6 +70,9 @@ class AngularLoss(nn.Module):
 
     uses_weight_norm: ClassVar[bool] = False
     """Whether the loss depends on the norms of the class weights; only plain softmax does."""
+
+    directions: int = 1
+    """Number of directions per class that the head of a new model has."""
 
     _scale_argument: ClassVar[str] = "scale"
     """Name of the scale in error messages."""

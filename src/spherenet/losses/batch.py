@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from spherenet._util.validation import require_floating
 from spherenet.kernels.classes.blockwise import angular_cross_entropy, has_kernel, with_label_column
-from spherenet.kernels.classes.sharded import ShardedOutput
+from spherenet.kernels.classes.sharded import ShardedOutput, sum_over_processes
 from spherenet.kernels.dispatch import blockwise
 from spherenet.losses.arguments import checked_labels
 from spherenet.losses.sharded import ShardedBatch
@@ -58,6 +58,17 @@ class Batch:
         if torch.is_floating_point(labels):
             return labels.to(cosine.dtype).reshape(cosine.shape)
         return labels.reshape(-1)
+
+    def total(self, values: Tensor, labels: Tensor) -> Tensor:
+        """Return the sum of values [..., N] over the rows of all processes without those ignored, and no gradient."""
+        values = values.detach()
+        if not torch.is_floating_point(labels):
+            values = values.masked_fill(labels == self.loss.ignore_index, 0)
+        return sum_over_processes(values.sum(-1))
+
+    def label_cosine(self, labels: Tensor) -> Tensor:
+        """Return the cosine of each row with its label [N], without a gradient."""
+        return self.angles.cosine.detach().gather(1, self._column(labels)).squeeze(1)
 
     def scores(self, logits: AngularLogits) -> Tensor:
         """Return the logits without a margin [*, C]."""

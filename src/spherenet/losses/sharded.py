@@ -19,6 +19,7 @@ from spherenet.kernels.classes.sharded import ShardedOutput, own_rows, total
 from spherenet.kernels.dispatch import current_backend
 from spherenet.losses.arguments import checked_labels
 from spherenet.ops.angular import AngularLogits, AngularOutput, Columns
+from spherenet.ops.norms import direction, without_autocast
 
 if TYPE_CHECKING:
     from spherenet.losses.base import AngularLoss
@@ -65,6 +66,22 @@ class ShardedBatch:
         if min(output.rows) == max(output.rows):
             return gathered[:, 1:].flatten()
         return torch.cat([values[1 : count + 1] for values, count in zip(gathered, output.rows, strict=True)])
+
+    def total(self, values: Tensor, labels: Tensor) -> Tensor:
+        """Return the sum of values [..., N] over all rows without those ignored, and no gradient."""
+        return values.detach().masked_fill(labels == self.loss.ignore_index, 0).sum(-1)
+
+    def label_cosine(self, labels: Tensor) -> Tensor:
+        """Return the cosine of each row with its label [N], without a gradient."""
+        output, columns = self._output, self._columns(labels)
+        weight = output.weight.detach()
+        if len(weight) == 0:
+            return output.shard.reduce(torch.zeros_like(self.feature_norm))
+        with torch.no_grad(), without_autocast(weight):
+            directions = direction(weight[columns.clamp_min(0)], -1, output.eps)  # [N, in] or [N, directions, in]
+            cosine = torch.einsum("n...i,ni->n...", directions, output.unit_features.detach())
+            cosine = cosine if cosine.dim() == 1 else cosine.amax(1)
+            return output.shard.reduce(cosine.masked_fill(columns < 0, 0))
 
     def scores(self, logits: AngularLogits) -> Tensor:
         """Return the logits of all rows without a margin as a DTensor [N, C] that is sharded by class."""
@@ -141,9 +158,7 @@ class ShardedBatch:
         self, output: ShardedOutput, values: ClassLogits, labels: Tensor, predict: bool, *, softmax: bool
     ) -> Reduced:
         """Return the reductions over the classes of all processes, or over a sample of them."""
-        columns = labels - output.shard.first
-        elsewhere = (labels == self.loss.ignore_index) | (columns < 0) | (columns >= len(output.weight))
-        columns = columns.masked_fill(elsewhere, -1)
+        columns = self._columns(labels)
         classes = multiplicity = None
         if output.sample_rate < 1:
             classes, columns, multiplicity = _sample(output, columns)
@@ -159,6 +174,12 @@ class ShardedBatch:
             parameters=self._parameters(),
             predict=predict,
         )
+
+    def _columns(self, labels: Tensor) -> Tensor:
+        """Return the index of each row's label among the own classes [N], −1 if another process owns it."""
+        columns = labels - self._output.shard.first
+        elsewhere = (labels == self.loss.ignore_index) | (columns < 0) | (columns >= len(self._output.weight))
+        return columns.masked_fill(elsewhere, -1)
 
     def _predictions(self, reduced: Reduced) -> Tensor | None:
         """Return the predicted classes of the own rows."""
@@ -182,7 +203,7 @@ class ShardedBatch:
     def _limited(self, logits: AngularLogits) -> ShardedOutput:
         """Return an output with feature norms limited as by `Batch`, by the largest norm of all weights."""
         output = self._output
-        if not logits.uses_weight_norm:
+        if not logits.uses_weight_norm or output.weight.dim() == 3:
             return output
         weight = output.weight.detach()
         largest = weight.new_ones(())

@@ -200,7 +200,7 @@ def create_model(
     head_std: float | None = getattr(features, "head_std", None)
     if feature_batch_norm:
         features = nn.Sequential(OrderedDict(network=features, batch_norm=nn.BatchNorm1d(out_features)))
-    head = AngularHead(out_features, num_classes, head_bias, eps=chosen.eps)
+    head = AngularHead(out_features, num_classes, head_bias, directions=criterion.directions, eps=chosen.eps)
     if head_std is not None:
         nn.init.normal_(head.weight, std=head_std)
     config = {

@@ -25,6 +25,7 @@ __all__ = [
     "additive_angle",
     "additive_cosine",
     "angular_cosine",
+    "nearest_direction",
 ]
 
 Similarity: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -65,6 +66,15 @@ def angular_cosine(unit_features: Tensor, weight: Tensor, eps: float) -> tuple[T
     """Return cos θ [N, C] and ‖w‖ [C] from unit features [N, in] and weights [C, in]."""
     length = norm(weight, 1, eps)
     return F.linear(unit_features, weight / length), length.squeeze(1)
+
+
+def nearest_direction(cosine: Tensor, directions: int) -> tuple[Tensor, Tensor]:
+    """Return the largest cosine of each class [N, C] from those of all its directions [N, C · directions].
+
+    The second result is the norm of a class, which is 1: the norms of its directions have no meaning.
+    """
+    largest = torch.unflatten(cosine, 1, (-1, directions)).max(2).values
+    return largest, cosine.new_ones(largest.shape[1])
 
 
 class AngularLogits(NamedTuple):
@@ -151,10 +161,13 @@ def additive_cosine(cosine: Tensor, m: float) -> Tensor:
     return clamp_rounding(cosine) - m
 
 
-def additive_angle(cosine: Tensor, m: float) -> Tensor:
+def additive_angle(cosine: Tensor, m: Tensor | float) -> Tensor:
     """Return cos(θ + m), the margin of ArcFace, extended for θ + m > π by −2 − cos(θ + m).
+
+    A margin per row is a tensor. If it is negative, θ + m < 0 counts as 0: beyond, the cosine would decrease again.
 
     The extension is that of ψ: it joins at θ + m = π in value and slope and continues to decrease, whereas cos(θ + m)
     itself would increase and reward the widest angles.
     """
-    return _COSINE.extended(angle_from_cosine(cosine) + m)
+    phi = angle_from_cosine(cosine) + m
+    return _COSINE.extended(phi.clamp_min(0) if isinstance(m, Tensor) else phi)

@@ -150,7 +150,7 @@ class TrainConfig:
         "softmax",
         LOSS,
         "loss: softmax; w-, ga- or s- with linear, cosine or sigmoid, e.g. w-cosine; a, cosface, arcface, sphereface2, "
-        "sphereface-r1, sphereface-r2",
+        "sphereface-r1, sphereface-r2, adaface, magface, curricularface, elasticface, subcenter-arcface, uniface",
     )
     m: float | None = _option(None, LOSS, "margin of a margin loss; default: that of the loss")
     s: float | None = _option(None, LOSS, "scale of the logits of s-…, cosface and arcface; default: by class count")

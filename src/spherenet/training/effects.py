@@ -10,7 +10,10 @@ from spherenet.training.config import TrainConfig, option_name
 __all__ = ["options_without_effect"]
 
 _SETS = ("mnist5k", "cifar10", "cifar100")
-_WITHOUT_ANNEALING = ("softmax", "w-", "cosface", "arcface", "sphereface2")
+_WITHOUT_ANNEALING = (
+    *("softmax", "w-", "cosface", "arcface", "sphereface2", "adaface", "magface", "curricularface", "elasticface"),
+    *("subcenter-arcface", "uniface"),
+)
 
 
 def _is_annealed(config: TrainConfig) -> bool:

@@ -97,15 +97,17 @@ class _Blocks:
         self.columns, self.eps = columns, eps
         elements = BLOCK_ELEMENTS.get(weight.device.type, BLOCK_ELEMENTS_ELSEWHERE)
         count = len(weight)
-        self.step = max(1, min(count, elements // max(1, len(features), weight.shape[1])))
+        self.directions = weight.shape[1] if weight.dim() == 3 else 1
+        self.step = max(1, min(count, elements // max(1, self.directions * max(len(features), weight.shape[-1]))))
         self.starts = range(0, count, self.step)
-        self._unit = weight.new_empty(min(self.step, count), weight.shape[1])
-        self._cosine = features.new_empty(len(features) * min(self.step, count))
+        self._unit = weight.new_empty(min(self.step, count) * self.directions, weight.shape[-1])
+        self._cosine = features.new_empty(len(features) * len(self._unit))
+        self._nearest: Tensor | None = None
 
     def at(self, first: int) -> tuple[slice, Tensor, Tensor, AngularOutput, Columns]:
         """Return the classes of a block, their directions and norms, their angles and the columns of the labels."""
         classes = slice(first, min(first + self.step, len(self.weight)))
-        rows = self.weight[classes]
+        rows = self.weight[classes].flatten(0, -2)
         unit = self._unit[: len(rows)]
         # `ops.norms.norm` without its temporaries.
         squares = torch.mul(rows, SHRINK, out=unit).square_().sum(1, keepdim=True)
@@ -114,10 +116,21 @@ class _Blocks:
         cosine = self._cosine[: len(self.features) * len(rows)].view(len(self.features), len(rows))
         torch.mm(self.features, unit.t(), out=cosine)
         bias = None if self.bias is None else self.bias[classes]
+        class_norm = finite(length.squeeze(1), self.eps)
+        if self.directions > 1:
+            cosine, self._nearest = cosine.view(len(self.features), -1, self.directions).max(2)
+            class_norm = torch.ones_like(class_norm[: cosine.shape[1]])
         columns = (self.columns - first).unsqueeze(1)
-        owned = (columns >= 0) & (columns < len(rows)) & (self.columns >= 0).unsqueeze(1)
-        angles = AngularOutput(cosine, self.norm, finite(length.squeeze(1), self.eps), bias)
+        owned = (columns >= 0) & (columns < cosine.shape[1]) & (self.columns >= 0).unsqueeze(1)
+        angles = AngularOutput(cosine, self.norm, class_norm, bias)
         return classes, unit, length, angles, Columns(columns.masked_fill(~owned, 0), owned)
+
+    def of_directions(self, grad: Tensor) -> Tensor:
+        """Return the gradient of the cosines of all directions from that of the classes' cosines of the last block."""
+        if self._nearest is None:
+            return grad
+        every = grad.new_zeros(*grad.shape, self.directions)
+        return every.scatter_(2, self._nearest.unsqueeze(2), grad.unsqueeze(2)).flatten(1)
 
 
 class _ReduceClasses(torch.autograd.Function):
@@ -219,13 +232,14 @@ class _ReduceClasses(torch.autograd.Function):
                 if grad_all is not None:
                     grad.addr_(grad_all, factor[classes], alpha=-1)
                 of_block = plan.logits.gradient(grad)
-                block = grad_weight[classes]
+                block = grad_weight[classes].flatten(0, -2)
+                grad_cosine = blocks.of_directions(of_block.cosine)
                 # d(w/‖w‖) = (I − uuᵀ)/‖w‖ and d‖w‖ = u, with u = w/‖w‖; eps is inside ‖w‖ and changes neither.
-                grad_features.addmm_(of_block.cosine, unit)
-                torch.mm(of_block.cosine.t(), features, out=block)
+                grad_features.addmm_(grad_cosine, unit)
+                torch.mm(grad_cosine.t(), features, out=block)
                 radial = (block * unit).sum(1, keepdim=True)
                 block.addcmul_(unit, radial, value=-1).div_(length)
-                if of_block.length is not None:
+                if of_block.length is not None and blocks.directions == 1:
                     block.addcmul_(unit, of_block.length.unsqueeze(1))
                 if of_block.norm is not None:
                     grad_norm += of_block.norm

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from spherenet.ops.angular import AngularOutput, angular_cosine
+from spherenet.ops.angular import AngularOutput, angular_cosine, nearest_direction
 from spherenet.ops.norms import without_autocast
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["ClassShard", "ShardedOutput", "finite", "gather_rows", "own_rows", "total"]
+__all__ = ["ClassShard", "ShardedOutput", "finite", "gather_rows", "own_rows", "sum_over_processes", "total"]
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class ShardedOutput:
     Attributes:
         unit_features: Features of all processes divided by their norms [N, in].
         feature_norm: Norms of the features [N].
-        weight: Weights of the own classes [classes, in].
+        weight: Weights of the own classes [classes, in], or [classes, directions, in].
         bias: Bias of the own classes [classes], or None.
         eps: Number added under the square root of norms.
         shard: The own classes.
@@ -130,8 +130,21 @@ class ShardedOutput:
     def angles(self) -> AngularOutput:
         """Return the angles of all rows and the own classes, [N, classes]."""
         with without_autocast(self.weight):
-            cosine, length = angular_cosine(self.unit_features, self.weight, self.eps)
+            cosine, length = angular_cosine(self.unit_features, self.weight.flatten(0, -2), self.eps)
+        if self.weight.dim() == 3:
+            cosine, length = nearest_direction(cosine, self.weight.shape[1])
         return AngularOutput(cosine, self.feature_norm, finite(length, self.eps), self.bias)
+
+
+def sum_over_processes(values: Tensor) -> Tensor:
+    """Return the sum of a tensor over all processes, the tensor itself if there is one process, without a gradient."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return values
+    summed = values.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(summed)
+    return summed
 
 
 def finite(length: Tensor, eps: float) -> Tensor:
