@@ -92,7 +92,7 @@ def test_data_names_what_is_not_readable(photos, capsys):
     assert ".DS_Store" not in str(result)
     assert "No Extension" in result["messages"][1]
     assert result["train"] + result["test"] == 44
-    assert printed.err.startswith("spherenet data: 2 of 44 images cannot be read: ")
+    assert printed.err.startswith("spherenet data: 2 of 44 images cannot be read; they are listed on stdout.")
 
 
 def test_training_stops_at_photographs_that_cannot_be_read(photos, place, capsys):

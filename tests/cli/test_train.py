@@ -190,7 +190,7 @@ WRONG = {
     "model": (["--model", "cnn-10"], "--model must be one of"),
     "operator": (["--operator", "cos"], "--operator must be one of"),
     "loss": (["--loss", "soft"], "--loss must be one of"),
-    "loss option": (["--m", "4"], "Loss 'softmax' has no option 'm'"),
+    "loss option": (["--m", "4"], "--m must be left out with --loss softmax"),
     "augmentation": (["--augmentation", "flop"], "--augmentation must be one of"),
     "number": (["--iterations", "many"], "--iterations must be a whole number, got 'many'"),
     "zero": (["--iterations", "0"], "--iterations must be at least 1, got 0"),
