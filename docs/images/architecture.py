@@ -1,88 +1,54 @@
-"""Draw `architecture.svg`: the packages and the direction of imports, from the import rules in pyproject.toml.
+"""Draw `architecture.svg`: the way of one batch through a sphere layer, forward and backward.
 
 python docs/images/architecture.py [FILE]
 """
 
-import re
 import sys
 from pathlib import Path
-from xml.sax.saxutils import escape
 
-PROJECT = Path(__file__).parents[2] / "pyproject.toml"
-SUMMARIES = {
-    "cli": "commands",
-    "bench": "timing",
-    "demo": "local page",
-    "estimators": "scikit-learn",
-    "theory": "numerical experiments",
-    "report": "tables and pages",
-    "experiments": "the paper's runs",
-    "training": "config, trainer, evaluation, distributed, saved runs",
-    "export": "saved models, torch.export, TorchScript, ONNX",
-    "convert": "any network to a SphereNet and back",
-    "models": "networks",
-    "regularizers": "penalties, diagnostics",
-    "optim": "groups, norms",
-    "layers": "modules, AngularHead",
-    "losses": "logits, margins",
-    "functional": "public functions",
-    "transposed": "transposed SphereConv",
-    "arguments": "operator, k, center",
-    "kernels": "fast implementations, dispatch",
-    "ops": "norms, geometry, plain formulas",
-    "angles": "one class per angle function g",
-    "magnitudes": "functions h of the norm",
-    "data": "data sets",
-    "runs": "run directory",
-    "metrics": "verification, retrieval",
-    "caches": "folders in the user's cache",
-    "files": "atomic writes",
-    "validation": "argument checks",
-    "text": "messages",
-    "errors": "exceptions",
-}
-WIDTH, ROW, GAP, LEFT, TOP = 900, 46, 10, 40, 14
+import matplotlib as mpl
+from matplotlib import pyplot as plt
+from matplotlib.patches import FancyBboxPatch
 
+BLUE, ORANGE, GRAY = "#4477aa", "#ee7733", "#888888"
 
-def import_layers() -> list[list[str]]:
-    """Return the packages of each layer, the importing ones first."""
-    # tomllib is not available in Python 3.10.
-    block = re.search(r"^layers = \[\n(.*?)^\]", PROJECT.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    assert block is not None
-    layers = re.findall(r'"([^"]+)"', block[1])
-    rows = [layer.replace("|", ":").split(":") for layer in layers]
-    return [[name.strip(" ()").removeprefix("spherenet.") for name in names] for names in rows]
-
-
-def box(x: float, y: float, width: float, name: str) -> str:
-    """Return the box of one package."""
-    center = x + width / 2
-    return (
-        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{ROW}" rx="6" fill="#eaf1f8" stroke="#4477aa"/>'
-        f'<text x="{center:.1f}" y="{y + 19:.1f}" font-size="15" font-weight="600">{escape(name)}</text>'
-        f'<text x="{center:.1f}" y="{y + 36:.1f}" font-size="11.5" fill="#444">{escape(SUMMARIES.get(name, ""))}</text>'
-    )
+# x, y, width, height, color, title, lines below it
+BOXES = [
+    (0.0, 8.3, 4.6, 1.5, BLUE, "layers/conv.py", "SphereConv2d.forward"),
+    (5.4, 8.3, 4.6, 1.5, BLUE, "functional.py", "sphere_conv2d(…)"),
+    (0.0, 6.0, 10.0, 1.6, GRAY, "Operation and Parameters", "what: angle, magnitude, center, eps, geometry\n"
+     "with which tensors: k, bias, β, γ, radius"),
+    (0.0, 3.6, 10.0, 1.7, ORANGE, "kernels/dispatch.py", "sphere_layer(x, weight, operation, parameters)\n"
+     "the only place that decides: which backend, may it read the memory, what is saved"),
+    (0.0, 1.2, 2.35, 1.7, BLUE, "native", "C++: direct\nor Winograd"),
+    (2.55, 1.2, 2.35, 1.7, BLUE, "triton", "GPU kernels"),
+    (5.1, 1.2, 2.35, 1.7, BLUE, "compiled", "torch.compile\nof the formula"),
+    (7.65, 1.2, 2.35, 1.7, BLUE, "plain", "the formula\nin ops/"),
+]  # fmt: skip
+ARROWS = [
+    (2.3, 8.3, 2.3, 7.6), (7.7, 8.3, 7.7, 7.6), (5.0, 6.0, 5.0, 5.3),
+    *((x, 3.6, x, 2.9) for x in (1.175, 3.725, 6.275, 8.825)),
+]  # fmt: skip
+CAPTION = "backward runs on the same backend, with what it saved: 1/‖patch‖ and the output or the cosine"
 
 
 def main(path: Path) -> None:
-    """Write the figure."""
-    layers = import_layers()
-    height = TOP + len(layers) * (ROW + GAP) + TOP
-    boxes = []
-    for row, names in enumerate(layers):
-        width = (WIDTH - LEFT - GAP - GAP * (len(names) - 1)) / len(names)
-        boxes += [box(LEFT + i * (width + GAP), TOP + row * (ROW + GAP), width, name) for i, name in enumerate(names)]
-    arrow = (
-        f'<path d="M18 {TOP} V{height - TOP - 16}" stroke="#888" stroke-width="2" fill="none"/>'
-        f'<path d="M12 {height - TOP - 18} L18 {height - TOP - 6} L24 {height - TOP - 18} Z" fill="#888"/>'
-        f'<text font-size="12" fill="#666" transform="translate(12 {height / 2:.1f}) rotate(-90)">imports</text>'
-    )
-    path.write_text(
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
-        'font-family="sans-serif" text-anchor="middle" role="img"><title>Packages; imports point down</title>'
-        f'<rect width="{WIDTH}" height="{height}" fill="white"/>{arrow}\n' + "\n".join(boxes) + "\n</svg>\n",
-        encoding="utf-8",
-    )
+    """Draw the boxes and the arrows between them."""
+    mpl.rcParams["svg.hashsalt"] = "architecture"  # reproducible output
+    figure, axes = plt.subplots(figsize=(7, 6.4))
+    figure.subplots_adjust(0.01, 0.01, 0.99, 0.99)
+    for x, y, width, height, color, title, text in BOXES:
+        style = "round,pad=0,rounding_size=0.12"
+        axes.add_patch(FancyBboxPatch((x, y), width, height, boxstyle=style, fc=f"{color}22", ec=color, lw=1.4))
+        middle = x + width / 2
+        axes.text(middle, y + height - 0.28, title, ha="center", va="center", weight="bold", color=color, size=10.5)
+        axes.text(middle, y + (height - 0.42) / 2, text, ha="center", va="center", color=GRAY, size=8.8)
+    for x, y, to_x, to_y in ARROWS:
+        axes.annotate("", (to_x, to_y), (x, y), arrowprops={"arrowstyle": "-|>", "color": GRAY, "lw": 1.4})
+    axes.text(5, 0.55, CAPTION, ha="center", va="center", color=GRAY, size=8.8)
+    axes.set(xlim=(-0.15, 10.15), ylim=(0.1, 10))
+    axes.axis("off")
+    figure.savefig(path, metadata={"Date": None}, transparent=True)
 
 
 if __name__ == "__main__":

@@ -249,23 +249,23 @@ def test_request_that_does_not_arrive_in_time_is_ended(server, monkeypatch, star
 
 def test_late_upload_is_told_why(server, monkeypatch):
     monkeypatch.setattr("spherenet.demo.server.DEADLINE", 0.2)
-    answer = received(start_upload(server, 1_000_000, b"x"))
-    assert b" 408 " in answer.splitlines()[0]
-    assert b"the file must arrive within 0.2 s." in answer
+    reply = received(start_upload(server, 1_000_000, b"x"))
+    assert b" 408 " in reply.splitlines()[0]
+    assert b"the file must arrive within 0.2 s." in reply
 
 
 def test_incomplete_upload_is_refused(server, png):
     connection = start_upload(server, len(png), png[:-1])
     connection.shutdown(socket.SHUT_WR)
-    answer = received(connection)
-    assert b" 400 " in answer.splitlines()[0]
-    assert b"as announced" in answer
+    reply = received(connection)
+    assert b" 400 " in reply.splitlines()[0]
+    assert b"as announced" in reply
 
 
 def test_sum_of_uploads_is_limited(server, png):
     waiting = [start_upload(server, LARGEST_UPLOAD, b"x") for _ in range(4)]
-    answers = iter(lambda: request(server, body=png)[0], 503)
-    for _ in answers:  # until all four are counted
+    replies = iter(lambda: request(server, body=png)[0], 503)
+    for _ in replies:  # until all four are counted
         pass
     assert server._held == 4 * LARGEST_UPLOAD
     for connection in waiting:

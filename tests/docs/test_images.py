@@ -25,7 +25,9 @@ def load_script(name):
     return module
 
 
-@pytest.mark.parametrize("name", ["operators", "findings", "optimizers", "small_batches", "protocol", "deep"])
+@pytest.mark.parametrize(
+    "name", ["architecture", "operators", "findings", "optimizers", "small_batches", "protocol", "deep"]
+)
 def test_figure_of_script_is_up_to_date(name, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(IMAGES)  # a script may import the one beside it
     load_script(name).main(tmp_path / "drawn.svg")
@@ -56,10 +58,3 @@ def test_curves_of_the_authors_have_the_averages_of_the_experiment():
             values = [v for s, v in zip(curve.steps, curve.values, strict=True) if logs.first <= s <= logs.last]
             assert len(values) == 4
             assert round(100 * fmean(values), 1) == average
-
-
-def test_architecture_is_up_to_date(tmp_path):
-    module = load_script("architecture")
-    assert {name for layer in module.import_layers() for name in layer} == set(module.SUMMARIES)
-    module.main(tmp_path / "drawn.svg")
-    assert (tmp_path / "drawn.svg").read_text() == (IMAGES / "architecture.svg").read_text()

@@ -7,7 +7,7 @@ import pytest
 
 from docs.pages import DOCS, PAGES, ROOT, name_of
 
-EQUATIONS = range(1, 21)
+EQUATIONS = range(1, 27)
 SEARCHED = ("src", "tests", "docs", "examples", "benchmarks")
 SOURCES = [file for folder in SEARCHED for file in sorted((ROOT / folder).rglob("*"))
            if file.suffix in (".py", ".pyi", ".md", ".h", ".cpp")]  # fmt: skip
