@@ -166,14 +166,16 @@ def test_load_matching_warns_about_other_options(tmp_path):
 
 
 @every_layer
-def test_fusing_with_batch_norm_raises(make):
-    layer = make(bias=True).eval()
+@pytest.mark.parametrize("bias", [False, True])
+def test_fusing_with_batch_norm_warns(make, bias):
+    layer = make(bias=bias).eval()
     linear = isinstance(layer, nn.Linear)
     fuse = fuse_linear_bn_eval if linear else fuse_conv_bn_eval
     batch_norm = (nn.BatchNorm2d if isinstance(layer, nn.Conv2d) else nn.BatchNorm1d)(4).eval()
+    batch_norm.running_var.uniform_(0.5, 2)
     before = copy.deepcopy(layer.state_dict())
     arguments = () if linear else (layer.transposed if hasattr(layer, "transposed") else False,)
-    with pytest.raises(TypeError, match=f"got {type(layer).__name__}: its output does not depend on the norms"):
+    with pytest.warns(UserWarning, match=f"new weight of {type(layer).__name__} only rescales its kernels"):
         fuse(layer, batch_norm, *arguments)
     assert all(torch.equal(before[name], tensor) for name, tensor in layer.state_dict().items())
 
@@ -195,3 +197,4 @@ def test_weight_can_be_assigned_otherwise(make):
     assert layer.weight is weight
     layer.bias = nn.Parameter(torch.zeros(4))
     assert "bias" in dict(layer.named_parameters())
+    layer.weight = nn.Parameter(weight.detach().clone())

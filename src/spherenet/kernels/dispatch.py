@@ -298,8 +298,7 @@ def sphere_layer(
         operation = operation._replace(geometry=geometry)
     if x.dim() != dims:
         x = x.unsqueeze(0) if dims > 2 else x.reshape(-1, weight.shape[1])
-    if chosen is not PLAIN and not readable(x, weight, k, bias, beta, gamma, radius):
-        chosen = PLAIN
+    chosen = chosen if chosen is PLAIN or readable(x, weight, k, bias, beta, gamma, radius) else PLAIN
     if not (chosen.uses_autograd or bias is beta is gamma is None):
         bias, beta, gamma = (per_filter(value, weight) for value in (bias, beta, gamma))
         parameters = Parameters(k, bias, beta, gamma, radius)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from spherenet._util.validation import OptionCheck, require_one_of
 from spherenet.angles import AngleFunction, make_angle
 from spherenet.arguments import require_center
+from spherenet.kernels.dispatch import can_read_values
 from spherenet.layers.options import SphereOptions
 from spherenet.magnitudes import Magnitude, make_magnitude
 
@@ -142,13 +142,21 @@ class SphereLayer(OptionCheck, nn.Module):
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *arguments)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute. Reject the fused weight of `torch.nn.utils.fusion`, which would not change the output."""
-        if name == "weight" and sys._getframe(1).f_globals.get("__name__") == "torch.nn.utils.fusion":
-            raise TypeError(
-                f"layer must be a plain layer to be fused with a BatchNorm, got {type(self).__name__}: its output does "
-                "not depend on the norms of its kernels. Use spherenet.freeze instead."
+        """Set an attribute. Warn of a weight that only rescales the kernels, as `torch.nn.utils.fusion` computes it."""
+        if name == "weight" and _is_rescaled(self._parameters.get("weight"), value, getattr(self, "transposed", False)):
+            warnings.warn(
+                f"the new weight of {type(self).__name__} only rescales its kernels, which does not change its output. "
+                "To fold a BatchNorm, use spherenet.freeze.",
+                stacklevel=2,
             )
         super().__setattr__(name, value)
+
+    def __prepare_scriptable__(self) -> Any:
+        """Raise an error with what works instead of `torch.jit.script`, whose own message is long and does not help."""
+        raise TypeError(
+            f"layer must be traced or exported, not scripted: use torch.jit.trace or torch.export.export, "
+            f"got torch.jit.script of a {type(self).__name__}."
+        )
 
     def extra_repr(self) -> str:
         """Return torch's own description followed by the options of a sphere layer."""
@@ -159,6 +167,21 @@ class SphereLayer(OptionCheck, nn.Module):
             options.append(f"rescale={self.rescale!r}")
         options.append(f"eps={self.eps:g}")
         return ", ".join(options)
+
+
+@torch.no_grad()
+def _is_rescaled(old: Any, new: Any, transposed: bool) -> bool:
+    """Return whether a new weight has the directions of the old one, or their opposites, and other norms."""
+    if not isinstance(old, nn.Parameter) or not isinstance(new, nn.Parameter) or is_lazy(old) or is_lazy(new):
+        return False
+    if old is new or old.shape != new.shape or old.numel() == 0 or not (can_read_values(old) and can_read_values(new)):
+        return False
+    dim = int(transposed)
+    rows = [weight.detach().double().transpose(0, dim).flatten(1) for weight in (old, new)]
+    before, after = (row.norm(dim=1) for row in rows)
+    aligned = (rows[0] * rows[1]).sum(1).abs() >= before * after * (1 - 1e-5)
+    same_norm = ((before - after).abs() <= 1e-4 * before).all()
+    return bool(aligned.all()) and not bool(same_norm)
 
 
 def different_options(saved: object, module: nn.Module | None) -> str:
