@@ -38,7 +38,7 @@ class FaceLoss(NamedScale):
 
     def scale_for(self, num_classes: int) -> float | None:
         """Return s; if it is "auto", 64 from 1,000 classes on, and `default_scale` for fewer."""
-        if self.s == "auto" and num_classes >= MANY_CLASSES:
+        if self.scale == "auto" and num_classes >= MANY_CLASSES:
             return SCALE_OF_MANY_CLASSES
         return super().scale_for(num_classes)
 

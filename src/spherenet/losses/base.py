@@ -7,7 +7,6 @@ the cross entropy.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import torch
@@ -28,7 +27,7 @@ from spherenet.losses.arguments import (
 )
 from spherenet.losses.batch import AnyBatch, batch_of
 from spherenet.losses.scales import default_scale
-from spherenet.ops.angular import AngularLogits, AngularOutput, Similarity
+from spherenet.ops.angular import AngularLogits, AngularOutput
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -166,12 +165,24 @@ class AngularLoss(nn.Module):
         return AngularLogits(self.angle, self.scale_for(num_classes), self.uses_weight_norm)
 
     def with_margin(self, logits: AngularLogits, batch: AnyBatch, labels: Tensor) -> AngularLogits:
-        """Return logits with the margin of this loss, which may depend on the batch."""
+        """Return logits with the margin of this loss, which may depend on the batch.
+
+        With `margin_gradient` "detached", the gradient is that of g (Eq. 16).
+        """
+        if self.margin_on == "none":
+            return logits
+        similarity = self.target_similarity if self.margin_on == "target" else self.other_similarity
+
+        def with_margin(cosine: Tensor, feature_norm: Tensor) -> Tensor:
+            value = similarity(cosine)
+            if self.margin_gradient == "full":
+                return value
+            plain = self.similarity(cosine)
+            return plain + (value - plain).detach()
+
         if self.margin_on == "target":
-            return logits._replace(target=self._margin(self.target_similarity))
-        if self.margin_on == "others":
-            return logits._replace(others=self._margin(self.other_similarity))
-        return logits
+            return logits._replace(target=with_margin)
+        return logits._replace(others=with_margin)
 
     @property
     def margin_on(self) -> Literal["none", "target", "others"]:
@@ -206,18 +217,6 @@ class AngularLoss(nn.Module):
         defaults = {"ignore_index": -100, "label_smoothing": 0.0, "reduction": "mean"}
         parts += [f"{name}={getattr(self, name)!r}" for name, value in defaults.items() if getattr(self, name) != value]
         return ", ".join(parts)
-
-    def _margin(self, similarity: Callable[[Tensor], Tensor]) -> Similarity:
-        """Return a similarity with a margin, with the gradient of g if `margin_gradient` is "detached" (Eq. 16)."""
-
-        def with_margin(cosine: Tensor, feature_norm: Tensor) -> Tensor:
-            value = similarity(cosine)
-            if self.margin_gradient == "full":
-                return value
-            plain = self.similarity(cosine)
-            return plain + (value - plain).detach()
-
-        return with_margin
 
     def _measure_similarity_at_45(self) -> float:
         """Return g(π/4) as a number, the mean over classes if they differ."""

@@ -45,11 +45,36 @@ class Batch:
     """
 
     def __init__(self, loss: AngularLoss, output: AngularOutput) -> None:
-        self.loss = loss
-        self.angles = _flat(output)
-        self._shape = output.cosine.shape
-        self.num_classes = self._shape[-1]
-        self.feature_norm = self.angles.feature_norm
+        if not isinstance(output, AngularOutput):
+            raise TypeError(f"output must be an AngularOutput of an AngularHead, got {type(output).__name__}.")
+        cosine, feature_norm, weight_norm, bias = output
+        if not isinstance(cosine, Tensor) or not cosine.is_floating_point():
+            require_floating("output.cosine", cosine)
+        self.loss, self._shape = loss, cosine.shape
+        if cosine.dim() < 1 or cosine.shape[-1] < 2:
+            raise ValueError(
+                f"output.cosine must have at least 2 classes in its last dimension, got {list(cosine.shape)}."
+            )
+        rows, classes = cosine.shape[:-1], cosine.shape[-1:]
+        for name, tensor, shape in (
+            ("feature_norm", feature_norm, rows),
+            ("weight_norm", weight_norm, classes),
+            ("bias", bias, classes),
+        ):
+            if tensor is not None and tensor.shape != shape:
+                raise ValueError(
+                    f"output.{name} must have shape {list(shape)} for cosines of shape {list(cosine.shape)}, "
+                    f"got {list(tensor.shape)}."
+                )
+        dtype = working_dtype(cosine.dtype)
+        self.num_classes = cosine.shape[-1]
+        self.feature_norm = feature_norm.to(dtype).reshape(-1)
+        self.angles = AngularOutput(
+            cosine.to(dtype).reshape(math.prod(rows), self.num_classes),
+            self.feature_norm,
+            weight_norm.to(dtype),
+            None if bias is None else bias.to(dtype),
+        )
 
     def labels(self, labels: Tensor) -> Tensor:
         """Return checked labels: class indices [N] or probabilities [N, C]."""
@@ -80,7 +105,7 @@ class Batch:
         soft = torch.is_floating_point(labels)
         in_blocks = (
             not soft
-            and blockwise(angles.cosine.numel(), *(tensor for tensor in (*angles, labels) if tensor is not None))
+            and blockwise(angles.cosine.numel(), *angles[:3], labels if angles.bias is None else angles.bias, labels)
             and has_kernel(logits.angle)
             and logits.others is None  # the kernel has one g for all classes but the label's
         )
@@ -127,7 +152,9 @@ class Batch:
         loss, column = self.loss, self._column(labels)
         cosine, label_cosine = with_label_column(angles.cosine, column)
         angles = angles._replace(cosine=cosine)
-        target = logits.label_logit(angles, column, label_cosine).squeeze(1)
+        label_bias = None if angles.bias is None else angles.bias[column]
+        norm, class_norm = angles.feature_norm.unsqueeze(1), angles.weight_norm[column]
+        target = logits.label_logit(label_cosine, norm, class_norm, label_bias).squeeze(1)
         weight = cosine.new_ones(self.num_classes) if loss.class_weight is None else loss.class_weight.to(cosine.dtype)
         sum_weight = weight if loss.label_smoothing > 0 else None
         of_label, of_all = angular_cross_entropy(angles, logits, target, column.squeeze(1), sum_weight)
@@ -168,29 +195,3 @@ def batch_of(loss: AngularLoss, output: AngularOutput | ShardedOutput) -> AnyBat
     if loss.class_weight is not None and len(loss.class_weight) != batch.num_classes:
         raise ValueError(f"class_weight must have {batch.num_classes} entries, got {len(loss.class_weight)}.")
     return batch
-
-
-def _flat(output: AngularOutput) -> AngularOutput:
-    """Return a checked output with one dimension of rows, in float32 or float64."""
-    if not isinstance(output, AngularOutput):
-        raise TypeError(f"output must be an AngularOutput of an AngularHead, got {type(output).__name__}.")
-    cosine, feature_norm, weight_norm, bias = output
-    if not isinstance(cosine, Tensor) or not cosine.is_floating_point():
-        require_floating("output.cosine", cosine)
-    if cosine.dim() < 1 or cosine.shape[-1] < 2:
-        raise ValueError(f"output.cosine must have at least 2 classes in its last dimension, got {list(cosine.shape)}.")
-    rows, classes = cosine.shape[:-1], cosine.shape[-1:]
-    expected = {"feature_norm": (feature_norm, rows), "weight_norm": (weight_norm, classes), "bias": (bias, classes)}
-    for name, (tensor, shape) in expected.items():
-        if tensor is not None and tensor.shape != shape:
-            raise ValueError(
-                f"output.{name} must have shape {list(shape)} for cosines of shape {list(cosine.shape)}, "
-                f"got {list(tensor.shape)}."
-            )
-    dtype = working_dtype(cosine.dtype)
-    return AngularOutput(
-        cosine.to(dtype).reshape(math.prod(rows), cosine.shape[-1]),
-        feature_norm.to(dtype).reshape(-1),
-        weight_norm.to(dtype),
-        None if bias is None else bias.to(dtype),
-    )

@@ -114,39 +114,35 @@ class AngularLogits(NamedTuple):
             labels: Columns of class indices, or probabilities q [N, C], for which a class has q_j of the logit of a
                 label and 1 − q_j of that of another class (Eq. 9).
         """
-        norm = angles.feature_norm.unsqueeze(1)
-        others = scores if self.others is None else self._scaled(self.others(angles.cosine, norm), angles)
-        if isinstance(labels, Tensor):
-            targets = scores if self.target is None else self._scaled(self.target(angles.cosine, norm), angles)
-            return others if targets is others else labels * targets + (1 - labels) * others
-        if self.target is not None:
-            target = self.label_logit(angles, labels.column)
-        elif self.others is not None:
-            target = scores.gather(1, labels.column)
-        else:
+        if self.target is None and self.others is None:
             return scores
-        if labels.owned is not None:
-            target = torch.where(labels.owned, target, others.gather(1, labels.column))
-        return others.scatter(1, labels.column, target)
+        cosine, norm, bias = angles.cosine, angles.feature_norm.unsqueeze(1), angles.bias
+        others = scores if self.others is None else self._scaled(self.others(cosine, norm), angles)
+        if isinstance(labels, Tensor):
+            targets = scores if self.target is None else self._scaled(self.target(cosine, norm), angles)
+            return labels * targets + (1 - labels) * others
+        column, owned = labels
+        if self.target is None:
+            target = scores.gather(1, column)
+        elif self.angle is None or self.angle.is_same_for_all_filters:
+            class_norm, class_bias = angles.weight_norm[column], None if bias is None else bias[column]
+            target = self.label_logit(cosine.gather(1, column), norm, class_norm, class_bias)
+        else:  # g differs between classes
+            target = self._scaled(self.target(cosine, norm), angles).gather(1, column)
+        if owned is not None:
+            target = torch.where(owned, target, others.gather(1, column))
+        return others.scatter(1, column, target)
 
-    def label_logit(self, angles: AngularOutput, column: Tensor, cosine: Tensor | None = None) -> Tensor:
-        """Return the logit [N, 1] of the label, from its column [N, 1] and, if it is known already, its cosine."""
-        norm = angles.feature_norm.unsqueeze(1)
-        if self.angle is None or self.angle.is_same_for_all_filters:
-            cosine = angles.cosine.gather(1, column) if cosine is None else cosine
-            similarity = self.similarity_of_label(cosine, norm)
-        else:
-            similarity = self.similarity_of_label(angles.cosine, norm).gather(1, column)
-        if self.uses_weight_norm:
-            similarity = similarity * angles.weight_norm[column]
-        logit = similarity * (norm if self.scale is None else self.scale)
-        return logit if angles.bias is None else logit + angles.bias[column]
-
-    def similarity_of_label(self, cosine: Tensor, norm: Tensor) -> Tensor:
-        """Return t(θ), or g(θ) if the label's class has no margin."""
+    def label_logit(self, cosine: Tensor, norm: Tensor, class_norm: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the logit of each row's label from the values of its class, all [N, 1]."""
         if self.target is not None:
-            return self.target(cosine, norm)
-        return cosine if self.angle is None else self.angle(cosine)
+            similarity = self.target(cosine, norm)
+        else:
+            similarity = cosine if self.angle is None else self.angle(cosine)
+        if self.uses_weight_norm:
+            similarity = similarity * class_norm
+        logit = similarity * (norm if self.scale is None else self.scale)
+        return logit if bias is None else logit + bias
 
     def _scaled(self, similarity: Tensor, angles: AngularOutput) -> Tensor:
         """Return scale_i · class_scale_j · similarity_ij + b_j."""

@@ -101,16 +101,10 @@ class DirectLogits:
         inputs = [cosine.gather(1, column), norm.unsqueeze(1), length[column], None if bias is None else bias[column]]
         self._inputs = [None if tensor is None else tensor.detach().requires_grad_(differentiate) for tensor in inputs]
         with torch.set_grad_enabled(differentiate):
-            self._target = self._logit(*self._inputs)  # type: ignore[arg-type]
+            self._target = self._logits.label_logit(*self._inputs)  # type: ignore[arg-type]
         logits.scatter_(1, column, torch.where(owned, self._target.detach(), logits.gather(1, column)))
         self._block = (angles, label, similarity, row_scale)
         return logits, best
-
-    def _logit(self, cosine: Tensor, norm: Tensor, length: Tensor, bias: Tensor | None) -> Tensor:
-        """Return the logits of the labels, all [N, 1]."""
-        logit = self._logits.similarity_of_label(cosine, norm) * (norm if self._scale is None else self._scale)
-        logit = logit * length if self._uses_length else logit
-        return logit if bias is None else logit + bias
 
     def gradient(self, grad: Tensor) -> BlockGradient:
         """Return the gradients for that of the values of the last block, which may be overwritten."""
