@@ -87,9 +87,12 @@ def test_order_of_arguments_equals_torch(plain, counterpart):
     assert list(inspect.signature(counterpart).parameters)[: len(positional)] == positional
 
 
-def test_losses_show_the_arguments_of_their_constructors():
-    for shown in [sn.GASoftmaxLoss, sn.ArcFaceLoss]:
-        assert list(inspect.signature(shown).parameters) == list(inspect.signature(shown.__init__).parameters)[1:]
+def test_losses_show_all_options_with_their_defaults():
+    cross_entropy = {"class_weight": None, "ignore_index": -100, "label_smoothing": 0.0, "reduction": "mean"}
+    for shown in [sn.SoftmaxLoss, sn.GASoftmaxLoss, sn.ASoftmaxLoss, sn.ArcFaceLoss]:
+        parameters = inspect.signature(shown).parameters
+        assert {name: parameters[name].default for name in cross_entropy} == cross_entropy
+        assert all(p.kind is not p.VAR_KEYWORD and p.default is not p.empty for p in parameters.values())
 
 
 LAYERS = [*COUNTERPARTS.values(), sn.LazySphereConv2d, sn.LazySphereLinear, sn.SphereLSTMCell, sn.SphereLSTM]

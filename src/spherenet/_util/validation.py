@@ -6,11 +6,10 @@ import functools
 import inspect
 import math
 import re
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +30,6 @@ __all__ = [
     "require_number",
     "require_one_of",
     "require_positive",
-    "show_constructor",
     "shown",
     "suggest_options",
 ]
@@ -113,6 +111,12 @@ class OptionCheck:
     option_defaults: ClassVar[Mapping[str, object]] = {}
     """Defaults of options in `**keywords` that differ from `OPTION_DEFAULTS`."""
 
+    subclasses_pass_options_on: ClassVar[bool] = False
+    """Whether classes of users pass their `**options` on; otherwise these may have any names."""
+
+    option_synonyms: ClassVar[Mapping[str, Sequence[str]]] = {}
+    """Options to suggest for names that do not look similar."""
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         cls.__signature__ = _constructor_signature(cls)  # type: ignore[attr-defined]
@@ -120,22 +124,15 @@ class OptionCheck:
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
         """Check the names of the options before the constructor runs."""
         if options:
-            _reject_by_signature(cls.__name__, options, inspect.signature(cls))
+            _reject_by_signature(cls.__name__, options, inspect.signature(cls), cls.option_synonyms)
         return super().__new__(cls)
-
-
-def show_constructor(cls: type) -> None:
-    """Let `help` show the arguments of `__init__`: Python 3.10 shows those of `__new__` if a class has one."""
-    if sys.version_info < (3, 11):
-        signature = inspect.signature(cls.__init__)  # type: ignore[misc]
-        cls.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])  # type: ignore[attr-defined]
 
 
 OPTION_DEFAULTS: dict[object, Mapping[str, object]] = {}
 """Defaults of the options of typed dictionaries that functions take as `**keywords: Unpack[...]`."""
 
 
-def _constructor_signature(cls: type) -> inspect.Signature:
+def _constructor_signature(cls: type[OptionCheck]) -> inspect.Signature:
     """Return all arguments of a constructor, those that it passes on to a base class included."""
     parameters: dict[str, inspect.Parameter] = {}
     for base in cls.__mro__:
@@ -150,10 +147,15 @@ def _constructor_signature(cls: type) -> inspect.Signature:
         rest = next((parameter for parameter in own if parameter.kind is parameter.VAR_KEYWORD), None)
         if rest is None:
             break
-        if not base.__module__.startswith("spherenet."):
+        if not base.__module__.startswith("spherenet.") and not cls.subclasses_pass_options_on:
             parameters[rest.name] = rest
             break
-    defaults = cls.option_defaults  # type: ignore[attr-defined]
+    # A typed dictionary has no defaults; the constructor that gets its options may have them.
+    bases = [base for base in reversed(cls.__mro__) if base.__module__.startswith("spherenet.")]
+    constructors = [vars(base)["__init__"] for base in bases if "__init__" in vars(base)]
+    defaults = {p.name: p.default for function in constructors for p in inspect.signature(function).parameters.values()}
+    defaults |= {p.name: p.default for p in parameters.values() if p.default is not p.empty}
+    defaults |= cls.option_defaults
     return inspect.Signature(
         [p.replace(default=defaults.get(p.name, p.default)) for p in parameters.values()],
         __validate_parameters__=False,
@@ -169,7 +171,8 @@ def _expanded(function: Callable[..., Any]) -> list[inspect.Parameter]:
         if parameter.kind is not parameter.VAR_KEYWORD or keywords is None:
             parameters.append(parameter)
             continue
-        defaults, hints = OPTION_DEFAULTS.get(keywords, {}), get_type_hints(keywords)
+        defaults = OPTION_DEFAULTS.get(keywords, {})
+        hints = {key: getattr(hint, "__forward_arg__", hint) for key, hint in keywords.__annotations__.items()}
         options = [
             inspect.Parameter(key, parameter.KEYWORD_ONLY, default=defaults.get(key, parameter.empty), annotation=hint)
             for key, hint in {**{key: hints[key] for key in defaults if key in hints}, **hints}.items()
@@ -193,11 +196,16 @@ def suggest_options(function: Callable[P, T]) -> Callable[P, T]:
     return checked
 
 
-def _reject_by_signature(owner: str, options: Iterable[str], signature: inspect.Signature) -> None:
+def _reject_by_signature(
+    owner: str,
+    options: Iterable[str],
+    signature: inspect.Signature,
+    synonyms: Mapping[str, Sequence[str]] | None = None,
+) -> None:
     """Raise TypeError for an option that a signature does not list, unless it takes any options."""
     parameters = signature.parameters.values()
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        reject_unknown_options(owner, options, signature.parameters)
+        reject_unknown_options(owner, options, signature.parameters, synonyms)
 
 
 def reject_unknown_options(

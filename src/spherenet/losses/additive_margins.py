@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Literal
 from torch import Tensor
 
 from spherenet._util.validation import require_number
-from spherenet.losses.arguments import named_scale
+from spherenet.losses.arguments import CrossEntropyOptions, named_scale
 from spherenet.losses.base import NamedScale
 from spherenet.ops.angular import additive_angle, additive_cosine
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from spherenet.losses.arguments import CrossEntropyOptions
 
 __all__ = ["ArcFaceLoss", "CosFaceLoss", "FaceLoss"]
 

@@ -62,9 +62,6 @@ class MarginOptions(CrossEntropyOptions, total=False):
 SUM_TOLERANCE = 0.02
 """Largest deviation of a sum of probabilities from 1: bfloat16 has three digits."""
 
-OPTIONS_BY_NAME = {"cross_entropy": CrossEntropyOptions, "margin_options": MarginOptions}
-"""Options that a constructor takes with `**name`."""
-
 
 def angle_of_loss(
     operator: str | AngleFunction, k: float | None, angle: str | AngleFunction | None = None
@@ -104,18 +101,7 @@ def named_scale(s: float | Literal["auto"] | None) -> float | Literal["auto"]:
 
 def options_of(loss: type[nn.Module]) -> list[str]:
     """Return the names of the constructor arguments of a loss, those that it passes on to its base class included."""
-    names: list[str] = []
-    for cls in loss.__mro__:
-        if "__init__" not in vars(cls):
-            continue
-        parameters = inspect.signature(vars(cls)["__init__"]).parameters.values()
-        names += [p.name for p in parameters if p.name != "self" and p.kind is not inspect.Parameter.VAR_KEYWORD]
-        rest = next((p.name for p in parameters if p.kind is inspect.Parameter.VAR_KEYWORD), None)
-        if rest in OPTIONS_BY_NAME:
-            names += OPTIONS_BY_NAME[rest].__annotations__
-        if rest is None or rest in OPTIONS_BY_NAME:
-            break
-    return list(dict.fromkeys(names))
+    return [name for name, p in inspect.signature(loss).parameters.items() if p.kind is not p.VAR_KEYWORD]
 
 
 def reject_unknown(owner: str, options: Iterable[str], allowed: Iterable[str]) -> None:

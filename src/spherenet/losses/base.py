@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from spherenet._util.validation import require_number, require_one_of, show_constructor
+from spherenet._util.validation import OptionCheck, require_number, require_one_of
 from spherenet.angles import AngleFunction
 from spherenet.kernels.classes.sharded import ShardedOutput
 from spherenet.kernels.torch_internals import without_modes
 from spherenet.losses.arguments import (
+    SIMILAR_OPTIONS,
     Scale,
     angle_of_loss,
     checked_class_weight,
     checked_scale,
     named_scale,
     options_of,
-    reject_unknown,
 )
 from spherenet.losses.batch import AnyBatch, batch_of
 from spherenet.losses.scales import default_scale
@@ -37,7 +37,7 @@ __all__ = ["AngularLoss", "NamedScale"]
 MARGIN_GRADIENTS = ("full", "detached")
 
 
-class AngularLoss(nn.Module):
+class AngularLoss(OptionCheck, nn.Module):
     """Cross entropy on the logits of an `AngularOutput`, base class of all losses.
 
     A subclass chooses the angle function and the scale, and may override `target_similarity`, which puts a margin on
@@ -76,14 +76,16 @@ class AngularLoss(nn.Module):
     _scale_argument: ClassVar[str] = "scale"
     """Name of the scale in error messages."""
 
+    option_synonyms = SIMILAR_OPTIONS
+    subclasses_pass_options_on = True
+
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
-        """Reject unknown options here, because only this method knows the class that the user called."""
-        allowed = options_of(cls)
-        reject_unknown(cls.__name__, options, allowed)
-        has_operator = "operator" in options or (arguments and allowed[0] == "operator")
+        """Reject unknown options, and an operator with two names."""
+        loss = super().__new__(cls, *arguments, **options)
+        has_operator = "operator" in options or (arguments and options_of(cls)[0] == "operator")
         if has_operator and options.get("angle") is not None:
             raise TypeError(f"angle must be left out if operator is given, got {options['angle']!r}.")
-        return super().__new__(cls)
+        return loss
 
     def __init__(
         self,
@@ -112,10 +114,6 @@ class AngularLoss(nn.Module):
         if not 0 <= self.label_smoothing <= 1:
             raise ValueError(f"label_smoothing must be from 0 to 1, got {label_smoothing!r}.")
         self.reduction = require_one_of("reduction", reduction, ("mean", "sum", "none"))
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        show_constructor(cls)
 
     def forward(
         self, output: AngularOutput | ShardedOutput, labels: Tensor, *, return_scores: bool = False

@@ -22,14 +22,13 @@ from torch import Tensor, nn
 
 from spherenet._util.validation import require_number, require_one_of, require_positive
 from spherenet.angles import AngleFunction, angle_from_cosine
-from spherenet.losses.arguments import Scale, angle_of_loss
+from spherenet.losses.arguments import CrossEntropyOptions, MarginOptions, Scale, angle_of_loss
 from spherenet.losses.base import AngularLoss
 from spherenet.losses.scales import default_scale
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-    from spherenet.losses.arguments import CrossEntropyOptions, MarginOptions
 
 __all__ = ["ASoftmaxLoss", "Annealing", "GASoftmaxLoss", "MarginLoss", "obsolete_state"]
 

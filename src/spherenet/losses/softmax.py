@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from spherenet.angles import AngleFunction
-from spherenet.losses.arguments import angle_of_loss, named_scale
+from spherenet.losses.arguments import CrossEntropyOptions, angle_of_loss, named_scale
 from spherenet.losses.base import AngularLoss, NamedScale
 from spherenet.losses.margins import Annealing, MarginLoss
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from spherenet.losses.arguments import CrossEntropyOptions
 
 __all__ = ["SSoftmaxLoss", "SoftmaxLoss", "WSoftmaxLoss"]
 
