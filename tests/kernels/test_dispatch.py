@@ -32,7 +32,10 @@ def chosen(x=None, **options):
 
 def test_cpu_layers_are_native():
     assert chosen() == "native"
-    assert dispatch.implementation_name("cpu") == f"native ({library.instruction_set()})"
+    isa = library.instruction_set()
+    assert dispatch.implementation_name("cpu") == f"native ({isa}, winograd)"
+    with sn.convolution("direct"):
+        assert dispatch.implementation_name("cpu") == f"native ({isa}, direct)"
     assert library.instruction_set() in ("avx512", "avx2", "baseline")
 
 

@@ -47,6 +47,10 @@ def rows(*shape):
     return torch.randn(shape).contiguous(memory_format=torch.channels_last)
 
 
+def plan(x, filters, padding, tile):
+    return winograd.make_plan(x.shape, filters, (padding, padding), tile, torch.get_num_threads())
+
+
 def direct(grad, x, weight, padding):
     """Return the gradients of a plain convolution by torch, in the dtype of its arguments."""
     arguments = (None, (1, 1), (padding, padding), (1, 1), False, (0, 0), 1, (True, True, False))
@@ -57,19 +61,19 @@ def direct(grad, x, weight, padding):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_plain_convolution_and_its_gradients(shape, tile):
     batch, channels, filters, height, width, padding = shape
-    both = (padding, padding)
     for layout in (torch.contiguous_format, torch.channels_last):
         x = torch.randn(batch, channels, height, width).contiguous(memory_format=layout)
         weight = (torch.randn(filters, channels, 3, 3) / math.sqrt(9 * channels)).contiguous(memory_format=layout)
         bias = torch.randn(filters)
         expected = F.conv2d(x.double(), weight.double(), bias.double(), padding=padding)
-        out = winograd.forward(x, weight, both, tile, bias=bias).out
+        used = plan(x, filters, padding, tile)
+        out = winograd.forward(x, weight, used, bias=bias).out
         assert of_peak(out, expected) < FORWARD_BOUND[tile]
         grad = torch.randn(out.shape)
         of_x, of_weight = direct(grad.double(), x.double(), weight.double(), padding)
         for needs_x, needs_weight in ((True, True), (True, False), (False, True)):
             gradients = winograd.backward(
-                grad, x, weight, both, tile, needs_x=needs_x, needs_weight=needs_weight, needs_sums=False
+                grad, x, weight, used, needs_x=needs_x, needs_weight=needs_weight, needs_sums=False
             )
             assert (gradients.x is not None, gradients.weight is not None) == (needs_x, needs_weight)
             assert not needs_x or of_peak(gradients.x, of_x) < GRADIENT_BOUND[tile]
@@ -81,10 +85,11 @@ def test_every_map_size_and_number_of_channels(tile):
     for size in range(1, 36):
         channels, filters, width = 2 * size - 1, 71 - size, 36 - size
         x, weight = torch.randn(2, channels, size, width), torch.randn(filters, channels, 3, 3)
-        out = winograd.forward(x, weight, (1, 1), tile).out
+        used = plan(x, filters, 1, tile)
+        out = winograd.forward(x, weight, used).out
         assert of_peak(out, F.conv2d(x.double(), weight.double(), padding=1)) < FORWARD_BOUND[tile]
         grad = torch.randn(out.shape)
-        result = winograd.backward(grad, x, weight, (1, 1), tile)
+        result = winograd.backward(grad, x, weight, used)
         for gradient, expected in zip(result, direct(grad.double(), x.double(), weight.double(), 1), strict=False):
             assert of_peak(gradient, expected) < GRADIENT_BOUND[tile]
 
@@ -111,13 +116,13 @@ class Layer:
 
     def forward(self, x, padding, tile, training=True):
         return winograd.forward(
-            x, self.weight, (padding, padding), tile, ctypes.byref(self.struct), eps=EPS,
+            x, self.weight, plan(x, len(self.weight), padding, tile), ctypes.byref(self.struct), eps=EPS,
             center_patch=self.center_patch, keep_norms=training, save_cosine=training and self.save_cosine,
         )  # fmt: skip
 
     def backward(self, grad, x, padding, tile, results):
         return winograd.backward(
-            grad, x, self.weight, (padding, padding), tile, ctypes.byref(self.struct),
+            grad, x, self.weight, plan(x, len(self.weight), padding, tile), ctypes.byref(self.struct),
             saved=results.cosine if self.save_cosine else results.out, saved_is_cosine=self.save_cosine,
             inverse_norm=results.inverse_norm, mean=results.mean, needs_sums=self.k is not None,
         )  # fmt: skip

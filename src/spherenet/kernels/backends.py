@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,6 +51,9 @@ class Saved(NamedTuple):
     is_output: bool = False
     """Whether `map` is the output, from which the cosines are recovered."""
 
+    plan: Any = None
+    """How Winograd's algorithm computed forward; None for the direct algorithm."""
+
 
 class BackendError(Exception):
     """A backend cannot compute a call that it supports; `dispatch` uses the plain formula instead."""
@@ -88,6 +91,10 @@ class Backend:
             save_cosine: Whether to save what determines the cosines, because the output does not.
         """
         raise NotImplementedError
+
+    def infer(self, x: Tensor, weight: Tensor, operation: Operation, parameters: Parameters) -> Tensor:
+        """Return the output of a layer without what backward needs; arguments as in `forward`."""
+        return self.forward(x, weight, operation, parameters, False)[0]
 
     def backward(
         self,

@@ -41,6 +41,7 @@ from spherenet._util.validation import require_one_of
 from spherenet.angles.elementary import gradients_of
 from spherenet.kernels import library
 from spherenet.kernels.backends import Backend, BackendError, Case, PlainBackend, Saved
+from spherenet.kernels.convolution import current_convolution
 from spherenet.ops import sphere_conv as plain
 from spherenet.ops.geometry import resolve_padding
 from spherenet.ops.norms import autocast_is_on, without_autocast
@@ -236,10 +237,13 @@ def _has_triton() -> bool:
 
 
 def implementation_name(device_type: str) -> str:
-    """Return the implementation of layers on a device for display, e.g. "native (avx512)"."""
+    """Return the implementation of layers on a device for display, e.g. "native (avx512, winograd)"."""
     candidates = _candidates(current_backend(), device_type)
     name = candidates[0].name if candidates else PLAIN.name
-    return f"native ({library.instruction_set()})" if name == "native" else name
+    if name != "native":
+        return name
+    algorithm = "direct" if current_convolution() == "direct" else "winograd"
+    return f"native ({library.instruction_set()}, {algorithm})"
 
 
 def blockwise(elements: int, *tensors: Tensor) -> bool:
@@ -310,7 +314,7 @@ def sphere_layer(
     out: Tensor
     try:
         if chosen.uses_autograd or not is_learned:
-            out = chosen.forward(x, weight, operation, parameters, False)[0]
+            out = chosen.infer(x, weight, operation, parameters)
         else:
             out = SphereConvFunction.apply(x, weight, *parameters, operation, chosen)  # type: ignore[no-untyped-call]
     except BackendError:
@@ -350,6 +354,7 @@ class SphereConvFunction(torch.autograd.Function):
         out, saved = chosen.forward(x, weight, operation, Parameters(*inputs[2:7]), save_cosine)
         ctx.set_materialize_grads(False)
         ctx.operation, ctx.backend, ctx.alias, saved_map = operation, chosen, None, saved.map
+        ctx.plan = saved.plan
         if not save_cosine:
             # An in-place ReLU after a layer is common, and autograd refuses a saved tensor that was changed. The alias
             # shares the version counter of the output but not its memory.
@@ -379,7 +384,7 @@ class SphereConvFunction(torch.autograd.Function):
         is_output = ctx.alias is not None
         if is_output and ctx.alias._version != ctx.version:  # changed in place: convolve again
             saved_map, is_output = plain.cosines(x, unit_weight, operation), False
-        saved = Saved(unit_weight, scale, inverse_norm, saved_map, mean, is_output)
+        saved = Saved(unit_weight, scale, inverse_norm, saved_map, mean, is_output, ctx.plan)
         needs = ctx.needs_input_grad[:7]
         try:
             gradients = ctx.backend.backward(grad, x, operation, parameters, saved, weight.dtype, needs)

@@ -11,6 +11,7 @@ from spherenet.layers.conv import (
     SphereConv3d,
     SphereLinear,
 )
+from spherenet.layers.fast_conv import FastConv2d
 from spherenet.layers.head import AngularHead
 from spherenet.layers.options import SphereOptions
 from spherenet.layers.other_tools import watch_modules
@@ -20,6 +21,7 @@ from spherenet.layers.transposed import SphereConvTranspose1d, SphereConvTranspo
 
 __all__ = [
     "AngularHead",
+    "FastConv2d",
     "LazySphereConv1d",
     "LazySphereConv2d",
     "LazySphereConv3d",

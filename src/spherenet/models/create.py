@@ -138,6 +138,7 @@ def create_model(
     feature_batch_norm: bool = False,
     center: str | None = "auto",
     group_norm: int = 0,
+    engine: str = "torch",
     **options: Unpack[NetworkKeywords],
 ) -> Classifier:
     """Return a network of the paper, as a SphereNet or as its CNN twin.
@@ -166,6 +167,8 @@ def create_model(
             BatchNorm and GroupNorm, otherwise None, since centering slows the start of deep networks with BatchNorm.
         group_norm: Number of groups of a GroupNorm after each convolution, which requires `batch_norm=False`; 0 for
             none.
+        engine: Engine of plain convolutions: "torch", or "winograd" for that of sphere layers on CPUs (`FastConv2d`),
+            so that a CNN twin is compared on equal terms.
         k_sharing: "filter" or "layer" as in `SphereConv2d`, or "network" for one learned k in all layers.
         rescale: As in `SphereConv2d`.
         eps: As in `SphereConv2d`.
@@ -185,7 +188,7 @@ def create_model(
     chosen = chosen.for_network(None if is_plain or batch_norm or group_norm else "patch")
     if is_plain:
         chosen.require_unused()
-    layers = LayerFactory(None if is_plain else chosen, batch_norm, relu, shortcut, group_norm)
+    layers = LayerFactory(None if is_plain else chosen, batch_norm, relu, shortcut, group_norm, engine)
     count = len(network.widths)
     stage_widths = network.widths if widths is None else _positive_integers("widths", widths, count, f" for {name}")
     size: Any = network.input_size if input_size is None else input_size
@@ -219,6 +222,7 @@ def create_model(
         "head_bias": head_bias,
         "feature_batch_norm": feature_batch_norm,
         "group_norm": group_norm,
+        "engine": engine,
     }
     return Classifier(features, head, criterion, config)
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from spherenet._util.validation import require_one_of
 from spherenet.angles import AngleFunction
 from spherenet.kernels.dispatch import readable
-from spherenet.layers import SphereConv2d, SphereLinear, SphereOptions
+from spherenet.layers import FastConv2d, SphereConv2d, SphereLinear, SphereOptions
 from spherenet.layers.base import Proxy
 
 __all__ = ["LayerFactory", "PlainFeatures", "ResidualFeatures"]
@@ -35,6 +35,7 @@ class LayerFactory:
         shortcut: 1×1 shortcut convolutions: "plain", or with the "operator".
         group_norm: Number of groups of the GroupNorm that `unit` adds instead of BatchNorm; 0 for none. It must
             divide the number of channels.
+        engine: "torch", or "winograd" (`FastConv2d`) for plain convolutions.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -45,10 +46,12 @@ class LayerFactory:
     relu: bool = True
     shortcut: str = "plain"
     group_norm: int = 0
+    engine: str = "torch"
     options: SphereOptions | None = field(init=False)
 
     def __post_init__(self, operator: str | AngleFunction | SphereOptions | None) -> None:
         require_one_of("shortcut", self.shortcut, ("plain", "operator"))
+        require_one_of("engine", self.engine, ("torch", "winograd"))
         if type(self.group_norm) is not int or self.group_norm < 0:
             raise ValueError(f"group_norm must be an integer of at least 0, got {self.group_norm!r}.")
         if self.group_norm and self.batch_norm:
@@ -71,7 +74,7 @@ class LayerFactory:
         """
         geometry = (channels_in, channels_out, kernel, stride, kernel // 2)
         layer = (
-            nn.Conv2d(*geometry, bias=False)
+            (FastConv2d if self.engine == "winograd" else nn.Conv2d)(*geometry, bias=False)
             if self.options is None
             else SphereConv2d(*geometry, **self.options.for_kernel(channels_in * kernel * kernel).keywords())
         )

@@ -22,9 +22,10 @@ class WinogradBackward {
         // The lanes of the packed weights are the channels; the products sum over the filters.
         const Weights weights{c_.weight, t.channels, t.filters, c_.channel_step, c_.filter_step, c_.tap_step};
         const int64_t vectors = t.in_step / LANES, size = p_.sums == nullptr ? 0 : SUMS * t.filters;
+        const int packers = workers_for_weights(t.channels * t.filters, workers_);
         if (p_.grad_x != nullptr) {
             use_large_pages(p_.grad_x, t.batch * t.height * t.width * t.channels * int64_t(sizeof(float)));
-#pragma omp parallel for num_threads(workers_) schedule(static) if (workers_ > 1)
+#pragma omp parallel for num_threads(packers) schedule(static) if (packers > 1)
             for (int64_t v = 0; v < vectors; ++v)
                 pack_weights<M>(weights, v * LANES, buffers_.weights, angle_ == nullptr ? nullptr : buffers_.taps);
         }
@@ -40,7 +41,7 @@ class WinogradBackward {
         if (p_.grad_x != nullptr)
             for (int64_t worker = 1; worker < workers_; ++worker) join(worker);
         if (p_.grad_weight != nullptr) {
-#pragma omp parallel for num_threads(workers_) schedule(static) if (workers_ > 1)
+#pragma omp parallel for num_threads(packers) schedule(static) if (packers > 1)
             for (int64_t o = 0; o < t.filters; ++o)
                 unpack_gradient<M>(sums.get(), direct.get(), workers_, o, t.filters, weights, p_.grad_weight);
         }

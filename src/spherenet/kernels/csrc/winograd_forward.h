@@ -22,7 +22,8 @@ class WinogradForward {
         const int64_t vectors = t.out_step / LANES, outputs = t.batch * t.out_height * t.out_width * t.filters;
         use_large_pages(p_.out, outputs * int64_t(sizeof(float)));
         use_large_pages(p_.cosine, outputs * int64_t(sizeof(float)));
-#pragma omp parallel for num_threads(workers_) schedule(static) if (workers_ > 1)
+        const int packers = workers_for_weights(t.channels * t.filters, workers_);
+#pragma omp parallel for num_threads(packers) schedule(static) if (packers > 1)
         for (int64_t v = 0; v < vectors; ++v)
             pack_weights<M>(weights, v * LANES, buffers_.weights, angle_ == nullptr ? nullptr : buffers_.taps);
         std::atomic<int64_t> next{0};

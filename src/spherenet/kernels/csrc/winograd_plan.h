@@ -106,6 +106,9 @@ struct BackwardBuffers {
     float *of(int64_t worker, int64_t offset) const { return worker_memory + worker * per_worker + offset; }
 };
 
+// Workers that transform weights: a second one pays only for many of them.
+SN_INLINE int workers_for_weights(int64_t pairs, int workers) { return pairs < 4096 ? 1 : workers; }
+
 // Workers for a convolution: the second one costs more than it saves below this number of multiplications.
 SN_INLINE int workers_for(const Geometry &g, int32_t threads) {
     return team(g.batch * volume(g.out) * g.channels * g.filters / 64, threads);

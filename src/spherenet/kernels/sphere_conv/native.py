@@ -25,6 +25,7 @@ from spherenet.kernels.library import (
     GeometryStruct,
     load,
 )
+from spherenet.kernels.sphere_conv import winograd
 from spherenet.kernels.sphere_conv.layouts import dense_like, layout_of
 from spherenet.magnitudes import Magnitude
 from spherenet.ops.geometry import Geometry, convolve, convolve_backward
@@ -245,7 +246,7 @@ def differentiate(
     The first result is in memory that the next call in the same thread overwrites. The second is None unless the
     gradient of x is needed, the third unless that of a parameter is.
     """
-    _, _, inverse_norm, saved_map, mean, is_output = saved
+    _, _, inverse_norm, saved_map, mean, is_output, _ = saved
     layout = layout_of(saved_map.shape, saved_map.stride())
     if layout == "other":
         saved_map, layout = saved_map.contiguous(), "planes"
@@ -308,7 +309,10 @@ def _pointwise(dims: int, groups: int) -> Geometry:
 
 
 class NativeBackend(Backend):
-    """Torch's convolution with unit weights, and one pass of the library before and after it."""
+    """Torch's convolution with unit weights, and one pass of the library before and after it.
+
+    Where Winograd's algorithm is faster (`winograd.plan_for`), the library computes the convolution and all passes.
+    """
 
     name = "native"
 
@@ -323,9 +327,22 @@ class NativeBackend(Backend):
     ) -> tuple[Tensor, Saved]:
         """See `Backend.forward`."""
         unit, scale = unit_weight(weight, operation, x.dtype)
+        plan = winograd.plan_for(x, weight.shape[0], operation.geometry)
+        if plan is not None:
+            results = _by_winograd(x, unit, operation, parameters, plan, keep_norms=True, save_cosine=save_cosine)
+            norms: Any = results.inverse_norm
+            saved_map = results.out if results.cosine is None else results.cosine
+            return results.out, Saved(unit, scale, norms, saved_map, results.mean, plan=plan)
         product = convolve(x, unit, operation.geometry)
         out, inverse_norm, saved_map, mean = apply(product, x, operation, parameters, save_cosine)
         return out, Saved(unit, scale, inverse_norm, saved_map, mean)
+
+    def infer(self, x: Tensor, weight: Tensor, operation: Operation, parameters: Parameters) -> Tensor:
+        """See `Backend.infer`."""
+        plan = winograd.plan_for(x, weight.shape[0], operation.geometry)
+        if plan is None:
+            return self.forward(x, weight, operation, parameters, False)[0]
+        return _by_winograd(x, unit_weight(weight, operation, x.dtype)[0], operation, parameters, plan).out
 
     def backward(
         self,
@@ -339,15 +356,43 @@ class NativeBackend(Backend):
     ) -> tuple[Tensor | None, ...]:
         """See `Backend.backward`."""
         geometry = operation.geometry
-        of_product, correction, sums = differentiate(grad, x, operation, parameters, saved, needs)
-        grad_x, grad_unit = convolve_backward(of_product, x, saved.unit_weight, geometry, needs[0], needs[1])
-        if grad_x is not None:
-            grad_x = correct(grad_x, x, correction, geometry.groups)
+        if saved.plan is not None:
+            arguments = _angle_arguments(operation, parameters, x.dtype)
+            grad_x, grad_unit, sums = winograd.backward(
+                grad, x, saved.unit_weight, saved.plan, arguments.struct, saved=saved.map,
+                saved_is_cosine=not saved.is_output, inverse_norm=saved.inverse_norm, mean=saved.mean,
+                needs_x=needs[0], needs_weight=needs[1], needs_sums=True in needs[2:],
+            )  # fmt: skip
+            if grad_x is not None:
+                grad_x = dense_like(grad_x, x)
+        else:
+            of_product, correction, sums = differentiate(grad, x, operation, parameters, saved, needs)
+            grad_x, grad_unit = convolve_backward(of_product, x, saved.unit_weight, geometry, needs[0], needs[1])
+            if grad_x is not None:
+                grad_x = correct(grad_x, x, correction, geometry.groups)
         if grad_unit is not None:
             grad_unit = unit_weight_backward(grad_unit, saved, operation, dtype)
         if sums is None:
             return grad_x, grad_unit, None, None, None, None, None
         return grad_x, grad_unit, *parameter_gradients(sums, needs, parameters)
+
+
+def _by_winograd(
+    x: Tensor,
+    unit: Tensor,
+    operation: Operation,
+    parameters: Parameters,
+    plan: winograd.Plan,
+    keep_norms: bool = False,
+    save_cosine: bool = False,
+) -> winograd.Results:
+    """Return the results of a layer by Winograd's algorithm, the output in the layout of x."""
+    arguments, center = _angle_arguments(operation, parameters, x.dtype), operation.center == "patch"
+    results = winograd.forward(
+        x, unit, plan, arguments.struct, eps=operation.eps, center_patch=center, keep_norms=keep_norms,
+        save_cosine=save_cosine,
+    )  # fmt: skip
+    return results._replace(out=dense_like(results.out, x))
 
 
 BACKEND = NativeBackend()

@@ -2,7 +2,7 @@
 
 F(4×4, 3×3) takes 4 times fewer multiplications than the direct algorithm that torch uses, F(2×2, 3×3) 2.25 times fewer.
 It takes float32, stride 1, dilation 1, one group and zero padding of at most 2, and computes on channels-last memory.
-`tile_size` decides from shapes alone which calls it serves.
+`plan_for` decides which calls it serves.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 import ctypes
 import threading
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
+from spherenet.kernels.convolution import current_convolution
 from spherenet.kernels.library import (
     ConvolutionBackwardStruct,
     ConvolutionForwardStruct,
@@ -22,8 +23,10 @@ from spherenet.kernels.library import (
     GeometryStruct,
     load,
 )
+from spherenet.kernels.sphere_conv.layouts import layout_of
+from spherenet.ops.geometry import Geometry
 
-__all__ = ["Gradients", "Results", "backward", "forward", "release_scratch"]
+__all__ = ["Gradients", "Plan", "Results", "backward", "forward", "make_plan", "plan_for", "release_scratch"]
 
 _SAVED_OUTPUT, _SAVED_COSINE = 0, 1
 _SCRATCH_LIMIT = 256 << 20
@@ -51,15 +54,40 @@ class Gradients(NamedTuple):
     """Four sums per filter: Σ grad, Σ grad·hg, Σ grad·h·∂g/∂k, Σ grad·g·∂h/∂ρ."""
 
 
-class _Plan(NamedTuple):
+# --- the choice ----------------------------------------------------------------------------------------------------
+
+
+class Plan(NamedTuple):
+    """Arguments of calls with the same shapes."""
+
     geometry: Any
     out_shape: tuple[int, int, int, int]
-    forward_scratch: int
-    backward_scratch: int
+    tile: int
+    """Side of the tiles, 4 or 2."""
+
+    threads: int
+    scratch: tuple[int, int]
+    """Bytes of scratch memory of forward and backward."""
+
+
+def plan_for(x: Tensor, filters: int, geometry: Geometry) -> Plan | None:
+    """Return the plan of a convolution of x, or None if torch's direct algorithm serves it."""
+    choice = current_convolution()
+    if choice == "direct" or x.dtype != torch.float32 or x.dim() != 4:
+        return None
+    return _cached_plan(x.shape, x.stride(), filters, geometry, torch.get_num_threads(), choice == "winograd")
 
 
 @lru_cache(maxsize=1024)
-def _plan(shape: tuple[int, ...], filters: int, padding: tuple[int, int], tile: int, threads: int) -> _Plan:
+def _cached_plan(
+    shape: tuple[int, ...], stride: tuple[int, ...], filters: int, geometry: Geometry, threads: int, always: bool
+) -> Plan | None:
+    tile = _tile_size(shape, filters, geometry, layout_of(shape, stride) == "rows", threads, always)
+    return make_plan(shape, filters, cast(tuple[int, int], geometry.padding), tile, threads) if tile else None
+
+
+def make_plan(shape: tuple[int, ...], filters: int, padding: tuple[int, int], tile: int, threads: int) -> Plan:
+    """Return the plan of a 3×3 convolution of a batch [N, channels, height, width] with tiles of one size."""
     batch, channels, height, width = shape
     out = height + 2 * padding[0] - 2, width + 2 * padding[1] - 2
     ones = (1, 1, 1)
@@ -67,8 +95,45 @@ def _plan(shape: tuple[int, ...], filters: int, padding: tuple[int, int], tile: 
         batch, channels, filters, 1, (1, height, width), (1, *out), (1, 3, 3), ones, (0, *padding), ones, 1, 1
     )
     geometry = ctypes.byref(struct)
-    sizes = [load().winograd_scratch(geometry, tile, backward, threads) for backward in (0, 1)]
-    return _Plan(geometry, (batch, filters, *out), *sizes)
+    forward_size, backward_size = (load().winograd_scratch(geometry, tile, backward, threads) for backward in (0, 1))
+    return Plan(geometry, (batch, filters, *out), tile, threads, (forward_size, backward_size))
+
+
+def _tile_size(
+    shape: tuple[int, ...], filters: int, geometry: Geometry, is_rows: bool, threads: int, always: bool
+) -> int:
+    """Return the side of tiles with the least work, 0 if the direct algorithm has less.
+
+    Work is counted in multiplications. The constants are fitted to times on AVX-512 for maps of 2 to 56 pixels, 3 to
+    512 channels and batches of 1 to 128: a channel of a tile costs as much as 10 multiplications per frequency, the
+    weights as much as 16 tiles (more beyond the cache), and a change of the memory layout 60 per number.
+    """
+    kernel_size, stride, padding, dilation, groups = geometry[:5]
+    batch, channels, height, width = shape
+    if kernel_size != (3, 3) or stride != (1, 1) or dilation != (1, 1) or groups != 1 or geometry.transposed:
+        return 0
+    if isinstance(padding, str) or max(padding) > 2 or min(batch, channels, filters) < 1:
+        return 0
+    rows, columns = height + 2 * padding[0] - 2, width + 2 * padding[1] - 2
+    if rows < 1 or columns < 1:
+        return 0
+    if not always and min(channels, filters) < 8:
+        return 0
+    pairs, both, pixels = channels * filters, channels + filters, batch * rows * columns
+    relayout = 0 if is_rows else 60 * pixels * both
+    work = {0: 0.85 * 9 * pixels * pairs}
+    for side in (4, 2):
+        frequencies, tiles = (side + 2) ** 2, batch * -(-rows // side) * -(-columns // side)
+        if frequencies * pairs * 4 * (threads + 2) > _SCRATCH_LIMIT:
+            continue
+        of_weights = 16 * (1 + pairs / 20_000)
+        work[side] = frequencies * (tiles * (pairs + 10 * both) + of_weights * pairs) + relayout
+    if always and len(work) > 1:
+        del work[0]
+    return min(work, key=work.__getitem__)
+
+
+# --- calls ---------------------------------------------------------------------------------------------------------
 
 
 def release_scratch() -> None:
@@ -97,10 +162,11 @@ def _rows(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
 
-def _convolution(x: Tensor, weight: Tensor, tile: int, scratch: int) -> Any:
-    steps = weight.stride()
+def _convolution(x: Tensor, weight: Tensor, plan: Plan, is_backward: bool) -> Any:
+    of_filter, of_channel, _, of_tap = weight.stride()
+    scratch = _scratch(plan.scratch[is_backward])
     return ctypes.byref(
-        ConvolutionStruct(x.data_ptr(), weight.data_ptr(), steps[0], steps[1], steps[3], _scratch(scratch), tile)
+        ConvolutionStruct(x.data_ptr(), weight.data_ptr(), of_filter, of_channel, of_tap, scratch, plan.tile)
     )
 
 
@@ -112,8 +178,7 @@ def _with_even_taps(weight: Tensor) -> Tensor:
 def forward(
     x: Tensor,
     weight: Tensor,
-    padding: tuple[int, int],
-    tile: int,
+    plan: Plan,
     angle: Any = None,
     *,
     bias: Tensor | None = None,
@@ -127,8 +192,7 @@ def forward(
     Args:
         x: Batch [N, channels, height, width] in float32.
         weight: Kernels [filters, channels, 3, 3], of norm 1 for a sphere layer.
-        padding: Zeros on each side.
-        tile: Side of the tiles, 2 or 4.
+        plan: From `plan_for` or `make_plan`.
         angle: Reference to an `AngleStruct`.
         bias: Bias of a plain convolution.
         eps: Added to the squared norms of patches.
@@ -136,17 +200,15 @@ def forward(
         keep_norms: Whether backward needs the norms and means of patches.
         save_cosine: Whether backward needs the cosines.
     """
-    threads = torch.get_num_threads()
     x, weight = _rows(x), _with_even_taps(weight)
-    plan = _plan(x.shape, weight.shape[0], padding, tile, threads)
     out = torch.empty(plan.out_shape, memory_format=torch.channels_last, device="cpu")
     map_shape = (out.shape[0], 1, *out.shape[2:])
     inverse_norm = torch.empty(map_shape, device="cpu") if keep_norms else None
     mean = torch.empty(map_shape, device="cpu") if keep_norms and center_patch else None
     cosine = torch.empty_like(out) if save_cosine else None
     pointers = ConvolutionForwardStruct(*map(_address, (out, bias, inverse_norm, mean, cosine)), eps, center_patch)
-    convolution = _convolution(x, weight, tile, plan.forward_scratch)
-    load().winograd_forward(plan.geometry, angle, convolution, ctypes.byref(pointers), threads)
+    convolution = _convolution(x, weight, plan, False)
+    load().winograd_forward(plan.geometry, angle, convolution, ctypes.byref(pointers), plan.threads)
     return Results(out, inverse_norm, cosine, mean)
 
 
@@ -154,8 +216,7 @@ def backward(
     grad: Tensor,
     x: Tensor,
     weight: Tensor,
-    padding: tuple[int, int],
-    tile: int,
+    plan: Plan,
     angle: Any = None,
     *,
     saved: Tensor | None = None,
@@ -172,8 +233,7 @@ def backward(
         grad: Gradient of the output.
         x: Input of `forward`.
         weight: Weight of `forward`.
-        padding: As in `forward`.
-        tile: As in `forward`.
+        plan: As in `forward`.
         angle: As in `forward`.
         saved: Output of `forward`, or its cosines.
         saved_is_cosine: Whether `saved` are the cosines.
@@ -183,15 +243,13 @@ def backward(
         needs_weight: Whether the gradient of the weight is needed.
         needs_sums: Whether the sums are needed.
     """
-    threads = torch.get_num_threads()
     x, grad, even = _rows(x), _rows(grad), _with_even_taps(weight)
     saved = None if saved is None else _rows(saved)
-    plan = _plan(x.shape, weight.shape[0], padding, tile, threads)
     grad_x = torch.empty_like(x) if needs_x else None
     grad_weight = torch.empty_like(even) if needs_weight else None
     sums = torch.empty(4, weight.shape[0], device="cpu") if needs_sums else None
     tensors = (grad, inverse_norm, mean, saved, grad_x, grad_weight, sums)
     pointers = ConvolutionBackwardStruct(*map(_address, tensors), _SAVED_COSINE if saved_is_cosine else _SAVED_OUTPUT)
-    convolution = _convolution(x, even, tile, plan.backward_scratch)
-    load().winograd_backward(plan.geometry, angle, convolution, ctypes.byref(pointers), threads)
+    convolution = _convolution(x, even, plan, True)
+    load().winograd_backward(plan.geometry, angle, convolution, ctypes.byref(pointers), plan.threads)
     return Gradients(grad_x, grad_weight, sums)

@@ -161,7 +161,7 @@ def backward(
     k, beta = parameters.k, parameters.beta
     needs_x, _, needs_k, *needs_affine = needs[:6]
     needs_sums = needs_k or any(needs_affine)
-    _, _, inverse_norm, saved_map, _, is_output = saved
+    _, _, inverse_norm, saved_map, _, is_output, _ = saved
     groups = geometry.groups
     saved_map, inverse_norm = dense(saved_map.detach()), dense(inverse_norm)
     inverse_norm, norm_strides = with_map_strides(inverse_norm)
