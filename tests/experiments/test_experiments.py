@@ -307,7 +307,10 @@ INVALID = {
     "no id": (["reproduce"], "ID must be the name of an experiment"),
     "cell": (["reproduce", "table1", "--only", "cosin"], "--only must be one of .* Did you mean 'cosine"),
     "seeds": (["reproduce", "table1", "--seeds", "0"], "--seeds must be at least 1, got 0"),
-    "no data": (["reproduce", "imagenet"], "--preset must be one of paper, smoke for imagenet, got cpu"),
+    "no data": (
+        ["reproduce", "imagenet"],
+        "--preset must be paper or smoke for imagenet, got cpu; try spherenet",
+    ),
     "folds": (["tune", "--number-of-folds", "1"], "--number-of-folds must be at least 2"),
     "operator": (["tune", "--try-operators", "cos"], "--try-operators must be one of"),
     "fixed operator": (
