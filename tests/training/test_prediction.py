@@ -54,3 +54,14 @@ def test_wrong_input_is_named(images):
     for name in ("top", "batch_size"):
         with pytest.raises(ValueError, match=f"{name} must be"):
             sn.predict(shipped_model(), images, **{name: 0})
+
+
+def test_views_are_averaged(images):
+    """With mirror, an image and its mirror image have the same scores."""
+    Image.open(images / "a.png").transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(images / "mirrored.png")
+    paths = [images / "a.png", images / "mirrored.png"]
+    plain, both = (sn.predict(shipped_model(), paths, top=10, tta=tta) for tta in ("none", "mirror"))
+    assert dict(plain[0].classes) != pytest.approx(dict(plain[1].classes), rel=1e-3)
+    assert dict(both[0].classes) == pytest.approx(dict(both[1].classes), rel=1e-3)
+    with pytest.raises(ValueError, match=r"^tta must be one of .*, got 'flip'"):
+        sn.predict(shipped_model(), paths, tta="flip")

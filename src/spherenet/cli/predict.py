@@ -9,7 +9,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from spherenet._util.text import csv_cell, plain
 from spherenet.cli.evaluate import add_checkpoint
@@ -47,6 +47,8 @@ def predict_parser() -> Parser:
     add_option(parser, "--device", help="cpu, cuda, cuda:1, …; by default cuda if available")
     add_option(parser, "--batch-size", type=int, default=64, at_least=1, at_most=1 << 20, help="images per batch")
     add_max_megapixels(parser)
+    text = "views of each image whose mean score is used; shift: by one pixel"
+    add_option(parser, "--tta", type=Literal["none", "mirror", "mirror-shift"], default="none", help=text)
     add_option(parser, "--csv", metavar="FILE", help="CSV file to write instead of a table")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     return parser
@@ -79,6 +81,7 @@ def run_predict(arguments: Namespace) -> int:
             batch_size=arguments.batch_size,
             max_megapixels=arguments.max_megapixels,
             failures=failures,
+            tta=arguments.tta,
         ):
             if arguments.run is None and not shown:  # not before an error, which is then one sentence
                 classes = ", ".join(predictor.classes)

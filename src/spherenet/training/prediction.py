@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from spherenet._util.files import user_path
-from spherenet._util.validation import require_device, require_integer
+from spherenet._util.validation import require_device, require_integer, require_one_of
 from spherenet.data import pixel_limit, read_image
 from spherenet.data.listing import image_files
 from spherenet.errors import DataError
+from spherenet.models.test_time import TEST_TIME, scores_of_views
 from spherenet.training.saved_runs import Predictor, SavedRun, load_predictor
 
 __all__ = ["Prediction", "iterate_predictions", "predict"]
@@ -35,6 +36,7 @@ def predict(
     batch_size: int = 64,
     device: str | torch.device | None = None,
     max_megapixels: float | None = None,
+    tta: str = "none",
     failures: list[str] | None = None,
 ) -> list[Prediction]:
     """Return the most likely classes of image files, as `spherenet predict` prints them.
@@ -46,6 +48,7 @@ def predict(
         batch_size: Images per batch.
         device: Device of the network, which is moved there; by default it is not moved.
         max_megapixels: Largest size of an image file in millions of pixels; the default is 89.
+        tta: Views of each image whose mean score is used: "none", "mirror" or "mirror-shift", see `scores_of_views`.
         failures: Receives a message per image that cannot be read. By default such an image raises an error.
 
     Returns:
@@ -81,7 +84,13 @@ def predict(
     try:
         predictions = list(
             iterate_predictions(
-                model, paths, top=top, batch_size=batch_size, max_megapixels=max_megapixels, failures=messages
+                model,
+                paths,
+                top=top,
+                batch_size=batch_size,
+                max_megapixels=max_megapixels,
+                failures=messages,
+                tta=require_one_of("tta", tta, TEST_TIME),
             )
         )
     finally:
@@ -109,6 +118,7 @@ def iterate_predictions(
     batch_size: int,
     max_megapixels: float | None,
     failures: list[str],
+    tta: str = "none",
 ) -> Iterator[Prediction]:
     """Yield a prediction per image that can be read, and append a message per other image to `failures`.
 
@@ -126,7 +136,8 @@ def iterate_predictions(
         if not images:
             continue
         with torch.no_grad():
-            probabilities = predictor.model(torch.stack(list(images.values())).to(device)).softmax(1).cpu()
+            batch = torch.stack(list(images.values())).to(device)
+            probabilities = scores_of_views(predictor.model, batch, tta).softmax(1).cpu()
         best = probabilities.topk(min(top, len(predictor.classes)))
         for index, scores, labels in zip(images, best.values.tolist(), best.indices.tolist(), strict=True):
             names = [predictor.classes[label] for label in labels]
