@@ -124,10 +124,10 @@ def test_layers_keep_their_edges():
 def test_fast_conv_is_conv2d(padding, layout):
     for bias, mode in ((True, "zeros"), (False, "zeros"), (True, "reflect")):
         layer = sn.FastConv2d(12, 20, 3, padding=padding, bias=bias, padding_mode=mode).to(memory_format=layout)
-        twin = nn.Conv2d(12, 20, 3, padding=padding, bias=bias, padding_mode=mode).to(memory_format=layout)
-        twin.load_state_dict(layer.state_dict())
+        counterpart = nn.Conv2d(12, 20, 3, padding=padding, bias=bias, padding_mode=mode).to(memory_format=layout)
+        counterpart.load_state_dict(layer.state_dict())
         x = torch.randn(2, 12, 9, 13).contiguous(memory_format=layout)
-        for result, expected in zip(results(layer, x, "winograd"), results(twin, x, "auto"), strict=True):
+        for result, expected in zip(results(layer, x, "winograd"), results(counterpart, x, "auto"), strict=True):
             assert result.stride() == expected.stride()
             assert (result - expected).abs().max() <= 1e-5 * expected.abs().max()
 
@@ -135,16 +135,16 @@ def test_fast_conv_is_conv2d(padding, layout):
 @needs_library
 def test_fast_conv_where_the_engine_does_not_serve():
     layer, x = sn.FastConv2d(8, 8, 3, padding=1), torch.randn(2, 8, 6, 6)
-    twin = nn.Conv2d(8, 8, 3, padding=1)
-    twin.load_state_dict(layer.state_dict())
+    counterpart = nn.Conv2d(8, 8, 3, padding=1)
+    counterpart.load_state_dict(layer.state_dict())
     with sn.convolution("winograd"):
-        assert torch.equal(layer(x[0]), twin(x[0]))
-        assert torch.equal(layer.double()(x.double()), twin.double()(x.double()))
+        assert torch.equal(layer(x[0]), counterpart(x[0]))
+        assert torch.equal(layer.double()(x.double()), counterpart.double()(x.double()))
         assert layer(x[:0].double()).shape == (0, 8, 6, 6)
     strided = sn.FastConv2d(8, 8, 3, stride=2)
     assert strided(x).shape == (2, 8, 2, 2)
     compiled = torch.export.export(layer.float(), (x,)).module()
-    assert (compiled(x) - twin.float()(x)).abs().max() < 1e-6
+    assert (compiled(x) - counterpart.float()(x)).abs().max() < 1e-6
 
 
 @needs_library
@@ -163,14 +163,14 @@ def test_fast_conv_can_be_differentiated_twice():
 
 
 @needs_library
-def test_the_plain_twin_on_the_same_engine():
+def test_the_plain_counterpart_on_the_same_engine():
     options = {"operator": None, "widths": (16, 16, 16), "input_size": 16}
-    twin = sn.create_model("cnn-9", engine="winograd", **options)
-    assert any(type(module) is sn.FastConv2d for module in twin.modules())
+    counterpart = sn.create_model("cnn-9", engine="winograd", **options)
+    assert any(type(module) is sn.FastConv2d for module in counterpart.modules())
     plain = sn.create_model("cnn-9", **options)
-    plain.load_state_dict(twin.state_dict())
+    plain.load_state_dict(counterpart.state_dict())
     images = torch.randn(8, 3, 16, 16)
-    assert (twin.eval()(images) - plain.eval()(images)).abs().max() < 1e-4
-    assert sn.create_model(**twin.config).config == twin.config
+    assert (counterpart.eval()(images) - plain.eval()(images)).abs().max() < 1e-4
+    assert sn.create_model(**counterpart.config).config == counterpart.config
     with pytest.raises(ValueError, match="engine must be"):
         sn.create_model("cnn-9", operator=None, engine="fft")

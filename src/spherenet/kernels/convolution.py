@@ -19,7 +19,7 @@ def set_convolution(name: str) -> None:
     """Choose the algorithm of 3×3 convolutions on CPUs from now on, in all threads.
 
     Args:
-        name: "auto" (the default) takes Winograd's algorithm where it is faster: float32, stride 1, dilation 1, one
+        name: "auto" (the default) takes Winograd's algorithm if it is faster: float32, stride 1, dilation 1, one
             group, at least 8 channels and filters. Its errors are at most 5·10⁻⁶ of the largest output, 10⁻⁵ of the
             largest gradient. "direct" is torch's convolution: 5·10⁻⁷. "winograd" takes Winograd's algorithm wherever
             it can.
