@@ -10,7 +10,7 @@ import ctypes
 import logging
 import struct
 import sys
-from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_void_p
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ __all__ = [
     "load",
 ]
 
-INTERFACE_VERSION = 5
+INTERFACE_VERSION = 6
 """Version of csrc/api.h that this module was written for."""
 
 PATH = Path(__file__).with_name("_native.dll" if sys.platform == "win32" else "_native.so")
@@ -126,7 +126,6 @@ class _KernelTable(ctypes.Structure):
         ("correct", _function(*[c_void_p] * 5, c_int32, c_int32)),
         ("cell_forward", _function(*[c_void_p] * 7, c_int32, c_int32)),
         ("cell_backward", _function(*[c_void_p] * 10, c_int32, c_int32)),
-        ("checksum", _function(c_void_p, c_int64, result=c_uint64)),
         ("winograd_scratch", _function(c_void_p, *[c_int32] * 3, result=c_int64)),
         ("winograd_forward", _function(*[c_void_p] * 4, c_int32)),
         ("winograd_backward", _function(*[c_void_p] * 4, c_int32)),
@@ -143,7 +142,6 @@ class _Library(NamedTuple):
     correct: Any
     cell_forward: Any
     cell_backward: Any
-    checksum: Any
     winograd_scratch: Any
     winograd_forward: Any
     winograd_backward: Any

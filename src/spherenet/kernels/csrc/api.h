@@ -99,7 +99,6 @@ struct Kernels {
     void (*cell_backward)(const Cell *cell, const void *gates, const void *from_state, const void *before,
                           const void *after, const void *grad_output, const void *grad_after, void *grad_gates,
                           void *grad_from_state, void *grad_before, int32_t type, int32_t threads);
-    uint64_t (*checksum)(const void *data, int64_t bytes);
     // Without an angle these are the plain convolution and its gradients.
     int64_t (*winograd_scratch)(const Geometry *geometry, int32_t tile, int32_t backward, int32_t threads);
     void (*winograd_forward)(const Geometry *geometry, const Angle *angle, const Convolution *convolution,

@@ -82,38 +82,6 @@ void cell_backward(const Cell *cell, const void *gates, const void *from_state, 
         run(0.0f);
 }
 
-// --- whether a weight has changed -------------------------------------------------------------------------------
-
-// A checksum of memory in eight lanes, each of which mixes its words one after another. It is not cryptographic.
-// Sums alone would not do: flipped signs change each word by 2^63, which cancels in pairs.
-uint64_t checksum(const void *data, int64_t bytes) {
-    typedef uint64_t Lanes __attribute__((vector_size(64)));
-    const char *from = static_cast<const char *>(data);
-    Lanes state{}, word;
-    auto mix = [&] {
-        state ^= word;
-        state += state << 13;
-        state ^= state >> 31;
-        state += state << 27;
-    };
-    int64_t i = 0;
-    for (; i + 64 <= bytes; i += 64) {
-        memcpy(&word, from + i, 64);
-        mix();
-    }
-    if (i < bytes) {
-        word = Lanes{};
-        memcpy(&word, from + i, size_t(bytes - i));
-        mix();
-    }
-    uint64_t result = uint64_t(bytes);
-    for (int lane = 0; lane < 8; ++lane) {
-        result = (result ^ state[lane]) * 0x9e3779b97f4a7c15u;
-        result = ((result >> 31) ^ result) * 0xff51afd7ed558ccdu;
-    }
-    return result;
-}
-
 template Passes<float> passes_for<float>(const Angle &, int32_t, bool);  // which winograd.cpp uses, too
 
 int64_t winograd_scratch(const Geometry *, int32_t, int32_t, int32_t);
@@ -121,8 +89,8 @@ void winograd_forward(const Geometry *, const Angle *, const Convolution *, cons
 void winograd_backward(const Geometry *, const Angle *, const Convolution *, const ConvolutionBackward *, int32_t);
 
 Kernels table() {
-    return {unit_weight, unit_weight_backward, forward,  backward,         correct,          cell_forward,
-            cell_backward, checksum,           winograd_scratch, winograd_forward, winograd_backward};
+    return {unit_weight, unit_weight_backward, forward, backward, correct, cell_forward, cell_backward,
+            winograd_scratch, winograd_forward, winograd_backward};
 }
 
 }  // namespace SN_ISA

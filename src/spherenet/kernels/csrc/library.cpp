@@ -71,7 +71,7 @@ const Choice &chosen() {
 #endif
 
 // Raised whenever a signature or a struct changes, so that an old file is refused instead of misread.
-SN_EXPORT int32_t spherenet_interface_version() { return 5; }
+SN_EXPORT int32_t spherenet_interface_version() { return 6; }
 
 SN_EXPORT const char *spherenet_instruction_set() { return chosen().name; }
 
