@@ -202,7 +202,7 @@ def refuse_pickle(path: Path) -> None:
     if start == b"PK\x03\x04" or (start[:1] == b"\x80" and start[1:2] in b"\x02\x03\x04\x05"):
         raise ModelError(
             f"{path} must be a safetensors file, got a pickle of torch.save, which can run code when it is loaded: "
-            "load it with torch.load(path, weights_only=True) and write it with safetensors.torch.save_file."
+            "load it in torch with weights_only=True and write it with safetensors.torch.save_file."
         )
 
 

@@ -249,11 +249,15 @@ def implementation_name(device_type: str) -> str:
 def blockwise(elements: int, *tensors: Tensor) -> bool:
     """Return whether heads and losses should process a map of this many elements in blocks.
 
-    False while tracing, because a compiler fuses the plain form, and for tensors that kernels may not read.
+    False while tracing, because a compiler fuses the plain form, and under transforms, which only the plain form has.
+    Blocks consist of torch's own operators, so that dispatch modes see them.
     """
     if elements < LARGE_MAP or torch.compiler.is_compiling() or current_backend() == "reference":
         return False
-    return readable(*tensors)
+    if torch._C._is_tracing() or _functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
+        return False
+    wrapped = _functorch.is_functorch_wrapped_tensor, _functorch.is_legacy_batchedtensor
+    return not any(is_wrapped(tensor) for tensor in tensors for is_wrapped in wrapped)
 
 
 # --- layers --------------------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ FLOAT, HALF, INTEGER = 4, 2, 8
 BLOCK_ELEMENTS = {"cpu": 1 << 19, "gpu": 1 << 25}
 """Largest number of values that heads and losses process at once."""
 
-MAP_BLOCKS, SHARD_BLOCKS, SAMPLED_BLOCKS, WEIGHT_BLOCKS = 6, 4, 6, 2
+MAP_BLOCKS, SHARD_BLOCKS, SAMPLED_BLOCKS, WEIGHT_BLOCKS = 4, 4, 6, 2
 """Blocks that exist at once in the loss of a map, of a shard and of a sampled shard, and of directions of the weights.
 
 Measured with CosFace; other losses need a few more or fewer.
