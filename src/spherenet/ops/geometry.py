@@ -126,7 +126,7 @@ def convolve(x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
     if max(stride) > 1:
         if geometry.skips_pixels:
             x, stride = _used_pixels(x, stride), (1,) * len(stride)
-        elif not torch.jit.is_tracing() and x.shape[1] == 1:  # a traced shape has no value
+        elif not is_jit_tracing() and x.shape[1] == 1:  # a traced shape has no value
             x, weight = _as_planes(x), _as_planes(weight)
     return _CONVOLUTION[x.dim()](x, weight, None, stride, padding, dilation, groups)
 
