@@ -15,11 +15,15 @@ from typing import Any
 HERE = Path(__file__).parent
 BEGIN, END = "<!-- written by docs/performance.py: begin -->", "<!-- written by docs/performance.py: end -->"
 OPERATORS = ("cosine", "linear", "sigmoid", "learnable")
+TWIN = "cnn, winograd"
+
+
+def _ratio(ratio: dict[str, Any]) -> str:
+    return f"{ratio['median']:.2f} ({ratio['lower']:.2f} to {ratio['upper']:.2f})"
 
 
 def _cell(row: dict[str, Any], target: float) -> str:
-    ratio = row["time_ratio"]
-    return f"{ratio['median']:.2f} ({ratio['lower']:.2f} to {ratio['upper']:.2f}) / {target:.2f}"
+    return f"{_ratio(row['time_ratio'])} / {target:.2f}"
 
 
 def _where(results: dict[str, Any]) -> str:
@@ -38,6 +42,12 @@ def page(results: dict[str, Any]) -> str:
         "| workload (cnn-9) | CNN, ms | " + " | ".join(OPERATORS) + " | peak memory |",
         "|---" * (len(OPERATORS) + 3) + "|",
     ]
+    same_engine = [
+        'Against the CNN twin whose convolutions use the same engine (`engine="winograd"`):',
+        "",
+        "| workload (cnn-9) | that CNN against torch's | " + " | ".join(OPERATORS) + " |",
+        "|---" * (len(OPERATORS) + 2) + "|",
+    ]
     extra = []
     for entry in results["workloads"]:
         if "skipped" in entry:
@@ -48,8 +58,11 @@ def page(results: dict[str, Any]) -> str:
         memory = max(rows[name]["memory_ratio"] for name in OPERATORS)
         milliseconds = rows["cnn"]["milliseconds"]["median"]
         lines.append(f"| {entry['workload']} | {milliseconds:.1f} | " + " | ".join(cells) + f" | {memory:.3f} |")
+        if TWIN in rows:
+            cells = [_ratio(rows[TWIN]["time_ratio"]), *(_ratio(rows[name]["engine_ratio"]) for name in OPERATORS)]
+            same_engine.append(f"| {entry['workload']} | " + " | ".join(cells) + " |")
         for name, row in rows.items():
-            if name not in OPERATORS and name != "cnn":
+            if name not in (*OPERATORS, "cnn", TWIN):
                 cell = _cell(row, entry["targets"][name])
                 extra.append(f"| {entry['workload']}: {name}, against the CNN with it | {cell} |")
     for row in results["recurrent"]:
@@ -60,7 +73,7 @@ def page(results: dict[str, Any]) -> str:
     first = results["first_step"]
     longest = max(first[name]["median"] - first["none"]["median"] for name in OPERATORS)
     extra.append(f"| first step of a new process, seconds longer than the CNN's | {longest:.2f} / 0.30 |")
-    return "\n".join([*lines, "", "| further | measured / target |", "|---|---|", *extra])
+    return "\n".join([*lines, "", *same_engine, "", "| further | measured / target |", "|---|---|", *extra])
 
 
 def summary(results: dict[str, Any]) -> str:
@@ -69,8 +82,11 @@ def summary(results: dict[str, Any]) -> str:
     for index, width in ((0, "at full width"), (1, "at half width"), (2, "at a quarter, on 16×16 images")):
         rows = {row["name"]: row["time_ratio"]["median"] for row in results["workloads"][index]["rows"]}
         parts.append(f"{rows['cosine']:.2f} (cosine) and {rows['sigmoid']:.2f} (sigmoid) {width}")
+    rows = {row["name"]: row for row in results["workloads"][0]["rows"]}
+    same = [rows[name]["engine_ratio"]["median"] for name in ("cosine", "sigmoid")]
     return (
-        f"A training step of cnn-9 takes {parts[0]}, {parts[1]}, {parts[2]},\ntimes that of its CNN twin "
+        f"A training step of cnn-9 takes {parts[0]}, {parts[1]}, {parts[2]},\ntimes that of its CNN twin with torch's "
+        f"convolutions. Against a CNN twin on our own engine it takes {same[0]:.2f} and\n{same[1]:.2f} at full width "
         f"({_where(results)};\nmedians, `spherenet bench --suite`)."
     )
 

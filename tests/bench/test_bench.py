@@ -56,9 +56,13 @@ def test_authors_formula_gives_the_same_output(operator):
 
 @pytest.mark.parametrize("mode", ["train", "inference"])
 def test_compare_measures_every_network(mode):
-    networks = contestants(["cosine"], sphere_norm=True, authors=True)
+    networks = contestants(["cosine"], sphere_norm=True, authors=True, engine=True)
     rows = compare("cnn-3", networks, mode=mode, batch_size=2, rounds=2, warmup=1, widths=(4, 6, 8))
-    assert [row.name for row in rows] == ["cnn", "cosine", "cosine, no BatchNorm", "cosine, authors' formula"]
+    names = ["cnn", "cnn, winograd", "cosine", "cosine, no BatchNorm", "cosine, authors' formula"]
+    assert [row.name for row in rows] == names
+    assert rows[1].engine_ratio.median == 1
+    alone = compare("cnn-3", networks[:1], mode=mode, batch_size=2, rounds=2, warmup=1, widths=(4, 6, 8))
+    assert alone[0].engine_ratio is None
     assert rows[0].time_ratio.median == 1
     assert rows[0].memory_ratio == 1
     assert all(row.milliseconds.median > 0 and row.peak_megabytes > 0 for row in rows)
@@ -98,7 +102,7 @@ def test_suite_contains_the_documented_workloads(monkeypatch):
     results = run_suite(2, lambda rounds, total, name: rounds, small)
     assert [entry["workload"] for entry in results["workloads"]] == [workload.name for workload in small]
     for entry in results["workloads"]:
-        assert [row["name"] for row in entry["rows"]] == ["cnn", *_in_order(entry["targets"])]
+        assert [row["name"] for row in entry["rows"]] == ["cnn", "cnn, winograd", *_in_order(entry["targets"])]
     assert [row["name"] for row in results["recurrent"]] == ["SphereLSTM", "SphereGRU"]
     assert set(results["first_step"]) == {"none", "cosine", "linear", "sigmoid", "learnable"}
     assert results["implementation"].startswith("native")

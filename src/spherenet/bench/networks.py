@@ -134,8 +134,8 @@ def peak_bytes(run: Callable[[], object], device: str = "cpu") -> int:
     return peak
 
 
-TWIN = "cnn"
-"""Name of the CNN twin in a comparison."""
+TWIN, ENGINE_TWIN = "cnn", "cnn, winograd"
+"""Names of the CNN twin with torch's convolutions and with the engine of sphere layers (`FastConv2d`)."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +155,9 @@ class Row:
     mode: str
     milliseconds: Spread
     time_ratio: Spread
+    engine_ratio: Spread | None
+    """Time relative to the CNN twin on the engine of sphere layers; None if that was not measured."""
+
     peak_megabytes: float
     memory_ratio: float
 
@@ -163,15 +166,20 @@ class Row:
         return asdict(self)
 
 
-def contestants(operators: Iterable[str], *, sphere_norm: bool = False, authors: bool = False) -> list[Contestant]:
+def contestants(
+    operators: Iterable[str], *, sphere_norm: bool = False, authors: bool = False, engine: bool = False
+) -> list[Contestant]:
     """Return the networks of a comparison: the CNN twin first, then one or more per operator.
 
     Args:
         operators: Names of operators.
+        engine: Whether to add the CNN twin on the engine of sphere layers.
         sphere_norm: Whether to add each operator without BatchNorm.
         authors: Whether to add each operator with the formula of the authors' code.
     """
     networks = [Contestant(TWIN, {"operator": None})]
+    if engine:
+        networks.append(Contestant(ENGINE_TWIN, {"operator": None, "engine": "winograd"}))
     for operator in operators:
         networks.append(Contestant(operator, {"operator": operator}))
         if sphere_norm:
@@ -223,6 +231,7 @@ def compare(
             mode,
             Spread.of([1e3 * seconds[name] for seconds in measured]),
             paired_ratios(measured, name, TWIN),
+            paired_ratios(measured, name, ENGINE_TWIN) if ENGINE_TWIN in runs else None,
             memory[name] / 2**20,
             memory[name] / memory[TWIN],
         )

@@ -11,7 +11,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from spherenet.bench.networks import Row, Spread, compare, contestants, hardware, paired_ratios, take_turns
+from spherenet.bench.networks import (
+    ENGINE_TWIN,
+    TWIN,
+    Row,
+    Spread,
+    compare,
+    contestants,
+    hardware,
+    paired_ratios,
+    take_turns,
+)
 from spherenet.kernels.dispatch import implementation_name
 from spherenet.layers import SphereGRU, SphereLSTM
 
@@ -43,7 +53,7 @@ WORKLOADS = (
         (64, 96, 128),
         128,
         32,
-        {"cosine": 1.05, "linear": 1.05, "sigmoid": 1.09, "learnable": 1.12, "cosine, no BatchNorm": 1.0},
+        {"cosine": 0.62, "linear": 0.63, "sigmoid": 0.66, "learnable": 0.70, "cosine, no BatchNorm": 0.55},
     ),
     Workload(
         "training, 32/48/64, batch 128, 32×32",
@@ -51,7 +61,7 @@ WORKLOADS = (
         (32, 48, 64),
         128,
         32,
-        {"cosine": 1.09, "linear": 1.09, "sigmoid": 1.16, "learnable": 1.20},
+        {"cosine": 0.68, "linear": 0.70, "sigmoid": 0.76, "learnable": 0.80},
     ),
     Workload(
         "training, 16/24/32, batch 64, 16×16",
@@ -59,7 +69,7 @@ WORKLOADS = (
         (16, 24, 32),
         64,
         16,
-        {"cosine": 1.25, "linear": 1.28, "sigmoid": 1.35, "learnable": 1.40},
+        {"cosine": 1.05, "linear": 1.08, "sigmoid": 1.12, "learnable": 1.20},
         repeats=6,
     ),
     Workload(
@@ -77,7 +87,7 @@ WORKLOADS = (
         (64, 96, 128),
         128,
         32,
-        {"cosine": 1.05, "linear": 1.06, "sigmoid": 1.10, "learnable": 1.10},
+        {"cosine": 0.55, "linear": 0.56, "sigmoid": 0.60, "learnable": 0.60},
     ),
 )
 
@@ -120,10 +130,14 @@ def run_suite(rounds: int, progress: Progress, workloads: Iterable[Workload] = W
 
 def _rows(workload: Workload, rounds: int, progress: Progress) -> list[Row]:
     total = rounds * workload.repeats
-    networks = contestants(OPERATORS, sphere_norm=any("BatchNorm" in name for name in workload.targets))
+    networks = contestants(
+        OPERATORS,
+        sphere_norm=any("BatchNorm" in name for name in workload.targets),
+        engine=workload.precision == "float32",
+    )
     return compare(
         "cnn-9",
-        [contestant for contestant in networks if contestant.name in ("cnn", *workload.targets)],
+        [contestant for contestant in networks if contestant.name in (TWIN, ENGINE_TWIN, *workload.targets)],
         mode=workload.mode,
         batch_size=workload.batch_size,
         rounds=total,

@@ -95,7 +95,10 @@ def run_bench(arguments: Namespace) -> None:
             require_one_of("--operators with --authors", operator, authors)
     if arguments.device != "cpu":
         require_device("--device", arguments.device)
-    networks = contestants(arguments.operators, sphere_norm=arguments.sphere_norm, authors=arguments.authors)
+    has_engine = arguments.device == "cpu" and arguments.precision == "float32"
+    networks = contestants(
+        arguments.operators, sphere_norm=arguments.sphere_norm, authors=arguments.authors, engine=has_engine
+    )
     rows: list[Row] = []
     for mode in ["train", "inference"] if arguments.mode == "both" else [arguments.mode]:
         rows += compare(
@@ -147,6 +150,9 @@ def _progress(rounds: Iterator[dict[str, float]], total: int, description: str) 
     return track(rounds, description=description, total=total, console=Console(stderr=True), transient=True)
 
 
+_SAME_ENGINE = "same engine: time relative to the CNN twin whose convolutions use the engine of sphere layers."
+
+
 def _environment(results: dict[str, Any]) -> str:
     return (
         f"{results['processor']}, {results['threads']} threads, torch {results['torch']}, Python {results['python']}, "
@@ -161,11 +167,11 @@ def _print_suite(results: dict[str, Any]) -> None:
     table = Table(title="time relative to the CNN twin (cnn-9)")
     for column in ("workload", "operator"):
         table.add_column(column)
-    for column in ("ratio", "quartiles", "target", "memory"):
+    for column in ("ratio", "quartiles", "target", "same engine", "memory"):
         table.add_column(column, justify="right")
     for entry in results["workloads"]:
         if "skipped" in entry:
-            table.add_row(entry["workload"], f"({entry['skipped']})", "", "", "", "")
+            table.add_row(entry["workload"], f"({entry['skipped']})", "", "", "", "", "")
             continue
         for row in entry["rows"][1:]:
             ratio = row["time_ratio"]
@@ -174,7 +180,8 @@ def _print_suite(results: dict[str, Any]) -> None:
                 row["name"],
                 f"{ratio['median']:.3f}",
                 f"{ratio['lower']:.3f} … {ratio['upper']:.3f}",
-                f"{entry['targets'][row['name']]:.2f}",
+                f"{entry['targets'][row['name']]:.2f}" if row["name"] in entry["targets"] else "",
+                f"{row['engine_ratio']['median']:.3f}" if row["engine_ratio"] else "",
                 f"{row['memory_ratio']:.3f}",
             )
     console.print(table)
@@ -184,6 +191,7 @@ def _print_suite(results: dict[str, Any]) -> None:
     slowest = max(first[name]["median"] - first["none"]["median"] for name in first)
     console.print(f"first step of a new process: at most {slowest:.2f} s longer than the CNN twin", highlight=False)
     console.print(_environment(results), highlight=False)
+    console.print(_SAME_ENGINE, highlight=False)
 
 
 def _print_table(rows: list[Row], settings: dict[str, Any]) -> None:
@@ -193,7 +201,7 @@ def _print_table(rows: list[Row], settings: dict[str, Any]) -> None:
     table = Table(title=title)
     for column in ("mode", "operator"):
         table.add_column(column)
-    for column in ("ms", "time ratio", "quartiles", "peak MB", "memory ratio"):
+    for column in ("ms", "time ratio", "quartiles", "same engine", "peak MB", "memory ratio"):
         table.add_column(column, justify="right")
     for row in rows:
         ratio = row.time_ratio
@@ -203,9 +211,11 @@ def _print_table(rows: list[Row], settings: dict[str, Any]) -> None:
             f"{row.milliseconds.median:.1f}",
             f"{ratio.median:.3f}",
             f"{ratio.lower:.3f} … {ratio.upper:.3f}",
+            "" if row.engine_ratio is None else f"{row.engine_ratio.median:.3f}",
             f"{row.peak_megabytes:.0f}",
             f"{row.memory_ratio:.3f}",
         )
     console = stdout_console()
     console.print(table)
     console.print(_environment(settings), highlight=False)
+    console.print(_SAME_ENGINE, highlight=False)

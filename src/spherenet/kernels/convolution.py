@@ -8,7 +8,7 @@ from contextvars import ContextVar
 
 from spherenet._util.validation import require_one_of
 
-__all__ = ["CONVOLUTIONS", "convolution", "current_convolution", "set_convolution"]
+__all__ = ["CONVOLUTIONS", "convolution", "current_algorithm", "current_convolution", "set_convolution"]
 
 CONVOLUTIONS = ("auto", "direct", "winograd")
 _global_convolution = "auto"
@@ -56,3 +56,8 @@ def convolution(name: str) -> Iterator[None]:
 def current_convolution() -> str:
     """Return the choice in use, "auto" by default."""
     return _local_convolution.get() or _global_convolution
+
+
+def current_algorithm() -> str:
+    """Return the algorithm of 3×3 convolutions for display: "direct", or "winograd" where it is faster."""
+    return "direct" if current_convolution() == "direct" else "winograd"

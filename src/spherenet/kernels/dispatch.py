@@ -41,7 +41,7 @@ from spherenet._util.validation import require_one_of
 from spherenet.angles.elementary import gradients_of
 from spherenet.kernels import library
 from spherenet.kernels.backends import Backend, BackendError, Case, PlainBackend, Saved
-from spherenet.kernels.convolution import current_convolution
+from spherenet.kernels.convolution import current_algorithm
 from spherenet.ops import sphere_conv as plain
 from spherenet.ops.geometry import resolve_padding
 from spherenet.ops.norms import autocast_is_on, without_autocast
@@ -238,12 +238,8 @@ def _has_triton() -> bool:
 
 def implementation_name(device_type: str) -> str:
     """Return the implementation of layers on a device for display, e.g. "native (avx512, winograd)"."""
-    candidates = _candidates(current_backend(), device_type)
-    name = candidates[0].name if candidates else PLAIN.name
-    if name != "native":
-        return name
-    algorithm = "direct" if current_convolution() == "direct" else "winograd"
-    return f"native ({library.instruction_set()}, {algorithm})"
+    name = (_candidates(current_backend(), device_type) or (PLAIN,))[0].name
+    return f"native ({library.instruction_set()}, {current_algorithm()})" if name == "native" else name
 
 
 def blockwise(elements: int, *tensors: Tensor) -> bool:
@@ -357,8 +353,7 @@ class SphereConvFunction(torch.autograd.Function):
         out: Tensor
         out, saved = chosen.forward(x, weight, operation, Parameters(*inputs[2:7]), save_cosine)
         ctx.set_materialize_grads(False)
-        ctx.operation, ctx.backend, ctx.alias, saved_map = operation, chosen, None, saved.map
-        ctx.plan = saved.plan
+        ctx.operation, ctx.backend, ctx.plan, ctx.alias, saved_map = operation, chosen, saved.plan, None, saved.map
         if not save_cosine:
             # An in-place ReLU after a layer is common, and autograd refuses a saved tensor that was changed. The alias
             # shares the version counter of the output but not its memory.

@@ -16,26 +16,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from spherenet.angles import ANGLES
 from spherenet.kernels.backends import Backend, Case, Saved, parameter_gradients
 from spherenet.kernels.library import (
-    AngleStruct,
     BackwardStruct,
     CellStruct,
     GeometryStruct,
     load,
 )
 from spherenet.kernels.sphere_conv import winograd
+from spherenet.kernels.sphere_conv.angle_arguments import ANGLE_NUMBERS, address, angle_arguments
 from spherenet.kernels.sphere_conv.layouts import dense_like, layout_of
-from spherenet.magnitudes import Magnitude
 from spherenet.ops.geometry import Geometry, convolve, convolve_backward
 from spherenet.ops.norms import working_dtype
 from spherenet.ops.operation import Operation, Parameters
 
 __all__ = ["BACKEND", "NativeBackend", "cell_backward", "cell_forward", "correct", "release_scratch"]
-
-_ANGLES = {angle.kernel_id: angle.kernel_number for angle in ANGLES.values()}
-"""Numbers of the angle functions in csrc/api.h, by `AngleFunction.kernel_id`."""
 
 _SAVED_OUTPUT, _SAVED_COSINE, _SAVED_PRODUCT = range(3)
 
@@ -44,10 +39,6 @@ _WORK = {dtype: working_dtype(dtype) for dtype in _TYPES}
 
 
 # --- arguments -------------------------------------------------------------------------------------------------
-
-
-def _pointer(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
 
 
 class _Plan(NamedTuple):
@@ -82,42 +73,6 @@ def _plan(
     return _Plan(ctypes.byref(struct), *maps)
 
 
-class _AngleArguments:
-    """Angle and magnitude function and affine map as the library takes them; keeps the tensors alive."""
-
-    def __init__(self, kernel_id: str, magnitude: Magnitude | None, parameters: Parameters, dtype: torch.dtype) -> None:
-        self.tensors: list[Any] = [
-            value
-            if value is None or (isinstance(value, Tensor) and value.dtype == dtype and value.is_contiguous())
-            else value.detach().to(dtype).contiguous()
-            if isinstance(value, Tensor)
-            else torch.tensor([value], dtype=dtype, device="cpu")
-            for value in parameters
-        ]
-        k, radius = self.tensors[0], self.tensors[4]
-        *pointers, radius_pointer = map(_pointer, self.tensors)
-        struct = AngleStruct(_ANGLES[kernel_id], 0 if k is None else k.numel(), *pointers)
-        if magnitude is not None:
-            struct.magnitude, struct.radius = magnitude.kernel_id, radius_pointer
-            struct.radius_count = 0 if radius is None else radius.numel()
-            struct.alpha, struct.beta = magnitude.alpha, magnitude.beta
-        self.struct = ctypes.byref(struct)
-
-
-@lru_cache(maxsize=256)
-def _constant_angle(kernel_id: str, k: float | None, dtype: torch.dtype) -> _AngleArguments:
-    return _AngleArguments(kernel_id, None, Parameters(k), dtype)
-
-
-def _angle_arguments(operation: Operation, parameters: Parameters, dtype: torch.dtype) -> _AngleArguments:
-    """Return the arguments of a layer, the same object for layers whose only parameter is a number."""
-    kernel_id: Any = operation.angle.kernel_id
-    k, bias, beta, gamma, _ = parameters
-    if operation.magnitude is None and bias is beta is gamma is None and not isinstance(k, Tensor):
-        return _constant_angle(kernel_id, k, dtype)
-    return _AngleArguments(kernel_id, operation.magnitude, parameters, dtype)
-
-
 # --- scratch memory ----------------------------------------------------------------------------------------------
 
 _SCRATCH_LIMIT = 256 << 20
@@ -127,6 +82,7 @@ _thread = threading.local()
 def release_scratch() -> None:
     """Return this thread's scratch memory to the system."""
     _thread.scratch = None
+    winograd.release_scratch()
 
 
 def _scratch_like(x: Tensor) -> Tensor:
@@ -221,7 +177,7 @@ def apply(
         out = torch.empty_like(product)
     if operation.center == "patch":
         mean = torch.empty_strided(*plan.out_map, dtype=work, device="cpu")
-    arguments = _angle_arguments(operation, parameters, work)
+    arguments = angle_arguments(operation, parameters, work)
     load().forward(
         plan.struct,
         arguments.struct,
@@ -271,7 +227,7 @@ def differentiate(
         None if sums is None else sums.data_ptr(),
         _SAVED_OUTPUT if is_output else _SAVED_COSINE if saved_map.dtype == work else _SAVED_PRODUCT,
     )
-    arguments = _angle_arguments(operation, parameters, work)
+    arguments = angle_arguments(operation, parameters, work)
     load().backward(plan.struct, arguments.struct, ctypes.byref(pointers), _TYPES[grad.dtype], torch.get_num_threads())
     return grad_product, None if spread is None else (spread, mean_spread), sums
 
@@ -318,7 +274,12 @@ class NativeBackend(Backend):
 
     def supports(self, case: Case) -> bool:
         """Return whether the library knows g and h; transposed convolutions have no kernels."""
-        return case.angle in _ANGLES and case.magnitude != 0 and case.dtype in _TYPES and not case.geometry.transposed
+        return (
+            case.angle in ANGLE_NUMBERS
+            and case.magnitude != 0
+            and case.dtype in _TYPES
+            and not case.geometry.transposed
+        )
 
     unit_weight = staticmethod(unit_weight)
 
@@ -357,7 +318,7 @@ class NativeBackend(Backend):
         """See `Backend.backward`."""
         geometry = operation.geometry
         if saved.plan is not None:
-            arguments = _angle_arguments(operation, parameters, x.dtype)
+            arguments = angle_arguments(operation, parameters, x.dtype)
             grad_x, grad_unit, sums = winograd.backward(
                 grad, x, saved.unit_weight, saved.plan, arguments.struct, saved=saved.map,
                 saved_is_cosine=not saved.is_output, inverse_norm=saved.inverse_norm, mean=saved.mean,
@@ -387,7 +348,7 @@ def _by_winograd(
     save_cosine: bool = False,
 ) -> winograd.Results:
     """Return the results of a layer by Winograd's algorithm, the output in the layout of x."""
-    arguments, center = _angle_arguments(operation, parameters, x.dtype), operation.center == "patch"
+    arguments, center = angle_arguments(operation, parameters, x.dtype), operation.center == "patch"
     results = winograd.forward(
         x, unit, plan, arguments.struct, eps=operation.eps, center_patch=center, keep_norms=keep_norms,
         save_cosine=save_cosine,
@@ -408,7 +369,7 @@ def cell_forward(from_input: Tensor, from_state: Tensor, before: Tensor, gates: 
     cell = CellStruct(rows, hidden, from_state.shape[1] // hidden)
     load().cell_forward(
         ctypes.byref(cell),
-        *map(_pointer, (from_input, from_state, before, gates, after, output)),
+        *map(address, (from_input, from_state, before, gates, after, output)),
         _TYPES[before.dtype],
         torch.get_num_threads(),
     )
@@ -421,4 +382,4 @@ def cell_backward(gates: Tensor, from_state: Tensor | None, before: Tensor, afte
     rows, hidden = before.shape
     cell = CellStruct(rows, hidden, gates.shape[1] // hidden)
     tensors = (gates, from_state, before, after, grad_output, grad_after, grad_gates, grad_from_state, grad_before)
-    load().cell_backward(ctypes.byref(cell), *map(_pointer, tensors), _TYPES[before.dtype], torch.get_num_threads())
+    load().cell_backward(ctypes.byref(cell), *map(address, tensors), _TYPES[before.dtype], torch.get_num_threads())

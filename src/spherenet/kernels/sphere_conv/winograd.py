@@ -23,6 +23,7 @@ from spherenet.kernels.library import (
     GeometryStruct,
     load,
 )
+from spherenet.kernels.sphere_conv.angle_arguments import address
 from spherenet.kernels.sphere_conv.layouts import layout_of
 from spherenet.ops.geometry import Geometry
 
@@ -153,10 +154,6 @@ def _scratch(size: int) -> int:
     return block.data_ptr()
 
 
-def _address(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
-
-
 def _rows(x: Tensor) -> Tensor:
     """Return x with its channels last in memory, copied only if necessary."""
     return x.contiguous(memory_format=torch.channels_last)
@@ -206,7 +203,7 @@ def forward(
     inverse_norm = torch.empty(map_shape, device="cpu") if keep_norms else None
     mean = torch.empty(map_shape, device="cpu") if keep_norms and center_patch else None
     cosine = torch.empty_like(out) if save_cosine else None
-    pointers = ConvolutionForwardStruct(*map(_address, (out, bias, inverse_norm, mean, cosine)), eps, center_patch)
+    pointers = ConvolutionForwardStruct(*map(address, (out, bias, inverse_norm, mean, cosine)), eps, center_patch)
     convolution = _convolution(x, weight, plan, False)
     load().winograd_forward(plan.geometry, angle, convolution, ctypes.byref(pointers), plan.threads)
     return Results(out, inverse_norm, cosine, mean)
@@ -249,7 +246,7 @@ def backward(
     grad_weight = torch.empty_like(even) if needs_weight else None
     sums = torch.empty(4, weight.shape[0], device="cpu") if needs_sums else None
     tensors = (grad, inverse_norm, mean, saved, grad_x, grad_weight, sums)
-    pointers = ConvolutionBackwardStruct(*map(_address, tensors), _SAVED_COSINE if saved_is_cosine else _SAVED_OUTPUT)
+    pointers = ConvolutionBackwardStruct(*map(address, tensors), _SAVED_COSINE if saved_is_cosine else _SAVED_OUTPUT)
     convolution = _convolution(x, even, plan, True)
     load().winograd_backward(plan.geometry, angle, convolution, ctypes.byref(pointers), plan.threads)
     return Gradients(grad_x, grad_weight, sums)

@@ -1,0 +1,61 @@
+"""Angle and magnitude functions as the C++ library takes them."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spherenet.angles import ANGLES
+from spherenet.kernels.library import AngleStruct
+from spherenet.magnitudes import Magnitude
+from spherenet.ops.operation import Operation, Parameters
+
+__all__ = ["ANGLE_NUMBERS", "AngleArguments", "address", "angle_arguments"]
+
+ANGLE_NUMBERS = {angle.kernel_id: angle.kernel_number for angle in ANGLES.values()}
+"""Numbers of the angle functions in csrc/api.h, by `AngleFunction.kernel_id`."""
+
+
+def address(tensor: Tensor | None) -> int | None:
+    """Return the address of a tensor's memory."""
+    return None if tensor is None else tensor.data_ptr()
+
+
+class AngleArguments:
+    """Angle and magnitude function and affine map as the library takes them; keeps the tensors alive."""
+
+    def __init__(self, kernel_id: str, magnitude: Magnitude | None, parameters: Parameters, dtype: torch.dtype) -> None:
+        self.tensors: list[Any] = [
+            value
+            if value is None or (isinstance(value, Tensor) and value.dtype == dtype and value.is_contiguous())
+            else value.detach().to(dtype).contiguous()
+            if isinstance(value, Tensor)
+            else torch.tensor([value], dtype=dtype, device="cpu")
+            for value in parameters
+        ]
+        k, radius = self.tensors[0], self.tensors[4]
+        *pointers, radius_pointer = map(address, self.tensors)
+        struct = AngleStruct(ANGLE_NUMBERS[kernel_id], 0 if k is None else k.numel(), *pointers)
+        if magnitude is not None:
+            struct.magnitude, struct.radius = magnitude.kernel_id, radius_pointer
+            struct.radius_count = 0 if radius is None else radius.numel()
+            struct.alpha, struct.beta = magnitude.alpha, magnitude.beta
+        self.struct = ctypes.byref(struct)
+
+
+@lru_cache(maxsize=256)
+def _constant_angle(kernel_id: str, k: float | None, dtype: torch.dtype) -> AngleArguments:
+    return AngleArguments(kernel_id, None, Parameters(k), dtype)
+
+
+def angle_arguments(operation: Operation, parameters: Parameters, dtype: torch.dtype) -> AngleArguments:
+    """Return the arguments of a layer, the same object for layers whose only parameter is a number."""
+    kernel_id: Any = operation.angle.kernel_id
+    k, bias, beta, gamma, _ = parameters
+    if operation.magnitude is None and bias is beta is gamma is None and not isinstance(k, Tensor):
+        return _constant_angle(kernel_id, k, dtype)
+    return AngleArguments(kernel_id, operation.magnitude, parameters, dtype)
