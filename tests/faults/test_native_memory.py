@@ -37,6 +37,19 @@ for threads in (1, 2, 5):
         layer = sn.SphereConv2d(6, 33, 3, groups=3, padding=1, operator="learnable", rescale="learned")
         layer(torch.randn(batch, 6, 31, 17, requires_grad=True)).sum().backward()
         calls += 1
+with sn.convolution("winograd"):
+    for padding, size, channels, filters in ((0, 3, 1, 5), (1, 1, 17, 2), (1, 9, 33, 18), (2, 14, 8, 40), (1, 35, 16, 16)):
+        for operator in [*OPERATORS, None]:
+            options = {} if operator is None else operator.arguments
+            convolution = sn.FastConv2d if operator is None else sn.SphereConv2d
+            for center in (None, "patch") if operator else (None,):
+                options |= {"center": center} if center else {}
+                layer = convolution(channels, filters, 3, padding=padding, **options)
+                for bad in (1.0, 0.0, 1e-6, float("nan")):
+                    x = torch.randn(3, channels, size, size + 2)
+                    x[0, :, :1] *= bad
+                    layer(x.requires_grad_()).sum().backward()
+                    calls += 1
 for cell in (sn.SphereLSTM, sn.SphereGRU):
     for dtype in (torch.float32, torch.float64):
         layer = cell(5, 19, dtype=dtype)

@@ -21,7 +21,7 @@ struct Image {
 template <int N>
 class Pixels {
   public:
-    Pixels(const Image<const float> &image, int64_t h, int64_t w, uint32_t skipped) {
+    Pixels(const Image<const float> &image, int64_t h, int64_t w, uint64_t skipped) {
         for (int i = 0; i < N; ++i)
             for (int j = 0; j < N; ++j) {
                 bool used = image.has(h + i, w + j) && !(skipped >> (i * N + j) & 1);
