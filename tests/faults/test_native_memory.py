@@ -38,7 +38,8 @@ for threads in (1, 2, 5):
         layer(torch.randn(batch, 6, 31, 17, requires_grad=True)).sum().backward()
         calls += 1
 with sn.convolution("winograd"):
-    for padding, size, channels, filters in ((0, 3, 1, 5), (1, 1, 17, 2), (1, 9, 33, 18), (2, 14, 8, 40), (1, 35, 16, 16)):
+    shapes = [(0, 3, 1, 5), (1, 1, 17, 2), (1, 9, 33, 18), (2, 14, 8, 40), (1, 35, 16, 16)]
+    for padding, size, channels, filters in shapes:
         for operator in [*OPERATORS, None]:
             options = {} if operator is None else operator.arguments
             convolution = sn.FastConv2d if operator is None else sn.SphereConv2d

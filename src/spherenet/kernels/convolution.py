@@ -59,5 +59,5 @@ def current_convolution() -> str:
 
 
 def current_algorithm() -> str:
-    """Return the algorithm of 3×3 convolutions for display: "direct", or "winograd" where it is faster."""
+    """Return the algorithm of 3×3 convolutions for display: "direct", or "winograd" if the engine may be used."""
     return "direct" if current_convolution() == "direct" else "winograd"
