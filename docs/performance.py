@@ -79,15 +79,16 @@ def page(results: dict[str, Any]) -> str:
 def summary(results: dict[str, Any]) -> str:
     """Return the sentence of README.md."""
     parts = []
-    for index, width in ((0, "at full width"), (1, "at half width"), (2, "at a quarter, on 16×16 images")):
+    for index, width in ((0, "at full width"), (1, "at half width"), (2, "on 16×16 images at a quarter")):
         rows = {row["name"]: row["time_ratio"]["median"] for row in results["workloads"][index]["rows"]}
-        parts.append(f"{rows['cosine']:.2f} (cosine) and {rows['sigmoid']:.2f} (sigmoid) {width}")
+        parts.append(f"{rows['cosine']:.2f} {width}")
     rows = {row["name"]: row for row in results["workloads"][0]["rows"]}
-    same = [rows[name]["engine_ratio"]["median"] for name in ("cosine", "sigmoid")]
+    same = rows["cosine"]["engine_ratio"]["median"]
     return (
-        f"A training step of cnn-9 takes {parts[0]}, {parts[1]}, {parts[2]},\ntimes that of its CNN twin with torch's "
-        f"convolutions. Against a CNN twin on our own engine it takes {same[0]:.2f} and\n{same[1]:.2f} at full width "
-        f"({_where(results)};\nmedians, `spherenet bench --suite`)."
+        f"**Faster than `nn.Conv2d` on CPUs.** A training step of cnn-9 with the cosine operator takes {parts[0]},\n"
+        f"{parts[1]} and {parts[2]} of the time of its CNN twin in torch; against a CNN twin on the same\n"
+        f"Winograd engine {same:.2f} at full width ({_where(results)};\nmedians, `spherenet bench --suite`). "
+        "GPU kernels are compiled and interpreted in tests, but were never timed."
     )
 
 

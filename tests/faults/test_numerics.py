@@ -64,7 +64,7 @@ def assert_finite(tensors, message):
 @by_operator
 @by_layer
 @by_dtype
-@pytest.mark.parametrize("path", ["fused", "reference"])
+@pytest.mark.parametrize("path", ["auto", "reference"])
 def test_layers_are_finite(operator, name, dtype, path, tried):
     """Forward and backward, with inputs and weights of every scale."""
     with backend(path):

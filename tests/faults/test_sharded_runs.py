@@ -201,7 +201,7 @@ def test_full_disk_of_one_process(children, folder, tried):
     ranks = run_ranks(children, *SHARDED, "--output", run, codes=[2, 2], faults=faults)
     assert time.monotonic() - start < PATIENCE
     messages = [error_of(rank) for rank in ranks]
-    assert "could not be written by process 1 (File too large); earlier ones are valid." in messages[0]
+    assert "could not be written by process 1 (File too large); there is no earlier one." in messages[0]
     assert messages[0] == messages[1]
     assert_no_temporaries(run)
     assert newest_step(run) == -1

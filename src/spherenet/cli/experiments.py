@@ -105,7 +105,7 @@ def run_reproduce(arguments: Namespace) -> int:
         grid = read_grid(folder)
         for table in paper_tables(grid, text_width(console)):
             console.print(table)
-        console.print(closeness(grid), soft_wrap=True, highlight=False, markup=False)
+        console.print(closeness(grid), highlight=False, markup=False, width=text_width(console))
     return _exit_code("reproduce", results, launch.stopped)
 
 

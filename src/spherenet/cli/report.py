@@ -78,7 +78,7 @@ def run_report(arguments: Namespace) -> int:
         for table in paper_tables(grid, text_width(console)) if grid.has_runs else []:
             console.print(table)
         if grid.has_runs:
-            console.print(plain(closeness(grid)), soft_wrap=True, highlight=False, markup=False)
+            console.print(plain(closeness(grid)), highlight=False, markup=False, width=text_width(console))
     if empty := [grid.id for grid in grids if not grid.has_runs]:
         console.print(
             f"Without finished runs: {plain(', '.join(empty))}", soft_wrap=True, highlight=False, markup=False

@@ -241,7 +241,7 @@ class SphereLSTM(_SphereRecurrence):
         batch_first: As in `torch.nn.LSTM`.
         dropout: As in `torch.nn.LSTM`.
         bidirectional: As in `torch.nn.LSTM`.
-        **sphere: Keyword arguments of `SphereLSTMCell`.
+        operator: As in `SphereLSTMCell`, like all other keyword arguments.
 
     Shape:
         input [L, N, input_size], [N, L, input_size] if batch_first, or [L, input_size]; output the same with
