@@ -68,7 +68,7 @@ def test_bench_prints_json(capsys):
                  "--rounds", "2", "--mode", "inference", "--json"]  # fmt: skip
     assert main(arguments) == 0
     result = json.loads(capsys.readouterr().out)
-    assert [row["name"] for row in result["rows"]] == ["cnn", "cosine"]
+    assert [row["name"] for row in result["rows"]] == ["cnn", "cnn, winograd", "cosine"]
     assert {"processor", "threads", "torch"} <= set(result)
 
 
@@ -76,4 +76,7 @@ def test_bench_prints_a_table(capsys):
     arguments = ["bench", "--network", "cnn-3", "--widths", "4", "6", "8", "--operators", "cosine", "--batch-size", "2",
                  "--rounds", "2", "--mode", "train"]  # fmt: skip
     assert main(arguments) == 0
-    assert "time ratio" in capsys.readouterr().out
+    table = capsys.readouterr().out
+    assert "relative to the CNN twin" in table
+    assert "cosine" in table
+    assert "same engine" in table
