@@ -55,6 +55,7 @@ from .layers import SphereLayer as SphereLayer
 from .layers import SphereLinear as SphereLinear
 from .layers import SphereLSTM as SphereLSTM
 from .layers import SphereLSTMCell as SphereLSTMCell
+from .layers import SphereMultiheadAttention as SphereMultiheadAttention
 from .layers import SphereOptions as SphereOptions
 from .layers import shard_head as shard_head
 from .losses import AdaFaceLoss as AdaFaceLoss

@@ -1,5 +1,6 @@
-"""Sphere layers as modules: convolutions, linear and recurrent layers, and the head of a classifier."""
+"""Sphere layers as modules: convolutions, linear and recurrent layers, attention, and the head of a classifier."""
 
+from spherenet.layers.attention import SphereMultiheadAttention
 from spherenet.layers.base import SphereLayer
 from spherenet.layers.conv import (
     LazySphereConv1d,
@@ -39,6 +40,7 @@ __all__ = [
     "SphereLSTMCell",
     "SphereLayer",
     "SphereLinear",
+    "SphereMultiheadAttention",
     "SphereOptions",
     "shard_head",
 ]
