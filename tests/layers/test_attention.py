@@ -37,7 +37,7 @@ def oracle(layer, query, key, value, added=None):
     heads, weights = torch.zeros(N, L, E, dtype=q.dtype), torch.zeros(N, H, L, S, dtype=q.dtype)
     for n in range(N):
         for h in range(H):
-            scale = layer.max_scale / (1 + math.exp(layer.temperature[h]))
+            scale = layer.max_scale / (1 + math.exp(layer.temperature[h].item()))
             channels = slice(h * E // H, (h + 1) * E // H)
             for i in range(L):
                 exponentials = []

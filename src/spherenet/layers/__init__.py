@@ -14,6 +14,7 @@ from spherenet.layers.conv import (
 )
 from spherenet.layers.fast_conv import FastConv2d
 from spherenet.layers.head import AngularHead
+from spherenet.layers.magnitude_preserving import MPConv2d, MPLinear, mp_cat, mp_silu, mp_sum
 from spherenet.layers.options import SphereOptions
 from spherenet.layers.other_tools import watch_modules
 from spherenet.layers.recurrent import SphereGRU, SphereGRUCell, SphereLSTM, SphereLSTMCell
@@ -27,6 +28,8 @@ __all__ = [
     "LazySphereConv2d",
     "LazySphereConv3d",
     "LazySphereLinear",
+    "MPConv2d",
+    "MPLinear",
     "ShardedHead",
     "SphereConv1d",
     "SphereConv2d",
@@ -42,6 +45,9 @@ __all__ = [
     "SphereLinear",
     "SphereMultiheadAttention",
     "SphereOptions",
+    "mp_cat",
+    "mp_silu",
+    "mp_sum",
     "shard_head",
 ]
 

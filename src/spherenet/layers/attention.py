@@ -171,7 +171,7 @@ class SphereMultiheadAttention(OptionCheck, nn.Module):
             key_padding_mask = key_padding_mask.unsqueeze(0) if key_padding_mask is not None else None
         elif not self.batch_first:
             q, k, v = q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1)
-        q, k, v = (x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2) for x in (q, k, v))
+        q, k, v = (torch.unflatten(x, -1, (self.num_heads, self.head_dim)).transpose(1, 2) for x in (q, k, v))
         # The scale is part of the query, since the fused kernels have one scale for all heads.
         q = (direction(q, -1, self.eps) * self.scales()[:, None, None]).to(v.dtype)
         k = direction(k, -1, self.eps).to(v.dtype)
@@ -256,7 +256,9 @@ class SphereMultiheadAttention(OptionCheck, nn.Module):
         if attention is not None:
             shape = (num_queries, num_keys)
             _check_mask("attn_mask", attention, [shape, (batch * heads, *shape)])
-            masks.append(attention[None, None] if attention.dim() == 2 else attention.unflatten(0, (batch, heads)))
+            masks.append(
+                attention[None, None] if attention.dim() == 2 else torch.unflatten(attention, 0, (batch, heads))
+            )
         if not masks:
             return None, None
         if all(mask.dtype is torch.bool for mask in masks):
