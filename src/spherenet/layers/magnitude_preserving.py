@@ -1,13 +1,13 @@
 """Magnitude-preserving layers: unit-variance inputs give unit-variance outputs, without normalizing activations.
 
-Karras et al. 2024 ("Analyzing and improving the training dynamics of diffusion models", EDM2) remove normalization layers
-from a network and keep the expected magnitude E[x²] of every activation at 1 by design:
+Karras et al. 2024 ("Analyzing and improving the training dynamics of diffusion models", EDM2) remove the normalization
+layers of a network and keep the expected magnitude E[x²] of every activation at 1 by design:
 
 - A kernel w of n entries is used as w/‖w‖. If the inputs are uncorrelated with E[x²] = 1, so is the output.
-- Sums, concatenations and activations are divided by the magnitude that they would have (`mp_sum`, `mp_cat`, `mp_silu`).
+- Sums, concatenations and activations are divided by the magnitude they would have (`mp_sum`, `mp_cat`, `mp_silu`).
 
-The gradient of such a kernel is orthogonal to it, so that every step makes it longer and later steps rotate it less. The
-paper therefore also resets the stored kernels to ‖w‖ = √n after each step (forced weight normalization).
+The gradient of such a kernel is orthogonal to it, so that every step makes it longer and later steps rotate it less.
+The paper therefore also resets the stored kernels to ‖w‖ = √n after each step (forced weight normalization).
 `spherenet.keep_norms(optimizer, model)` does this for the layers of this module, whose kernels start at this norm.
 """
 
@@ -49,7 +49,8 @@ class _MPLayer(OptionCheck, nn.Module):
     def normalize_(self) -> None:
         """Scale each kernel to the norm √n; a zero kernel stays zero."""
         entries = self.weight[0].numel()
-        self.weight.copy_(_unit_kernels(self.weight) * math.sqrt(entries))
+        # No gradient needs a larger eps here: it only keeps 0/0 away.
+        self.weight.copy_(_unit_kernels(self.weight, 1e-20) * math.sqrt(entries))
 
 
 class MPConv2d(_MPLayer):
@@ -184,9 +185,9 @@ def mp_silu(x: Tensor) -> Tensor:
     return F.silu(x) / SILU_MAGNITUDE
 
 
-def _unit_kernels(weight: Tensor) -> Tensor:
+def _unit_kernels(weight: Tensor, eps: float = DEFAULT_EPS) -> Tensor:
     """Return each kernel divided by its norm. Kernels have the norm √n ≥ 1, so that eps = 1e-4 hardly matters."""
-    return direction(weight, tuple(range(1, weight.dim())), DEFAULT_EPS)
+    return direction(weight, tuple(range(1, weight.dim())), eps)
 
 
 def _weight(t: float) -> float:
