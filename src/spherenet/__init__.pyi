@@ -43,6 +43,8 @@ from .layers import LazySphereConv1d as LazySphereConv1d
 from .layers import LazySphereConv2d as LazySphereConv2d
 from .layers import LazySphereConv3d as LazySphereConv3d
 from .layers import LazySphereLinear as LazySphereLinear
+from .layers import MPConv2d as MPConv2d
+from .layers import MPLinear as MPLinear
 from .layers import SphereConv1d as SphereConv1d
 from .layers import SphereConv2d as SphereConv2d
 from .layers import SphereConv3d as SphereConv3d
@@ -55,7 +57,11 @@ from .layers import SphereLayer as SphereLayer
 from .layers import SphereLinear as SphereLinear
 from .layers import SphereLSTM as SphereLSTM
 from .layers import SphereLSTMCell as SphereLSTMCell
+from .layers import SphereMultiheadAttention as SphereMultiheadAttention
 from .layers import SphereOptions as SphereOptions
+from .layers import mp_cat as mp_cat
+from .layers import mp_silu as mp_silu
+from .layers import mp_sum as mp_sum
 from .layers import shard_head as shard_head
 from .losses import AdaFaceLoss as AdaFaceLoss
 from .losses import AngularLoss as AngularLoss
