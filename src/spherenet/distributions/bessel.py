@@ -23,7 +23,15 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-__all__ = ["log_bessel_i", "log_generating_function", "log_mode_ratio", "resultant_deficit", "resultant_length", "resultant_slope"]
+__all__ = [
+    "length_per_kappa",
+    "log_bessel_i",
+    "log_generating_function",
+    "log_mode_ratio",
+    "resultant_deficit",
+    "resultant_length",
+    "resultant_slope",
+]
 
 SMALLEST_ORDER = 32
 """Smallest order for which the asymptotic expansion is used."""
@@ -181,7 +189,7 @@ class _Slope(Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (kappa,) = ctx.saved_tensors
         d = ctx.dimension
-        q, b = _length_per_kappa(d, kappa), resultant_length(d + 2, kappa)
+        q, b = length_per_kappa(d, kappa), resultant_length(d + 2, kappa)
         change, b_change = resultant_slope(d, kappa), resultant_slope(d + 2, kappa)
         difference = resultant_deficit(d, kappa) - resultant_deficit(d + 2, kappa)
         q_change = -(q**2) * (b + kappa * b_change)
@@ -207,7 +215,7 @@ def resultant_deficit(dimension: int, kappa: Tensor) -> Tensor:
 def resultant_length(dimension: int, kappa: Tensor) -> Tensor:
     """Return I_{d/2}(κ) / I_{d/2−1}(κ), the length of the mean of a von Mises–Fisher distribution."""
     exact = kappa.double()
-    return (exact * _length_per_kappa(dimension, exact)).to(kappa.dtype)
+    return (exact * length_per_kappa(dimension, exact)).to(kappa.dtype)
 
 
 def resultant_slope(dimension: int, kappa: Tensor) -> Tensor:
@@ -215,7 +223,7 @@ def resultant_slope(dimension: int, kappa: Tensor) -> Tensor:
     return _Slope.apply(kappa.double(), dimension).to(kappa.dtype)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def _length_per_kappa(dimension: int, kappa: Tensor) -> Tensor:
+def length_per_kappa(dimension: int, kappa: Tensor) -> Tensor:
     """Return A / κ, which is 1 / d at κ = 0."""
     return 1 / (dimension + kappa * (1 - resultant_deficit(dimension + 2, kappa)))
 
