@@ -12,6 +12,7 @@ from spherenet.layers.conv import (
     SphereLinear,
 )
 from spherenet.layers.fast_conv import FastConv2d
+from spherenet.layers.fixed_head import FixedHead, etf_directions
 from spherenet.layers.head import AngularHead
 from spherenet.layers.options import SphereOptions
 from spherenet.layers.other_tools import watch_modules
@@ -22,6 +23,7 @@ from spherenet.layers.transposed import SphereConvTranspose1d, SphereConvTranspo
 __all__ = [
     "AngularHead",
     "FastConv2d",
+    "FixedHead",
     "LazySphereConv1d",
     "LazySphereConv2d",
     "LazySphereConv3d",
@@ -40,6 +42,7 @@ __all__ = [
     "SphereLayer",
     "SphereLinear",
     "SphereOptions",
+    "etf_directions",
     "shard_head",
 ]
 

@@ -68,7 +68,9 @@ class PairLoss(OptionCheck, nn.Module):
     def extra_repr(self) -> str:
         """Return the options that differ from their defaults."""
         defaults = {"eps": PAIR_EPS, "block_size": None, "gather": False}
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in defaults if getattr(self, name) != defaults[name])
+        return ", ".join(
+            f"{name}={getattr(self, name)!r}" for name in defaults if getattr(self, name) != defaults[name]
+        )
 
 
 def checked_features(name: str, features: Tensor, like: Tensor | None = None) -> Tensor:
