@@ -337,7 +337,7 @@ def uniformity(embeddings: Any, t: float = 2.0) -> float:
     if count < 2:
         raise ValueError(f"embeddings must have at least two rows, got {count}.")
     log_sums = []
-    for rows in torch.arange(count).split(max(1, SIMILARITIES_PER_BLOCK // count)):
+    for rows in torch.split(torch.arange(count), max(1, SIMILARITIES_PER_BLOCK // count)):
         exponents = -2 * t * (1 - units[rows] @ units.T)
         exponents[torch.arange(len(rows)), rows] = -math.inf
         log_sums.append(exponents.logsumexp(1))
@@ -415,7 +415,7 @@ def neural_collapse(features: Any, labels: Any, weight: Any = None) -> NeuralCol
 
 
 def _angles(first: Tensor, second: Tensor) -> Tensor:
-    """Return the angle between unit vectors, row by row; accurate near 0 and π, unlike acos. 0 has no direction: π/2."""
+    """Return the angle between unit vectors, row by row, also accurately near 0 and π; π/2 for a zero row."""
     angles = 2 * torch.atan2((first - second).norm(dim=1), (first + second).norm(dim=1))
     return angles.masked_fill(~(first.any(1) & second.any(1)), math.pi / 2)
 

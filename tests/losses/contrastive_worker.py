@@ -56,7 +56,9 @@ def check(rank, sizes, name, block_size):
     torch.testing.assert_close(value, expected, msg=lambda message: f"{name}: {message}")
     wanted = dict(alone.named_parameters())
     for key, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.grad, wanted[key].grad, msg=lambda message, key=key: f"{name}, {key}: {message}")
+        torch.testing.assert_close(
+            parameter.grad, wanted[key].grad, msg=lambda message, key=key: f"{name}, {key}: {message}"
+        )
 
 
 def main(rank, world, store):

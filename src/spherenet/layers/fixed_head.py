@@ -50,7 +50,8 @@ def etf_directions(
     helmert.diagonal(1).copy_(-ranks)
     vertices = (helmert / (ranks * (ranks + 1)).sqrt().unsqueeze(1)).T * (num_classes / (num_classes - 1)) ** 0.5
     rotation = torch.linalg.qr(torch.randn(dim, num_classes - 1, generator=generator, dtype=torch.float64)).Q
-    return (vertices @ rotation.T).to(device, dtype or torch.get_default_dtype())
+    directions: Tensor = vertices @ rotation.T
+    return directions.to(device, dtype or torch.get_default_dtype())
 
 
 class FixedHead(AngularHead):

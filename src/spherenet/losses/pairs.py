@@ -19,7 +19,7 @@ from spherenet.ops.norms import norm, without_autocast, working_dtype
 __all__ = ["PAIR_EPS", "PairLoss", "checked_features", "checked_labels", "gather", "in_blocks", "unit"]
 
 PAIR_EPS = 1e-8
-"""Number under the square root of the norms: the gradient of a zero feature is at most 10⁴ times that of its direction."""
+"""Number under the square root of the norms. The gradient of a zero feature is 10⁴ times that of its direction."""
 
 BLOCK_ELEMENTS = {"cpu": 1 << 20}
 """Similarities of a block by device: 4 MB in float32 on a CPU."""
@@ -126,7 +126,7 @@ def in_blocks(
             return function(*rows, *columns)
         blocks = [
             checkpoint(function, *block, *columns, use_reentrant=False, preserve_rng_state=False)
-            for block in zip(*(tensor.split(block_size) for tensor in rows), strict=True)
+            for block in zip(*(torch.split(tensor, block_size) for tensor in rows), strict=True)
         ]
         return tuple(torch.cat(values) for values in zip(*blocks, strict=True))
 

@@ -47,7 +47,7 @@ class PrototypicalLoss(PairLoss):
         own = unit(features, self.eps)
         support, _ = self._gathered(own)
         support_labels, _ = self._gathered(labels)
-        classes, indices = support_labels.unique(return_inverse=True)
+        classes, indices = torch.unique(support_labels, return_inverse=True)
         sums = support.new_zeros(len(classes), support.shape[1]).index_add(0, indices, support)
         if queries is None:
             if query_labels is not None:
