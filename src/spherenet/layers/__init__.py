@@ -13,6 +13,7 @@ from spherenet.layers.conv import (
     SphereLinear,
 )
 from spherenet.layers.fast_conv import FastConv2d
+from spherenet.layers.fixed_head import FixedHead, etf_directions
 from spherenet.layers.head import AngularHead
 from spherenet.layers.magnitude_preserving import MPConv2d, MPLinear, mp_cat, mp_silu, mp_sum
 from spherenet.layers.options import SphereOptions
@@ -24,6 +25,7 @@ from spherenet.layers.transposed import SphereConvTranspose1d, SphereConvTranspo
 __all__ = [
     "AngularHead",
     "FastConv2d",
+    "FixedHead",
     "LazySphereConv1d",
     "LazySphereConv2d",
     "LazySphereConv3d",
@@ -45,6 +47,7 @@ __all__ = [
     "SphereLinear",
     "SphereMultiheadAttention",
     "SphereOptions",
+    "etf_directions",
     "mp_cat",
     "mp_silu",
     "mp_sum",
