@@ -1,6 +1,7 @@
 from . import angles as angles
 from . import convert as convert
 from . import data as data
+from . import distributions as distributions
 from . import errors as errors
 from . import estimators as estimators
 from . import export as export
@@ -25,6 +26,9 @@ from .angles import make_angle as make_angle
 from .convert import sphere_summary as sphere_summary
 from .convert import to_plain as to_plain
 from .convert import to_sphere as to_sphere
+from .distributions import HypersphericalUniform as HypersphericalUniform
+from .distributions import PowerSpherical as PowerSpherical
+from .distributions import VonMisesFisher as VonMisesFisher
 from .export import freeze as freeze
 from .export import from_pretrained as from_pretrained
 from .export import load_model as load_model

@@ -16,8 +16,8 @@ class _UnitVectors(Constraint):
 
     def check(self, value: Tensor) -> Tensor:
         tolerance = max(1e-5, torch.finfo(value.dtype).eps ** 0.5) if value.is_floating_point() else 0
-        exact = value.double()
-        return (torch.linalg.vector_norm(exact, dim=-1) - 1).abs() <= tolerance
+        norm: Tensor = torch.linalg.vector_norm(value.double(), dim=-1)
+        return (norm - 1).abs() <= tolerance
 
 
 class _Concentrations(Constraint):
