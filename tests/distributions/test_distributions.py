@@ -21,7 +21,9 @@ def directions(*shape, seed=0, dtype=torch.float64):
 
 def log_weight(cls, kappa, cosine):
     """Return the log of the density up to a constant, in mpmath."""
-    return kappa * cosine if cls is VonMisesFisher else kappa * mpmath.log((1 + cosine) / 2)
+    if cls is VonMisesFisher or kappa == 0:
+        return kappa * cosine
+    return kappa * mpmath.log(max((1 + cosine) / 2, mpmath.mpf("1e-300")))  # an end of the integrals is opposite
 
 
 def integral(function, cls, kappa, dimension):
