@@ -87,7 +87,11 @@ from .magnitudes import MixedMagnitude as MixedMagnitude
 from .magnitudes import SegmentedMagnitude as SegmentedMagnitude
 from .magnitudes import TanhMagnitude as TanhMagnitude
 from .magnitudes import make_magnitude as make_magnitude
+from .metrics import energy_score as energy_score
 from .metrics import equal_error_rate as equal_error_rate
+from .metrics import knn_cosine_score as knn_cosine_score
+from .metrics import max_cosine_score as max_cosine_score
+from .metrics import max_softmax_score as max_softmax_score
 from .metrics import mean_average_precision_at_r as mean_average_precision_at_r
 from .metrics import pair_similarities as pair_similarities
 from .metrics import recall_at_k as recall_at_k
