@@ -1,6 +1,7 @@
 from . import angles as angles
 from . import convert as convert
 from . import data as data
+from . import distributions as distributions
 from . import errors as errors
 from . import estimators as estimators
 from . import export as export
@@ -25,6 +26,9 @@ from .angles import make_angle as make_angle
 from .convert import sphere_summary as sphere_summary
 from .convert import to_plain as to_plain
 from .convert import to_sphere as to_sphere
+from .distributions import HypersphericalUniform as HypersphericalUniform
+from .distributions import PowerSpherical as PowerSpherical
+from .distributions import VonMisesFisher as VonMisesFisher
 from .export import freeze as freeze
 from .export import from_pretrained as from_pretrained
 from .export import load_model as load_model
@@ -97,7 +101,11 @@ from .magnitudes import SegmentedMagnitude as SegmentedMagnitude
 from .magnitudes import TanhMagnitude as TanhMagnitude
 from .magnitudes import make_magnitude as make_magnitude
 from .metrics import alignment as alignment
+from .metrics import energy_score as energy_score
 from .metrics import equal_error_rate as equal_error_rate
+from .metrics import knn_cosine_score as knn_cosine_score
+from .metrics import max_cosine_score as max_cosine_score
+from .metrics import max_softmax_score as max_softmax_score
 from .metrics import mean_average_precision_at_r as mean_average_precision_at_r
 from .metrics import neural_collapse as neural_collapse
 from .metrics import pair_similarities as pair_similarities

@@ -1,14 +1,14 @@
 """Metrics of embeddings: verification of pairs (same class or not), retrieval of images of the same class, geometry.
 
 Scores are similarities: a larger score means "more likely the same". Scores, labels and embeddings may be tensors,
-numpy arrays or lists. Rates are computed in float64. `docs/verification.md` shows their use.
+numpy arrays or lists. Rates are computed in float64. `docs/verification.md` shows their use. The scores for unknown
+inputs are large for images like those of the training; `roc_auc` measures how well they separate others.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,14 +16,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from spherenet._util.validation import require_integer, require_number, require_positive
+from spherenet._util.matrices import as_labels, as_matrix, as_tensor, unit_rows
+from spherenet._util.validation import require_integer, require_number
+from spherenet.spread import NeuralCollapse, alignment, neural_collapse, uniformity
+from spherenet.unknowns import energy_score, knn_cosine_score, max_cosine_score, max_softmax_score
 
 __all__ = [
     "NeuralCollapse",
     "RocCurve",
     "VerificationAccuracy",
     "alignment",
+    "energy_score",
     "equal_error_rate",
+    "knn_cosine_score",
+    "max_cosine_score",
+    "max_softmax_score",
     "mean_average_precision_at_r",
     "neural_collapse",
     "pair_similarities",
@@ -83,10 +90,10 @@ def pair_similarities(first: Any, second: Any) -> Tensor:
         TypeError: An argument is not a matrix of numbers.
         ValueError: The shapes differ, or a value is not finite.
     """
-    first, second = _embeddings("first", first), _embeddings("second", second)
+    first, second = as_matrix("first", first), as_matrix("second", second)
     if first.shape != second.shape:
         raise ValueError(f"second must have the shape {list(first.shape)} of first, got {list(second.shape)}.")
-    return (_unit(first) * _unit(second)).sum(1)
+    return (unit_rows(first) * unit_rows(second)).sum(1)
 
 
 def roc_curve(scores: Any, same: Any) -> RocCurve:
@@ -262,16 +269,16 @@ class _Search:
     """Queries and the images that are searched for them."""
 
     def __init__(self, embeddings: Any, labels: Any, gallery: Any, gallery_labels: Any) -> None:
-        self.queries = _unit(_embeddings("embeddings", embeddings))
-        self.labels = _label_array("labels", labels, len(self.queries))
+        self.queries = unit_rows(as_matrix("embeddings", embeddings))
+        self.labels = as_labels("labels", labels, len(self.queries))
         self.own_gallery = gallery is None
         if self.own_gallery != (gallery_labels is None):
             raise ValueError("gallery_labels must be given exactly if gallery is given.")
         if gallery is None:
             self.gallery, gallery_array = self.queries, self.labels
         else:
-            self.gallery = _unit(_embeddings("gallery", gallery)).to(self.queries.dtype)
-            gallery_array = _label_array("gallery_labels", gallery_labels, len(self.gallery))
+            self.gallery = unit_rows(as_matrix("gallery", gallery)).to(self.queries.dtype)
+            gallery_array = as_labels("gallery_labels", gallery_labels, len(self.gallery))
             if self.gallery.shape[1] != self.queries.shape[1]:
                 raise ValueError(
                     f"gallery must have {self.queries.shape[1]} columns as embeddings, got {self.gallery.shape[1]}."
@@ -300,129 +307,9 @@ class _Search:
             yield self.gallery_codes[nearest] == self.codes[block].unsqueeze(1), relevant
 
 
-def alignment(first: Any, second: Any, power: float = 2.0) -> float:
-    """Return the mean over pairs of ‖x̂ − ŷ‖^power (Wang and Isola, ICML 2020): 0 if partners have the same direction.
-
-    Args:
-        first: Embeddings [N, D].
-        second: Embeddings of the same samples in another view, or of partners of the same class [N, D].
-        power: Exponent > 0.
-
-    Raises:
-        TypeError, ValueError: As in `pair_similarities`, or the power is not greater than 0.
-    """
-    x, y = _embeddings("first", first), _embeddings("second", second)
-    if x.shape != y.shape:
-        raise ValueError(f"second must have the shape {list(x.shape)} of first, got {list(y.shape)}.")
-    difference = _unit(x.double()) - _unit(y.double())
-    return float(difference.square().sum(1).pow(require_positive("power", power) / 2).mean())
-
-
-def uniformity(embeddings: Any, t: float = 2.0) -> float:
-    """Return log mean over i ≠ j of exp(−t·‖x̂_i − x̂_j‖²) (Wang and Isola, ICML 2020).
-
-    It is 0 if all embeddings have the same direction, and smaller the more evenly they are spread over the sphere.
-
-    Args:
-        embeddings: Embeddings [N, D] of at least two images.
-        t: Sharpness > 0 of the kernel.
-
-    Raises:
-        TypeError: An argument has a wrong type.
-        ValueError: There are fewer than two embeddings, a value is not finite, or t is not greater than 0.
-    """
-    t = require_positive("t", t)
-    units = _unit(_embeddings("embeddings", embeddings).double())
-    count = len(units)
-    if count < 2:
-        raise ValueError(f"embeddings must have at least two rows, got {count}.")
-    log_sums = []
-    for rows in torch.split(torch.arange(count), max(1, SIMILARITIES_PER_BLOCK // count)):
-        exponents = -2 * t * (1 - units[rows] @ units.T)
-        exponents[torch.arange(len(rows)), rows] = -math.inf
-        log_sums.append(exponents.logsumexp(1))
-    return float(torch.cat(log_sums).logsumexp(0)) - math.log(count * (count - 1))
-
-
-@dataclass(frozen=True)
-class NeuralCollapse:
-    """How close features are to neural collapse (Papyan et al., PNAS 2020). All angles are in radians.
-
-    Means of classes are relative to the mean of the class means. All values but the angle between classes are 0 at
-    collapse.
-
-    Attributes:
-        within_class_angle: Mean angle between a feature and the mean of its class, both relative to the global mean.
-        between_class_angle: Mean angle between the means of two classes; acos(−1/(C − 1)) at collapse.
-        smallest_between_class_angle: Smallest angle between the means of two classes.
-        simplex_distance: Root mean square difference between the cosines of class means and those of a simplex,
-            −1/(C − 1).
-        norm_variation: Standard deviation of the norms of the class means, divided by their mean.
-        weight_angle: Mean angle between the weight of a class and its mean; None without weights.
-    """
-
-    within_class_angle: float
-    between_class_angle: float
-    smallest_between_class_angle: float
-    simplex_distance: float
-    norm_variation: float
-    weight_angle: float | None
-
-
-def neural_collapse(features: Any, labels: Any, weight: Any = None) -> NeuralCollapse:
-    """Return angles within and between classes, and the distance of class means from a simplex.
-
-    Args:
-        features: Features [N, D].
-        labels: Their classes: N numbers or strings, of at least two classes.
-        weight: Class weights [C, D] in the order of the sorted labels, or None. Their mean is subtracted.
-
-    Raises:
-        TypeError: An argument has a wrong type.
-        ValueError: Shapes do not fit, a value is not finite, there is only one class, or a class mean equals the
-            global mean, so that it has no direction.
-    """
-    x = _embeddings("features", features).double()
-    classes, indices = np.unique(_label_array("labels", labels, len(x)), return_inverse=True)
-    if len(classes) < 2:
-        raise ValueError(f"labels must have at least two classes, got {len(classes)}.")
-    index = torch.from_numpy(indices)
-    sums = x.new_zeros(len(classes), x.shape[1]).index_add(0, index, x)
-    means = sums / torch.bincount(index).unsqueeze(1)
-    center = means.mean(0)
-    means = means - center
-    norms = means.norm(dim=1)
-    if bool((norms <= 1e-12 * x.norm(dim=1).max()).any()):
-        raise ValueError("features must have class means that differ from the global mean, got an equal one.")
-    directions = _unit(means)
-    first, second = torch.triu_indices(len(classes), len(classes), offset=1)
-    cosines = (directions @ directions.T)[first, second]
-    between = _angles(directions[first], directions[second])
-    weight_angle = None
-    if weight is not None:
-        w = _embeddings("weight", weight).double()
-        if w.shape != means.shape:
-            raise ValueError(f"weight must have the shape {list(means.shape)}, got {list(w.shape)}.")
-        weight_angle = float(_angles(_unit(w - w.mean(0)), directions).mean())
-    return NeuralCollapse(
-        within_class_angle=float(_angles(_unit(x - center), directions[index]).mean()),
-        between_class_angle=float(between.mean()),
-        smallest_between_class_angle=float(between.min()),
-        simplex_distance=float((cosines + 1 / (len(classes) - 1)).square().mean().sqrt()),
-        norm_variation=float(norms.std(correction=0) / norms.mean()),
-        weight_angle=weight_angle,
-    )
-
-
-def _angles(first: Tensor, second: Tensor) -> Tensor:
-    """Return the angle between unit vectors, row by row, also accurately near 0 and π; π/2 for a zero row."""
-    angles = 2 * torch.atan2((first - second).norm(dim=1), (first + second).norm(dim=1))
-    return angles.masked_fill(~(first.any(1) & second.any(1)), math.pi / 2)
-
-
 def _pairs(scores: Any, same: Any) -> tuple[Tensor, Tensor]:
     """Return checked scores as float64 and labels as bool, on the CPU."""
-    values, is_same = _tensor("scores", scores), _tensor("same", same)
+    values, is_same = as_tensor("scores", scores), as_tensor("same", same)
     for name, tensor in (("scores", values), ("same", is_same)):
         if tensor.dim() != 1:
             raise TypeError(f"{name} must be a vector, one value per pair, got shape {list(tensor.shape)}.")
@@ -439,52 +326,3 @@ def _pairs(scores: Any, same: Any) -> tuple[Tensor, Tensor]:
         kind = "different" if count == 0 else "same"
         raise ValueError(f"same must have pairs of both kinds, got {len(is_same)} pairs, all {kind}.")
     return values, is_same
-
-
-def _embeddings(name: str, value: Any) -> Tensor:
-    tensor = _tensor(name, value)
-    if tensor.dim() != 2 or tensor.numel() == 0:
-        raise TypeError(f"{name} must be a matrix, one row per image, got shape {list(tensor.shape)}.")
-    tensor = tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
-    if not bool(tensor.isfinite().all()):
-        row = int((~tensor.isfinite()).any(1).nonzero()[0])
-        raise ValueError(f"{name} must be finite, got another value in row {row}.")
-    return tensor
-
-
-def _unit(embeddings: Tensor) -> Tensor:
-    """Return rows of norm 1, or 0 for rows of zeros."""
-    # Divided by the largest entry first, so that no square overflows or underflows.
-    largest = embeddings.abs().amax(1, keepdim=True)
-    return F.normalize(embeddings / largest.where(largest > 0, 1))
-
-
-def _tensor(name: str, value: Any) -> Tensor:
-    """Return numbers as a tensor on the CPU; lists of numbers with a decimal point as float64, as numpy does."""
-    try:
-        if isinstance(value, Tensor):
-            return value.detach().cpu()
-        if isinstance(value, (list, tuple)) and any(isinstance(element, Tensor) for element in value):
-            return torch.as_tensor(value).detach().cpu()
-        array = np.asarray(value)
-        # A copy, because tensors have neither negative strides nor another byte order.
-        return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
-    except (TypeError, ValueError, RuntimeError):
-        raise TypeError(
-            f"{name} must be numbers in a tensor, an array or a list, got {type(value).__name__}."
-        ) from None
-
-
-def _label_array(name: str, labels: Tensor | Sequence[Any], count: int) -> np.ndarray[Any, Any]:
-    if isinstance(labels, Tensor):
-        labels = labels.detach().cpu()
-        array = (labels.float() if labels.dtype == torch.bfloat16 else labels).numpy()
-    else:
-        array = np.asarray(labels)
-    if array.dtype.kind == "O" and all(isinstance(label, str) for label in array.flat):  # as pandas returns them
-        array = array.astype(str)
-    if array.ndim != 1 or array.dtype.kind not in "biufUS":
-        raise TypeError(f"{name} must be a sequence of numbers or strings, one per image.")
-    if len(array) != count:
-        raise ValueError(f"{name} must have one value per embedding ({count}), got {len(array)}.")
-    return array

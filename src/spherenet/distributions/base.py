@@ -14,7 +14,12 @@ from torch.distributions.constraints import Constraint
 
 from spherenet.distributions.constraints import concentrations, unit_vectors
 
-__all__ = ["AroundDirection", "half_squared_distance", "log_surface", "uniform_directions"]
+__all__ = ["AroundDirection", "broadcast", "half_squared_distance", "log_surface", "uniform_directions"]
+
+
+def broadcast(*shapes: Size) -> Size:
+    """Return the shape to which all shapes broadcast."""
+    return Size(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
 
 
 def log_surface(dimension: int) -> float:
@@ -38,11 +43,11 @@ class AroundDirection(Distribution):
     Computed in float64 and rounded to the dtype of the parameters.
     """
 
-    arg_constraints: ClassVar[dict[str, Constraint]] = {  # type: ignore[misc]
+    arg_constraints: ClassVar[dict[str, Constraint]] = {
         "mean_direction": unit_vectors,
         "concentration": concentrations,
     }
-    support = unit_vectors  # type: ignore[assignment]
+    support = unit_vectors
     has_rsample = True
 
     mean_direction: Tensor
@@ -63,7 +68,7 @@ class AroundDirection(Distribution):
             concentration = torch.as_tensor(concentration, dtype=mean_direction.dtype, device=mean_direction.device)
         dtype = torch.promote_types(mean_direction.dtype, concentration.dtype)
         try:
-            batch_shape = torch.broadcast_shapes(mean_direction.shape[:-1], concentration.shape)
+            batch_shape = broadcast(mean_direction.shape[:-1], concentration.shape)
         except RuntimeError:
             raise ValueError(
                 f"concentration must have a shape that broadcasts with {list(mean_direction.shape[:-1])}, "
@@ -71,7 +76,7 @@ class AroundDirection(Distribution):
             ) from None
         self.mean_direction = mean_direction.to(dtype).expand(*batch_shape, -1)
         self.concentration = concentration.to(dtype).expand(batch_shape)
-        super().__init__(Size(batch_shape), mean_direction.shape[-1:], validate_args=validate_args)
+        super().__init__(batch_shape, mean_direction.shape[-1:], validate_args=validate_args)
 
     @property
     def dimension(self) -> int:

@@ -5,8 +5,8 @@ With v = d / 2 − 1, a uniform unit vector x in d dimensions and a fixed unit v
     M_d(κ) = E exp(κ μ·x) = Γ(v + 1) (2 / κ)^v I_v(κ).
 
 M_d is 1 at κ = 0 and grows slower than e^κ, so that log M_d(κ) and κ − log M_d(κ) are harmless where I_v itself
-underflows or overflows. Both, and 1 − I_{v+1}(κ) / I_v(κ) with its derivative, are computed by the uniform asymptotic expansion of
-DLMF 10.41 for orders of at least 32, and from there by downward recurrence for smaller ones.
+underflows or overflows. Both, and 1 − I_{v+1}(κ) / I_v(κ) with its derivative, are computed by the uniform asymptotic
+expansion of DLMF 10.41 for orders of at least 32, and from there by downward recurrence for smaller ones.
 
 Everything is computed in float64 and rounded to the dtype of the input. The relative error is at most 1e-12 in float64
 and 1e-6 in float32 for dimensions 2 to 4,096 and κ from 0 to 1e6.

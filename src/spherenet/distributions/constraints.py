@@ -15,16 +15,24 @@ class _UnitVectors(Constraint):
     event_dim = 1
 
     def check(self, value: Tensor) -> Tensor:
+        """Return whether each value is allowed."""
         tolerance = max(1e-5, torch.finfo(value.dtype).eps ** 0.5) if value.is_floating_point() else 0
-        exact = value.double()
-        return (torch.linalg.vector_norm(exact, dim=-1) - 1).abs() <= tolerance
+        norm: Tensor = torch.linalg.vector_norm(value.double(), dim=-1)
+        return (norm - 1).abs() <= tolerance
+
+    def __repr__(self) -> str:
+        return "unit vectors"
 
 
 class _Concentrations(Constraint):
     """Finite numbers that are not negative."""
 
     def check(self, value: Tensor) -> Tensor:
+        """Return whether each value is allowed."""
         return value.isfinite() & (value >= 0)
+
+    def __repr__(self) -> str:
+        return "finite and not negative"
 
 
 unit_vectors = _UnitVectors()

@@ -10,7 +10,7 @@ from torch.distributions import Distribution
 from torch.distributions.constraints import Constraint
 
 from spherenet._util.validation import require_integer
-from spherenet.distributions.base import log_surface, uniform_directions
+from spherenet.distributions.base import broadcast, log_surface, uniform_directions
 from spherenet.distributions.constraints import unit_vectors
 
 __all__ = ["HypersphericalUniform"]
@@ -31,8 +31,8 @@ class HypersphericalUniform(Distribution):
         ValueError: The dimension is less than 2.
     """
 
-    arg_constraints: ClassVar[dict[str, Constraint]] = {}  # type: ignore[misc]
-    support = unit_vectors  # type: ignore[assignment]
+    arg_constraints: ClassVar[dict[str, Constraint]] = {}
+    support = unit_vectors
     has_rsample = True
 
     def __init__(
@@ -71,7 +71,7 @@ class HypersphericalUniform(Distribution):
         """Return the log density of unit vectors: minus the log of the sphere's surface."""
         if self._validate_args:
             self._validate_sample(value)
-        shape = torch.broadcast_shapes(value.shape[:-1], self._batch_shape)
+        shape = broadcast(value.shape[:-1], self._batch_shape)
         return torch.full(shape, -log_surface(self.dimension), dtype=value.dtype, device=value.device)
 
     def entropy(self) -> Tensor:
