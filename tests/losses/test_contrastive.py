@@ -102,8 +102,8 @@ def test_equals_the_slow_formula(name, block_size):
     loss, slow, x, y = problem(name, block_size=block_size)
     value, expected = loss(x, y), slow(x, y)
     torch.testing.assert_close(value, expected, rtol=1e-6, atol=1e-9)
-    for got, want in zip(gradients(value, x, y), gradients(expected, x, y), strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-8)
+    for got, expected_gradient in zip(gradients(value, x, y), gradients(expected, x, y), strict=True):
+        torch.testing.assert_close(got, expected_gradient, rtol=1e-5, atol=1e-8)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -33,5 +33,5 @@ def test_no_projection_if_the_fan_in_is_not_larger():
 
 @pytest.mark.parametrize("options", [{"compressed_dim": 0}, {"compressed_dim": 4, "projections": 0}])
 def test_invalid_arguments(options):
-    with pytest.raises(ValueError, match="must be at least 1, got 0."):
+    with pytest.raises(ValueError, match=r"must be at least 1, got 0\."):
         hyperspherical_energy(SphereLinear(8, 6), **options)

@@ -115,7 +115,7 @@ class InfoNCELoss(PairLoss):
         negatives: "cross" or "all".
         learn_temperature: Whether log(1/τ) is a parameter, `log_scale`, with 1/τ limited to 100.
         eps: Number > 0 under the square root of the norms. A zero feature has the similarity 0 and finite gradients.
-        block_size: Number of rows whose similarities are computed at a time; None for about a million similarities
+        block_size: Number of rows whose similarities are computed at a time; None for about 4 million similarities
             on a CPU. Backward computes the blocks again.
         gather: Compare with the features of all processes if torch.distributed is initialized. The loss is the mean
             over all samples, the same in each process. After DDP has averaged them, gradients equal those of one

@@ -21,8 +21,8 @@ __all__ = ["PAIR_EPS", "PairLoss", "checked_features", "checked_labels", "gather
 PAIR_EPS = 1e-8
 """Number under the square root of the norms. The gradient of a zero feature is 10⁴ times that of its direction."""
 
-BLOCK_ELEMENTS = {"cpu": 1 << 20}
-"""Similarities of a block by device: 4 MB in float32 on a CPU."""
+BLOCK_ELEMENTS = {"cpu": 1 << 22}
+"""Similarities of a block by device: 16 MB in float32 on a CPU."""
 
 BLOCK_ELEMENTS_ELSEWHERE = 1 << 25
 """Similarities of a block on other devices: few, large launches."""

@@ -22,7 +22,7 @@ class PrototypicalLoss(PairLoss):
 
         p_c = Σ over support samples of class c of x̂,    L_i = −log softmax_c(cos(x_i, p_c) / τ) at the label
 
-    Without queries, every sample is a query, and the prototype of its own class is computed without it. Queries whose
+    Without queries, every sample is a query, and its class has a prototype without it. Queries whose
     class has no (other) support sample do not count; if none counts, the loss is 0 with zero gradients.
 
     Args:
