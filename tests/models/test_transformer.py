@@ -1,4 +1,4 @@
-"""Normalized transformers keep hidden states and weights on the sphere; their plain twins have the same shapes."""
+"""Normalized transformers keep hidden states and weights on the sphere; their plain counterparts have the same shapes."""
 
 import math
 
@@ -27,7 +27,7 @@ def inputs_of(model, batch=4):
 
 
 both = pytest.mark.parametrize("make", [gpt, vit])
-both_twins = pytest.mark.parametrize("sphere", [True, False])
+with_and_without_sphere = pytest.mark.parametrize("sphere", [True, False])
 
 
 def matrices(model):
@@ -81,7 +81,7 @@ def test_weights_have_norm_1_after_each_step(make, optimizer_class):
 
 
 @both
-def test_normalization_leaves_plain_twin_alone(make):
+def test_normalization_leaves_plain_counterpart_alone(make):
     model = make(sphere=False)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     sn.normalize_weights(model)
@@ -89,16 +89,16 @@ def test_normalization_leaves_plain_twin_alone(make):
 
 
 @both
-def test_twins_have_equal_shapes(make):
-    model, twin = make(), make(sphere=False)
+def test_counterparts_have_equal_shapes(make):
+    model, plain = make(), make(sphere=False)
     x = inputs_of(model)
-    assert model(x).shape == twin(x).shape == ((4, STEPS, TOKENS) if make is gpt else (4, 3))
+    assert model(x).shape == plain(x).shape == ((4, STEPS, TOKENS) if make is gpt else (4, 3))
     shapes, others = ({f"{m}.{n}": p.shape for m, o in net.named_modules() if isinstance(o, EmbeddingMatrix)
-                       for n, p in o.named_parameters()} for net in (model, twin))  # fmt: skip
+                       for n, p in o.named_parameters()} for net in (model, plain))  # fmt: skip
     assert shapes == others
 
 
-@both_twins
+@with_and_without_sphere
 def test_later_tokens_do_not_change_earlier_logits(sphere):
     model, tokens = gpt(sphere=sphere), torch.randint(TOKENS, (1, STEPS))
     logits = model(tokens)
@@ -110,13 +110,13 @@ def test_later_tokens_do_not_change_earlier_logits(sphere):
         assert not is_equal[step]
 
 
-@both_twins
+@with_and_without_sphere
 def test_shorter_sequences_have_equal_logits(sphere):
     model, tokens = gpt(sphere=sphere), torch.randint(TOKENS, (2, STEPS))
     torch.testing.assert_close(model(tokens[:, :3]), model(tokens)[:, :3])
 
 
-@both_twins
+@with_and_without_sphere
 def test_every_patch_changes_the_logits(sphere):
     model, image = vit(sphere=sphere), torch.randn(1, 2, 8, 8)
     logits = model(image)
@@ -166,7 +166,7 @@ def test_initial_learning_rate_is_1_over_depth():
 
 
 @both
-@both_twins
+@with_and_without_sphere
 def test_gradients(make, sphere):
     model = make(dim=4, depth=1, mlp_dim=3, sphere=sphere).double()
     x = inputs_of(model, batch=1)
@@ -180,7 +180,7 @@ def test_gradients(make, sphere):
 
 
 @both
-@both_twins
+@with_and_without_sphere
 def test_every_parameter_gets_a_gradient(make, sphere):
     model = make(sphere=sphere)
     model(inputs_of(model)).square().sum().backward()
@@ -190,7 +190,7 @@ def test_every_parameter_gets_a_gradient(make, sphere):
 
 
 @both
-@both_twins
+@with_and_without_sphere
 def test_training_lowers_the_loss(make, sphere):
     """GPT: continue a counting sequence. ViT: say which channel is brighter."""
     torch.manual_seed(0)
@@ -214,7 +214,7 @@ def test_training_lowers_the_loss(make, sphere):
 
 
 @both
-@both_twins
+@with_and_without_sphere
 def test_bfloat16_autocast(make, sphere):
     model = make(sphere=sphere)
     x = inputs_of(model)

@@ -15,7 +15,7 @@ Each weight matrix has vectors of norm 1 along its embedding dimension: rows (ax
 W_q, W_u and the embedding table, and columns (axis 0) of those that write to it, the two W_o. `keep_normalized`
 restores this after each step of an optimizer. The paper trains without warmup and weight decay.
 
-`sphere=False` builds the plain twin from the same definition: h + f(RMSNorm(h)) and softmax(q·k/√d_head).
+`sphere=False` builds the plain counterpart from the same definition: h + f(RMSNorm(h)) and softmax(q·k/√d_head).
 
 Unlike the paper, which rotates q and k, positions are learned vectors that are added to the first hidden state.
 """
@@ -62,7 +62,7 @@ class EmbeddingMatrix(nn.Module):
 
     @torch.no_grad()
     def normalize_(self) -> None:
-        """Scale the vectors along the embedding dimension to norm 1; those of a plain twin stay as they are."""
+        """Scale the vectors along the embedding dimension to norm 1; those of a plain counterpart stay as they are."""
         if self.sphere:
             self.weight.copy_(unit(self.weight, self.axis))
 
@@ -94,7 +94,7 @@ class LearnedScale(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a SwiGLU MLP, which move the hidden state along the sphere, or are added to it in the plain twin.
+    """Attention and a SwiGLU MLP, which move the hidden state along the sphere, or are added to it in the plain counterpart.
 
     Args:
         dim: Size of the hidden state.
@@ -206,7 +206,7 @@ class SphereGPT(_Transformer):
         depth: Number of blocks.
         num_heads: Number of attention heads.
         mlp_dim: Size of the hidden layers of the MLPs; 8/3·dim by default.
-        sphere: False for the plain twin.
+        sphere: False for the plain counterpart.
         alpha: Initial eigen learning rate; 1/depth by default.
 
     Raises:
@@ -267,7 +267,7 @@ class SphereViT(_Transformer):
         depth: Number of blocks.
         num_heads: Number of attention heads.
         mlp_dim: Size of the hidden layers of the MLPs; 8/3·dim by default.
-        sphere: False for the plain twin.
+        sphere: False for the plain counterpart.
         alpha: Initial eigen learning rate; 1/depth by default.
 
     Raises:
@@ -320,7 +320,7 @@ class SphereViT(_Transformer):
 def normalize_weights(model: nn.Module) -> None:
     """Scale the vectors of all matrices of normalized transformers in a model to norm 1, along the embedding dimension.
 
-    Plain twins are left alone.
+    Plain counterparts are left alone.
 
     Raises:
         TypeError: If the model is no module.
