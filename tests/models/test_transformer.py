@@ -1,4 +1,4 @@
-"""Normalized transformers keep hidden states and weights on the sphere; their plain counterparts have the same shapes."""
+"""Normalized transformers keep hidden states and weights on the sphere; plain counterparts have the same shapes."""
 
 import math
 

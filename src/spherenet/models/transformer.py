@@ -94,7 +94,7 @@ class LearnedScale(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a SwiGLU MLP, which move the hidden state along the sphere, or are added to it in the plain counterpart.
+    """Move the hidden state along the sphere by attention and a SwiGLU MLP; the plain counterpart adds them to it.
 
     Args:
         dim: Size of the hidden state.
