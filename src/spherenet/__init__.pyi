@@ -115,8 +115,12 @@ from .metrics import roc_curve as roc_curve
 from .metrics import true_positive_rate_at as true_positive_rate_at
 from .metrics import uniformity as uniformity
 from .metrics import verification_accuracy as verification_accuracy
+from .models import SphereGPT as SphereGPT
+from .models import SphereViT as SphereViT
 from .models import create_model as create_model
+from .models import keep_normalized as keep_normalized
 from .models import list_models as list_models
+from .models import normalize_weights as normalize_weights
 from .ops.angular import AngularOutput as AngularOutput
 from .optim import Hyperball as Hyperball
 from .optim import MixedOptimizer as MixedOptimizer

@@ -12,10 +12,10 @@ scales restore the range that softmax and SiLU need:
     logits:    s_z·(W h)
 
 Each weight matrix has vectors of norm 1 along its embedding dimension: rows (axis 1) of matrices that read h, such as
-W_q, W_u and the embedding table, and columns (axis 0) of those that write to it, the two W_o. `keep_normalized` restores
-this after each step of an optimizer. Warmup and weight decay are not needed.
+W_q, W_u and the embedding table, and columns (axis 0) of those that write to it, the two W_o. `keep_normalized`
+restores this after each step of an optimizer. The paper trains without warmup and weight decay.
 
-`sphere=False` builds the plain twin from the same definition: pre-norm RMSNorm, h + f(RMSNorm(h)), softmax(q·k/√d_head).
+`sphere=False` builds the plain counterpart from the same definition: h + f(RMSNorm(h)) and softmax(q·k/√d_head).
 
 Unlike the paper, which rotates q and k, positions are learned vectors that are added to the first hidden state.
 """
@@ -62,7 +62,7 @@ class EmbeddingMatrix(nn.Module):
 
     @torch.no_grad()
     def normalize_(self) -> None:
-        """Scale the vectors along the embedding dimension to norm 1; those of a plain twin stay as they are."""
+        """Scale the vectors along the embedding dimension to norm 1; those of a plain counterpart stay as they are."""
         if self.sphere:
             self.weight.copy_(unit(self.weight, self.axis))
 
@@ -94,7 +94,7 @@ class LearnedScale(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a SwiGLU MLP, which move the hidden state along the sphere, or are added to it in the plain twin.
+    """Move the hidden state along the sphere by attention and a SwiGLU MLP; the plain counterpart adds them to it.
 
     Args:
         dim: Size of the hidden state.
@@ -124,8 +124,8 @@ class Block(nn.Module):
         if not self.sphere:
             h = h + self.attention(self.attention_norm(h))
             return h + self.mlp(self.mlp_norm(h))
-        h = unit(torch.lerp(h, unit(self.attention(h)), self.alpha_attention().abs().to(h.dtype)))
-        return unit(torch.lerp(h, unit(self.mlp(h)), self.alpha_mlp().abs().to(h.dtype)))
+        h = unit(h + self.alpha_attention().abs() * (unit(self.attention(h)) - h))
+        return unit(h + self.alpha_mlp().abs() * (unit(self.mlp(h)) - h))
 
     def attention(self, h: Tensor) -> Tensor:
         """Return the output of self-attention."""
@@ -136,7 +136,8 @@ class Block(nn.Module):
             s_qk = self.s_qk().view(self.num_heads, 1, -1)
             q, k, scale = (unit(q) * s_qk).to(v.dtype), (unit(k) * s_qk).to(v.dtype), 1 / scale
         output = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal, scale=scale)
-        return self.attention_out(output.transpose(1, 2).flatten(2))
+        attended: Tensor = self.attention_out(output.transpose(1, 2).flatten(2))
+        return attended
 
     def mlp(self, h: Tensor) -> Tensor:
         """Return the output of the MLP."""
@@ -145,7 +146,8 @@ class Block(nn.Module):
             uv = uv * self.s_uv()
         u, v = uv.chunk(2, -1)
         gate = F.silu(v * math.sqrt(h.shape[-1]) if self.sphere else v)
-        return self.mlp_out((u * gate).to(h.dtype))
+        output: Tensor = self.mlp_out(u * gate)
+        return output
 
 
 class _Transformer(nn.Module):
@@ -204,7 +206,7 @@ class SphereGPT(_Transformer):
         depth: Number of blocks.
         num_heads: Number of attention heads.
         mlp_dim: Size of the hidden layers of the MLPs; 8/3·dim by default.
-        sphere: False for the plain twin.
+        sphere: False for the plain counterpart.
         alpha: Initial eigen learning rate; 1/depth by default.
 
     Raises:
@@ -215,9 +217,9 @@ class SphereGPT(_Transformer):
         tokens [N, steps] → logits [N, steps, num_tokens].
 
     Example:
-        >>> model = sn.models.SphereGPT(num_tokens=128)
+        >>> model = sn.SphereGPT(num_tokens=128)
         >>> optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-        >>> handle = sn.models.keep_normalized(optimizer, model)
+        >>> handle = sn.keep_normalized(optimizer, model)
     """
 
     def __init__(
@@ -265,7 +267,7 @@ class SphereViT(_Transformer):
         depth: Number of blocks.
         num_heads: Number of attention heads.
         mlp_dim: Size of the hidden layers of the MLPs; 8/3·dim by default.
-        sphere: False for the plain twin.
+        sphere: False for the plain counterpart.
         alpha: Initial eigen learning rate; 1/depth by default.
 
     Raises:
@@ -318,7 +320,7 @@ class SphereViT(_Transformer):
 def normalize_weights(model: nn.Module) -> None:
     """Scale the vectors of all matrices of normalized transformers in a model to norm 1, along the embedding dimension.
 
-    Plain twins are left alone.
+    Plain counterparts are left alone.
 
     Raises:
         TypeError: If the model is no module.
