@@ -56,7 +56,7 @@ def test_json_has_the_areas_of_the_formulas(run, noise, capsys):
 
 
 def all_batches(split):
-    order = [torch.arange(len(split))]
+    order = [(0, torch.arange(len(split)))]
     return split.batches(order, device=torch.device("cpu"), augmentation=None, workers=0)
 
 

@@ -99,7 +99,9 @@ def _features(
     model: Classifier, split: Split, indices: Tensor, batch_size: int, workers: int, device: torch.device
 ) -> Tensor:
     """Return the features of images of a split, float32 [N, D] on the CPU."""
-    batches = split.batches(list(indices.split(batch_size)), device=device, augmentation=None, workers=workers)
+    batches = split.batches(
+        [(0, block) for block in indices.split(batch_size)], device=device, augmentation=None, workers=workers
+    )
     return torch.cat([model.features(batch.images).float().cpu() for batch in batches])
 
 
