@@ -1,4 +1,4 @@
-"""Corruptions of 8-bit images by a formula, to measure how a network bears light, noise and compression.
+"""Corruptions of 8-bit images by formulas, to measure what light, noise and compression do to a network.
 
 The corruption of an image is a function of its index in the split and of the corruption. It does not depend on the
 batch, the device, the process or the number of calls: all networks see the same corrupted images.

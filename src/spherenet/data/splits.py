@@ -78,7 +78,12 @@ class Split(ABC):
 
         Images are corrupted after the augmentation and before the normalization. The corruption of an image depends on
         its index in the split; a subset numbers its images anew.
+
+        Raises:
+            ValueError: If the corruption needs colors and the images are gray.
         """
+        if corruption is not None:  # tried on one pixel, so that an error comes at once
+            corrupt(torch.zeros(1, self.preprocessing.channels, 1, 1, dtype=torch.uint8), corruption)
         split = copy.copy(self)
         split.corruption = corruption
         return split
