@@ -50,6 +50,45 @@ def test_evaluate_reproduces_the_accuracy_of_the_run(run, capsys):
         assert row["recall"] == confusion[index, index].item() / 100
 
 
+def test_evaluate_reports_corruptions_beside_the_clean_images(run, capsys):
+    arguments = ["--corrupt", "dark:0", "spot:0.85", "noise:40", "--tta", "mirror"]
+    assert spherenet("evaluate", run, *arguments, "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    unchanged, spot, noise = result["corruptions"]
+    assert unchanged["accuracy"] == result["accuracy"]
+    assert unchanged["tta_accuracy"] == result["tta_accuracy"]
+    assert unchanged["loss"] == result["loss"]
+    assert (spot["corruption"], spot["strength"]) == ("spot", 0.85)
+    assert spot["loss"] != result["loss"] != noise["loss"]
+    assert spherenet("evaluate", run, *arguments, "--batch-size", 77) == 0
+    table = capsys.readouterr().out
+    for row, shown in (("clean", result), ("dark:0", unchanged), ("spot:0.85", spot), ("noise:40", noise)):
+        line = next(line for line in table.splitlines() if f" {row} " in line)
+        assert f"{shown['accuracy']:.2%}" in line
+        assert f"{shown['tta_accuracy']:.2%}" in line
+
+
+def test_evaluate_without_corruptions_lists_none(run, capsys):
+    assert spherenet("evaluate", run, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["corruptions"] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("fgo:1", "corruption must be one of 'spot', 'ramp'"),
+        ("spot", "strength of spot must be a number from 0 to 1, got none."),
+        ("spot:2", "strength of spot must be a number from 0 to 1, got '2'."),
+        ("cast:0.5", "images must have 3 channels for the corruption 'cast', got 1."),
+    ],
+)
+def test_evaluate_refuses_wrong_corruptions(run, text, message, capsys):
+    assert spherenet("evaluate", run, "--corrupt", "dark:0.5", text) == 2
+    said = capsys.readouterr().err
+    assert one_sentence(said)
+    assert message in said
+
+
 def test_evaluate_prints_tables_and_draws_the_confusion_matrix(run, tmp_path, capsys):
     assert spherenet("evaluate", run, "--image", tmp_path / "confusion.png") == 0
     said = capsys.readouterr().out

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from spherenet.data import Split
+    from spherenet.training.evaluation import Evaluation
     from spherenet.training.saved_runs import SavedRun
     from spherenet.training.unknowns import Separation
 
@@ -41,6 +42,7 @@ def evaluate_parser() -> Parser:
   spherenet evaluate runs/mnist5k-cnn-3-cosine
   spherenet evaluate runs/mnist5k-cnn-3-cosine --checkpoint best --image confusion.png
   spherenet evaluate runs/flowers --ood photos-of-cars   # does the network know what it does not know?
+  spherenet evaluate runs/mnist5k-cnn-3-cosine --corrupt spot:0.85 gamma:2.2 noise:20
   spherenet evaluate runs/flowers --data-dir other-photos --allow-changes --json""",
         aliases={"--picture": "--image"},
     )
@@ -61,6 +63,11 @@ def evaluate_parser() -> Parser:
     add_option(parser, "--tta", type=Literal["none", "mirror", "mirror-shift"], default="none", help=text)
     text = "folder of images of other classes; prints how well four scores tell them from those of the run"
     add_option(parser, "--ood", metavar="DIR", help=text)
+    text = (
+        "corruptions of the images, each evaluated as well, e.g. spot:0.85: spot, ramp, shadow, gamma, cast, contrast, "
+        "dark, bright, noise, blur or jpeg"
+    )
+    add_option(parser, "--corrupt", type=list[str], metavar="KIND:STRENGTH", help=text)
     add_option(parser, "--image", metavar="FILE", help="image file for the confusion matrix (.png, .svg or .pdf)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return parser
@@ -68,6 +75,7 @@ def evaluate_parser() -> Parser:
 
 def run_evaluate(arguments: Namespace) -> None:
     """Evaluate a run and print accuracy and tables."""
+    from spherenet.data import parse_corruption
     from spherenet.report.confusion import FIGURE_SUFFIXES, draw_confusion
     from spherenet.training import Processes, evaluate
     from spherenet.training.balance import single_class_warning
@@ -76,23 +84,28 @@ def run_evaluate(arguments: Namespace) -> None:
     if arguments.image is not None and not arguments.image.lower().endswith(FIGURE_SUFFIXES):
         raise ValueError(f"--image must end in one of {', '.join(FIGURE_SUFFIXES)}, got {arguments.image!r}.")
     unknown_files = _unknown_files(arguments)
+    corruptions = [parse_corruption(text) for text in arguments.corrupt or []]
     saved = load_run(arguments.run, arguments.checkpoint)
     for message in saved.warnings:
         warn(message)
     workers = min(saved.config.workers, os.cpu_count() or 1)  # a run of somebody else does not choose it
     split, train = _splits_of(saved, arguments, workers)
+    splits = [split, *(split.corrupted(corruption) for corruption in corruptions)]
     with Processes.joined(arguments.device) as processes:
         weights = [tensor.double().sum().item() for tensor in saved.model.state_dict().values()]
         processes.require_same({"the step": saved.step, "the weights": weights, "the images": split.listing_hash()})
-        result = evaluate(
-            saved.model.to(processes.device),
-            split,
-            len(saved.classes),
-            processes,
-            batch_size=arguments.batch_size,
-            workers=workers,
-            precision=arguments.precision or saved.config.precision,  # as in the metrics of the run
-            tta=arguments.tta,
+        result, *corrupted = (
+            evaluate(
+                saved.model.to(processes.device),
+                images,
+                len(saved.classes),
+                processes,
+                batch_size=arguments.batch_size,
+                workers=workers,
+                precision=arguments.precision or saved.config.precision,  # as in the metrics of the run
+                tta=arguments.tta,
+            )
+            for images in splits
         )
         separation = None
         if unknown_files:
@@ -119,6 +132,17 @@ def run_evaluate(arguments: Namespace) -> None:
             "tta_accuracy": result.tta_accuracy,
             "loss": result.loss,
             "count": result.count,
+            "corruptions": [
+                {
+                    "corruption": corruption.name,
+                    "strength": corruption.strength,
+                    "accuracy": one.accuracy,
+                    "balanced_accuracy": one.balanced_accuracy,
+                    "tta_accuracy": one.tta_accuracy,
+                    "loss": one.loss,
+                }
+                for corruption, one in zip(corruptions, corrupted, strict=True)
+            ],
             "classes": per_class,
             "confusion": None if confusion is None else confusion.tolist(),
         }
@@ -135,6 +159,9 @@ def run_evaluate(arguments: Namespace) -> None:
         f"accuracy {result.accuracy:.2%}{views} on {result.count} images, "
         f"balanced accuracy {result.balanced_accuracy:.2%}, loss {result.loss:.4f}"
     )
+    if corruptions:
+        names = ["clean", *map(str, corruptions)]
+        _print_corruptions(dict(zip(names, [result, *corrupted], strict=True)), arguments.tta)
     if confusion is not None:
         _print_tables(per_class, confusion, saved.classes)
     if separation is not None:
@@ -254,6 +281,22 @@ def _per_class(confusion: Tensor, classes: tuple[str, ...]) -> list[dict[str, An
             }
         )
     return rows
+
+
+def _print_corruptions(results: dict[str, Evaluation], tta: str) -> None:
+    """Print the accuracy with each corruption and its difference from that of the clean images."""
+    from rich.table import Table
+
+    table = Table(title="corrupted images")
+    table.add_column("corruption")
+    for column in ("accuracy", "change", *([] if tta == "none" else [tta])):
+        table.add_column(column, justify="right")
+    clean = results["clean"].accuracy
+    for name, result in results.items():
+        change = "" if name == "clean" else f"{100 * (result.accuracy - clean):+.2f}"
+        views = [] if result.tta_accuracy is None else [f"{result.tta_accuracy:.2%}"]
+        table.add_row(name, f"{result.accuracy:.2%}", change, *views)
+    stdout_console().print(table)
 
 
 def _print_tables(per_class: list[dict[str, Any]], confusion: Tensor, classes: tuple[str, ...]) -> None:

@@ -17,6 +17,7 @@ from spherenet._util.validation import require_one_of
 from spherenet.data.archives import data_folder
 from spherenet.data.augmentation import AUGMENTATIONS, Augmentation
 from spherenet.data.cifar import CIFAR10, CIFAR100, cifar_info
+from spherenet.data.corruptions import CORRUPTIONS, Corruption, CorruptionInfo, corrupt, parse_corruption
 from spherenet.data.digits import MNIST5K
 from spherenet.data.folder import FOLDER, FolderSplit, broken_images, check_images, describe_broken
 from spherenet.data.images import Preprocessing, pixel_limit, read_image, read_pixels
@@ -24,9 +25,12 @@ from spherenet.data.splits import Batch, Dataset, DatasetInfo, LoadOptions, Prog
 
 __all__ = [
     "AUGMENTATIONS",
+    "CORRUPTIONS",
     "DATASETS",
     "Augmentation",
     "Batch",
+    "Corruption",
+    "CorruptionInfo",
     "Dataset",
     "DatasetInfo",
     "FolderSplit",
@@ -36,6 +40,7 @@ __all__ = [
     "TensorSplit",
     "broken_images",
     "check_images",
+    "corrupt",
     "data_folder",
     "default_augmentation",
     "describe_broken",
@@ -43,6 +48,7 @@ __all__ = [
     "list_datasets",
     "load_dataset",
     "locate",
+    "parse_corruption",
     "pixel_limit",
     "read_image",
     "read_pixels",

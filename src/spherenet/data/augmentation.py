@@ -35,6 +35,11 @@ class Purpose(IntEnum):
     CROP_TOP = 4
     CROP_LEFT = 5
     SHUFFLE = 6
+    CORRUPTION_ROW = 7
+    CORRUPTION_COLUMN = 8
+    CORRUPTION_ANGLE = 9
+    CORRUPTION_COLOR = 10
+    CORRUPTION_NOISE = 11
 
 
 def _key(seed: int, epoch: int, purpose: Purpose) -> int:

@@ -20,7 +20,6 @@ from spherenet.data.images import (
     Preprocessing,
     center_offset,
     decode,
-    normalize,
     unsupported,
 )
 from spherenet.data.listing import Listing, held_out, list_folder
@@ -185,6 +184,7 @@ class FolderSplit(Split):
         self.require_indices(indices)
         subset = FolderSplit(self._root, [], torch.empty(0, dtype=torch.int64), self.preprocessing, self.max_pixels)
         subset.labels, subset._paths = self.labels[indices], self._paths[indices.numpy()]
+        subset.corruption = self.corruption
         return subset
 
     def held_out(self, fraction: float) -> Tensor:
@@ -237,7 +237,7 @@ class FolderSplit(Split):
                 if augmentation is not None:
                     images = augment(images, indices, augmentation, seed=seed, epoch=epoch)
                 labels = self.labels[indices].to(device, non_blocking=device.type != "mps")
-                yield Batch(normalize(images, self.preprocessing), labels, indices)
+                yield Batch(self._network_input(images, indices), labels, indices)
         finally:
             decoded.close()
 

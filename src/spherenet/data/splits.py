@@ -5,20 +5,25 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from spherenet.data.augmentation import Augmentation, augment
+from spherenet.data.corruptions import Corruption, corrupt
 from spherenet.data.images import MAX_PIXELS, Preprocessing, normalize
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["Batch", "Dataset", "DatasetInfo", "LoadOptions", "Order", "Progress", "Split", "TensorSplit"]
 
@@ -49,9 +54,17 @@ class Batch(NamedTuple):
 
 
 class Split(ABC):
-    """One split of a data set, for training or for testing; `labels` is int64 [N] on the CPU."""
+    """One split of a data set, for training or for testing.
+
+    Attributes:
+        labels: int64 [N] on the CPU.
+        preprocessing: Conversion to the network's input.
+        corruption: Corruption of all images, None for none; see `corrupted`.
+    """
 
     labels: Tensor
+    preprocessing: Preprocessing
+    corruption: Corruption | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -59,6 +72,27 @@ class Split(ABC):
     @abstractmethod
     def subset(self, indices: Tensor) -> Split:
         """Return a split of the images at `indices`, numbered from 0 (for example a fold of a cross-validation)."""
+
+    def corrupted(self, corruption: Corruption | None) -> Self:
+        """Return the same split with corrupted images, or with None without; no image is copied or changed.
+
+        Images are corrupted after the augmentation and before the normalization. The corruption of an image depends on
+        its index in the split; a subset numbers its images anew.
+
+        Raises:
+            ValueError: If the corruption needs colors and the images are gray.
+        """
+        if corruption is not None:  # tried on one pixel, so that an error comes at once
+            corrupt(torch.zeros(1, self.preprocessing.channels, 1, 1, dtype=torch.uint8), corruption)
+        split = copy.copy(self)
+        split.corruption = corruption
+        return split
+
+    def _network_input(self, pixels: Tensor, indices: Tensor) -> Tensor:
+        """Return uint8 [N, H, W, C] as the input of the network, corrupted if the split is."""
+        if self.corruption is not None:
+            pixels = corrupt(pixels.permute(0, 3, 1, 2), self.corruption, indices).permute(0, 2, 3, 1)
+        return normalize(pixels, self.preprocessing)
 
     @abstractmethod
     def batches(
@@ -229,7 +263,7 @@ class TensorSplit(Split):
         self.require_indices(indices)
         subset = object.__new__(TensorSplit)
         subset.labels, subset.preprocessing, subset._images = self.labels[indices], self.preprocessing, self._images
-        subset._positions = self._positions[indices]
+        subset._positions, subset.corruption = self._positions[indices], self.corruption
         return subset
 
     def _hash(self) -> hashlib.blake2b:
@@ -268,7 +302,7 @@ class TensorSplit(Split):
             if augmentation is not None:
                 selected = augment(selected, indices, augmentation, seed=seed, epoch=epoch)
             labels = self.labels[indices].to(device, non_blocking=non_blocking)
-            yield Batch(normalize(selected, self.preprocessing), labels, indices)
+            yield Batch(self._network_input(selected, indices), labels, indices)
 
 
 def _convert_channels(images: Tensor, channels: int) -> Tensor:
