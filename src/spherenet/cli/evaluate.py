@@ -94,9 +94,9 @@ def run_evaluate(arguments: Namespace) -> None:
             precision=arguments.precision or saved.config.precision,  # as in the metrics of the run
             tta=arguments.tta,
         )
-        separation = None
-        if unknown_files:
-            separation = _separate(saved, train, split, unknown_files, arguments, workers, processes.device)
+    separation = None
+    if unknown_files:  # not in the block, since the processes that embed images join by themselves
+        separation = _separate(saved, train, split, unknown_files, arguments, workers, processes.device)
     if warning := single_class_warning(result, saved.classes, SPLITS[arguments.split]):
         warn(warning)
     confusion = result.confusion
@@ -138,9 +138,9 @@ def run_evaluate(arguments: Namespace) -> None:
     if confusion is not None:
         _print_tables(per_class, confusion, saved.classes)
     if separation is not None:
-        areas = ", ".join(f"{name.replace('_', ' ')} {area:.2%}" for name, area in separation.areas.items())
+        shown = ", ".join(f"{name.replace('_', ' ')} {area:.2%}" for name, area in separation.areas.items())
         print(
-            f"AUROC of {separation.known} known against {separation.unknown} images of {plain(arguments.ood)}: {areas} "
+            f"AUROC of {separation.known} known against {separation.unknown} images of {plain(arguments.ood)}: {shown} "
             f"(k = {separation.neighbors})"
         )
     if arguments.image is not None:
