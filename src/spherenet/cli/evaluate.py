@@ -107,9 +107,9 @@ def run_evaluate(arguments: Namespace) -> None:
             )
             for images in splits
         )
-        separation = None
-        if unknown_files:
-            separation = _separate(saved, train, split, unknown_files, arguments, workers, processes.device)
+    separation = None
+    if unknown_files:  # not in the block, since the processes that embed images join by themselves
+        separation = _separate(saved, train, split, unknown_files, arguments, workers, processes.device)
     if warning := single_class_warning(result, saved.classes, SPLITS[arguments.split]):
         warn(warning)
     confusion = result.confusion
@@ -165,9 +165,9 @@ def run_evaluate(arguments: Namespace) -> None:
     if confusion is not None:
         _print_tables(per_class, confusion, saved.classes)
     if separation is not None:
-        areas = ", ".join(f"{name.replace('_', ' ')} {area:.2%}" for name, area in separation.areas.items())
+        shown = ", ".join(f"{name.replace('_', ' ')} {area:.2%}" for name, area in separation.areas.items())
         print(
-            f"AUROC of {separation.known} known against {separation.unknown} images of {plain(arguments.ood)}: {areas} "
+            f"AUROC of {separation.known} known against {separation.unknown} images of {plain(arguments.ood)}: {shown} "
             f"(k = {separation.neighbors})"
         )
     if arguments.image is not None:

@@ -100,13 +100,13 @@ def _features(
 ) -> Tensor:
     """Return the features of images of a split, float32 [N, D] on the CPU."""
     batches = split.batches(
-        [(0, block) for block in indices.split(batch_size)], device=device, augmentation=None, workers=workers
+        [(0, block) for block in torch.split(indices, batch_size)], device=device, augmentation=None, workers=workers
     )
     return torch.cat([model.features(batch.images).float().cpu() for batch in batches])
 
 
 def _outputs(model: Classifier, features: Tensor, batch_size: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return logits and cosines [N, classes] on the CPU."""
-    outputs = [model.head(block.to(device)) for block in features.split(batch_size)]
+    outputs = [model.head(block.to(device)) for block in torch.split(features, batch_size)]
     logits = torch.cat([model.criterion.logits(output).float().cpu() for output in outputs])
     return logits, torch.cat([output.cosine.float().cpu() for output in outputs])
