@@ -1,4 +1,4 @@
-"""The page of `spherenet demo` in a browser: choose, drop, change the layer, errors; phone and desktop."""
+"""The page of `spherenet demo` in a browser: samples, light, choose, drop, layers, errors; phone and desktop."""
 
 import re
 import threading
@@ -37,6 +37,8 @@ def open_page(browser, server):
         page.on("request", lambda request: requests.append(request.url))
         page.goto(server.address)
         page.locator("#layer option").first.wait_for(state="attached")
+        if page.locator("#samples button").count():  # the first one is analyzed at once
+            page.locator("#bars li").first.wait_for()
         pages.append(page)
         return page
 
@@ -45,6 +47,18 @@ def open_page(browser, server):
         page.close()
     assert errors == []
     assert [url for url in requests if not url.startswith((server.address, "data:"))] == []
+
+
+DROP = """([bytes, count]) => {
+    const data = new DataTransfer()
+    for (let i = 0; i < count; i++) data.items.add(new File([new Uint8Array(bytes)], `image${i}.png`))
+    document.dispatchEvent(new DragEvent("drop", {dataTransfer: data, bubbles: true, cancelable: true}))
+}"""
+
+
+def answer(page):
+    """Return a context that ends when the page has received the values of an image."""
+    return page.expect_response(lambda response: "/analyze" in response.url)
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +74,9 @@ def image(tmp_path_factory):
 def test_image_is_analyzed(open_page, image, width, scheme):
     page = open_page(width, scheme)
     assert page.locator("#model").inner_text() == "Model cifar10-cnn-9-sigmoid, 10 classes."
-    page.set_input_files("#file", image)
-    page.locator("#bars li").first.wait_for()
+    with answer(page):
+        page.set_input_files("#file", image)
+    expect(page.locator("#message")).to_have_text("")
     values = [float(text.removesuffix(" %")) for text in page.locator("#bars .row span:last-child").all_inner_texts()]
     assert len(values) == 10
     assert values == sorted(values, reverse=True)
@@ -84,15 +99,9 @@ def test_image_is_analyzed(open_page, image, width, scheme):
 
 def test_dropped_image_another_layer_and_errors(open_page, image, tmp_path):
     page = open_page(DESKTOP)
-    page.evaluate(
-        """bytes => {
-            const data = new DataTransfer()
-            data.items.add(new File([new Uint8Array(bytes)], "image.png"))
-            document.dispatchEvent(new DragEvent("drop", {dataTransfer: data, bubbles: true, cancelable: true}))
-        }""",
-        list(image.read_bytes()),
-    )
-    page.locator("#bars li").first.wait_for()
+    with answer(page):
+        page.evaluate(DROP, [list(image.read_bytes()), 1])
+    expect(page.locator("#message")).to_have_text("")
     before = page.locator("#patches").inner_text()
     page.locator("#layer").select_option(index=0)
     expect(page.locator("#patches")).not_to_have_text(before, use_inner_text=True)
@@ -104,6 +113,10 @@ def test_dropped_image_another_layer_and_errors(open_page, image, tmp_path):
     assert page.locator("#bars li").count() == 10
     page.set_input_files("#file", image)
     expect(page.locator("#message")).to_have_text("")
+    page.evaluate(DROP, [list(image.read_bytes()), 2])
+    expect(page.locator("#message")).to_have_text("Choose one image at a time.")
+    page.evaluate(DROP, [[], 0])
+    assert page.locator("#bars li").count() == 10
 
 
 def test_names_from_a_model_are_text(open_page, server, image, monkeypatch):
@@ -115,3 +128,50 @@ def test_names_from_a_model_are_text(open_page, server, image, monkeypatch):
     page.locator("#bars li").first.wait_for()
     assert sorted(page.locator("#bars .row span:first-child").all_inner_texts()) == sorted(names)
     assert page.locator("#bars img, #circle img").count() == 0
+
+
+def best(page, name="bars"):
+    return page.locator(f"#{name} .row span:first-child").first.inner_text()
+
+
+def test_page_starts_with_samples_and_sliders_change_the_light(open_page):
+    page = open_page(PHONE)
+    assert page.locator("#samples button").count() == 10
+    assert page.locator("#classes").inner_text().startswith("airplane, automobile, bird")
+    assert page.locator("#samples button").first.get_attribute("aria-pressed") == "true"
+    names = []
+    for button in page.locator("#samples button").all():
+        with answer(page):
+            button.click()
+        expect(page.locator("#message")).to_have_text("")
+        names.append(best(page) == button.get_attribute("title"))
+    assert sum(names) >= 7  # the network is right for 87 % of the test images
+    before, shown = page.locator("#bars").inner_text(), page.locator("#image").get_attribute("src")
+    sliders = page.locator("#lights input")
+    assert [slider.get_attribute("name") for slider in sliders.all()] == ["spot", "ramp", "cast", "contrast"]
+    with answer(page) as response:
+        sliders.first.fill("0.9")
+    assert "light=spot%3A0.9" in response.value.url
+    expect(page.locator("#bars")).not_to_have_text(before, use_inner_text=True)
+    assert page.locator("#image").get_attribute("src") != shown
+    with answer(page):
+        page.locator("#reset").click()
+    expect(page.locator("#bars")).to_have_text(before, use_inner_text=True)
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
+def test_second_model_is_shown_beside(browser, server):
+    compared = Analyzer(load_predictor(shipped_model()))
+    with DemoServer(server.analyzer, "first", compared=compared, compared_title="second") as both:
+        thread = threading.Thread(target=both.serve_forever, args=(0.01,))
+        thread.start()
+        page = browser.new_page(viewport={"width": DESKTOP, "height": 900})
+        page.goto(both.address)
+        page.locator("#compared-bars li").first.wait_for()
+        titles = page.locator("#bars-title").inner_text(), page.locator("#compared-title").inner_text()
+        same = best(page) == best(page, "compared-bars")
+        page.close()
+        both.shutdown()
+        thread.join()
+    assert titles == ("first", "second")
+    assert same

@@ -20,7 +20,11 @@ from PIL import Image
 import spherenet as sn
 from command_line import command, one_sentence, spherenet
 from spherenet.data import Preprocessing
+from spherenet.data.cifar import CIFAR10
+from spherenet.data.corruptions import corrupt
+from spherenet.data.images import normalize, read_pixels
 from spherenet.demo import Analyzer, DemoServer
+from spherenet.demo.samples import sample_images
 from spherenet.demo.server import LARGEST_UPLOAD, own_hosts
 from spherenet.errors import ModelError
 from spherenet.training.saved_runs import Predictor
@@ -91,6 +95,62 @@ def test_values_are_those_of_the_network(server, png, tmp_path):
         assert torch.tensor(shown[name]["angle"]).deg2rad().cos() == pytest.approx(cosines[index].item(), abs=1e-5)
     display = Image.open(io.BytesIO(base64.b64decode(result["image"].partition(",")[2])))
     assert display.size == (384, 384)
+
+
+def test_light_changes_what_the_network_and_the_page_see(server, png, tmp_path):
+    plain, spot, both = (
+        json.loads(request(server, path=f"/analyze?{query}", body=png)[1])
+        for query in ("", "light=spot:0.8", "light=spot:0.8&light=contrast:0.5")
+    )
+    assert len({plain["image"], spot["image"], both["image"]}) == 3
+    (tmp_path / "image.png").write_bytes(png)
+    used = server.analyzer.predictor
+    pixels = torch.from_numpy(read_pixels(tmp_path / "image.png", used.preprocessing)).permute(2, 0, 1)[None]
+    pixels = corrupt(corrupt(pixels, "spot:0.8"), "contrast:0.5").permute(0, 2, 3, 1)
+    with torch.no_grad():
+        probabilities = used.model(normalize(pixels, used.preprocessing)).softmax(1)[0]
+    shown = {entry["class"]: entry["probability"] for entry in both["classes"]}
+    assert [shown[name] for name in CLASSES] == pytest.approx(probabilities.tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("light", "message"),
+    [
+        ("fog:1", "corruption must be one of"),
+        ("spot:2", "strength of spot must be a number from 0 to 1, got '2'."),
+        ("cast:0.5", "light must be given once for each of spot, ramp, contrast, got cast."),
+        ("spot:0.5&light=spot:0.6", "light must be given once for each of spot, ramp, contrast, got spot, spot."),
+        ("noise:10", "light must be given once"),
+    ],
+)
+def test_wrong_light_is_rejected(server, png, light, message):
+    status, content, _ = request(server, path=f"/analyze?light={light}", body=png)
+    assert status == 400
+    assert json.loads(content)["error"].startswith(message)
+
+
+def test_model_is_described_with_samples_of_known_classes(server):
+    described = json.loads(request(server, "GET", "/model")[1])
+    assert (described["classes"], described["count"], described["samples"]) == (list(CLASSES), 3, [])
+    assert described["lights"] == ["spot", "ramp", "contrast"]
+    for classes, mode in ((CIFAR10.classes, "RGB"), (tuple("0123456789"), "L")):
+        samples = sample_images(classes)
+        assert [sample["class"] for sample in samples] == list(classes)
+        image = Image.open(io.BytesIO(base64.b64decode(samples[3]["image"].partition(",")[2])))
+        assert (image.mode, image.size) == (mode, (32, 32) if mode == "RGB" else (28, 28))
+
+
+def test_compared_model_must_have_the_same_classes(png):
+    first, second = predictor(), predictor(operator=None)
+    with serving(DemoServer(Analyzer(first), "a", compared=Analyzer(second), compared_title="b")) as started:
+        result = json.loads(request(started, body=png)[1])
+    assert result["compared"]["title"] == "b"
+    expected = Analyzer(second)
+    assert len(result["compared"]["classes"]) == len(expected.predictor.classes)
+    assert result["compared"]["classes"] != result["classes"]
+    other = Predictor(second.model, ("x", "y", "z"), second.preprocessing)
+    with pytest.raises(ValueError, match=r"^compared must have the same classes \(a, b, c, …\), got x, y, z, …\.$"):
+        DemoServer(Analyzer(first), "a", compared=Analyzer(other))
 
 
 @pytest.mark.parametrize(

@@ -16,15 +16,17 @@ def demo_parser() -> Parser:
     parser = Parser(
         "demo",
         "Start a web page on this machine that classifies images that you drop on it: probabilities, the\n"
-        "angle between the feature and each class, and the patches with the largest responses. Without\n"
-        "MODEL, the SphereNet included in the package is used. The page is not reachable from other\n"
-        "machines, and images stay on this one. Ctrl-C ends it.",
+        "angle between the feature and each class, and the patches with the largest responses. Sliders\n"
+        "change the light of the image. Without MODEL, the SphereNet included in the package is used. The\n"
+        "page is not reachable from other machines, and images stay on this one. Ctrl-C ends it.",
         examples="""\
   spherenet demo
   spherenet demo runs/mnist5k-cnn-3-cosine
+  spherenet demo runs/sphere --compare runs/cnn
   spherenet demo exported-model --port 8080 --no-browser""",
     )
     parser.add_argument("model", nargs="?", metavar="MODEL", help="folder of a run or an exported model")
+    parser.add_argument("--compare", metavar="MODEL", help="a second model with the same classes, shown beside")
     text = "port of the page; 0 for a free one"
     add_option(parser, "--port", type=int, default=0, at_least=0, at_most=65535, help=text)
     parser.add_argument("--no-browser", action="store_true", help="print the address only")
@@ -43,11 +45,17 @@ def run_demo(arguments: Namespace) -> None:
     from spherenet.training.saved_runs import load_predictor
 
     folder = Path(arguments.model or shipped_model())
-    predictor = load_predictor(folder)
-    for message in predictor.warnings:
-        warn(message)
+    analyzers = []
+    for path in (folder, arguments.compare):
+        predictor = None if path is None else load_predictor(Path(path))
+        for message in () if predictor is None else predictor.warnings:
+            warn(message)
+        analyzers.append(None if predictor is None else Analyzer(predictor))
+    analyzer, compared = analyzers
+    assert analyzer is not None
+    name = Path(arguments.compare or "").resolve().name
     try:
-        server = DemoServer(Analyzer(predictor), folder.resolve().name, arguments.port)
+        server = DemoServer(analyzer, folder.resolve().name, arguments.port, compared=compared, compared_title=name)
     except OSError as error:
         raise RunError(f"port {arguments.port} cannot be used: {error.strerror or error}.") from None
     with server:

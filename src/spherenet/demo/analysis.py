@@ -5,17 +5,18 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from spherenet.data import read_image
-from spherenet.data.images import center_offset, decode
+from spherenet.data.corruptions import Corruption, corrupt
+from spherenet.data.images import center_offset, decode, normalize, read_pixels
 from spherenet.errors import ModelError
 from spherenet.models import Classifier
 from spherenet.training.saved_runs import Predictor
@@ -25,6 +26,9 @@ __all__ = ["Analyzer", "Layer"]
 SHOWN_CLASSES = 10
 SHOWN_PATCHES = 5
 SHOWN_LAYERS = 12
+LIGHTS = ("spot", "ramp", "cast", "contrast")
+"""Corruptions that the page offers, with strengths from 0 to 1."""
+
 DISPLAY_SIDE = 384
 """Longest side of the displayed image in pixels, if the image of the network is smaller."""
 
@@ -59,8 +63,23 @@ class Analyzer:
         goal = 0.35 * predictor.preprocessing.size[0]  # larger than an edge, smaller than an object
         self.default_layer = min(self.layers, key=lambda layer: abs(layer.height - goal)).name
 
-    def analyze(self, path: str | Path, layer: str) -> dict[str, Any]:
+    @property
+    def lights(self) -> tuple[str, ...]:
+        """Names of the corruptions that apply to the images of this network."""
+        return tuple(name for name in LIGHTS if name != "cast" or self.predictor.preprocessing.channels == 3)
+
+    def classify(self, path: str | Path, lights: Sequence[Corruption] = ()) -> list[dict[str, Any]]:
+        """Return the most probable classes of an image file with their probabilities and angles; see `analyze`."""
+        with torch.no_grad():
+            return self._classes(self._read(path, lights))
+
+    def analyze(self, path: str | Path, layer: str, lights: Sequence[Corruption] = ()) -> dict[str, Any]:
         """Return the values that the page shows for an image file, as JSON.
+
+        Args:
+            path: The file.
+            layer: Name of the layer whose strongest patches are shown.
+            lights: Corruptions that change the pixels first, one after the other.
 
         Raises:
             DataError: If the file cannot be read.
@@ -69,23 +88,32 @@ class Analyzer:
         reach = next((candidate for candidate in self.layers if candidate.name == layer), None)
         if reach is None:
             raise ValueError(f"layer must be one of {', '.join(known.name for known in self.layers)}, got {layer!r}.")
-        pixels = read_image(path, self.predictor.preprocessing).unsqueeze(0).requires_grad_()
+        pixels = self._read(path, lights).requires_grad_()
         with self._recording() as outputs:
-            angular = self.model.head(self.model.features(pixels))
-            probabilities = self.model.criterion.logits(angular).softmax(1)[0].tolist()
+            classes = self._classes(pixels)
+        return {
+            "image": self._display(path, lights),
+            "size": list(self.predictor.preprocessing.size),
+            "classes": classes,
+            "patches": _strongest_patches(outputs[layer][0], pixels, reach),
+        }
+
+    def _read(self, path: str | Path, lights: Sequence[Corruption]) -> Tensor:
+        """Return the network's input [1, C, H, W] for an image file under other light."""
+        pixels = _change_light(read_pixels(path, self.predictor.preprocessing), lights)
+        return normalize(torch.from_numpy(pixels).unsqueeze(0), self.predictor.preprocessing)
+
+    def _classes(self, pixels: Tensor) -> list[dict[str, Any]]:
+        """Return the most probable classes of an input, with their probabilities and angles."""
+        angular = self.model.head(self.model.features(pixels))
+        probabilities = self.model.criterion.logits(angular).softmax(1)[0].tolist()
         angles = angular.cosine[0].clamp(-1, 1).acos().rad2deg().tolist()
         if not all(map(math.isfinite, probabilities + angles)):
             raise ValueError("the outputs of the network must be finite, got infinity or NaN for this image.")
         order = sorted(range(len(probabilities)), key=lambda index: -probabilities[index])[:SHOWN_CLASSES]
-        return {
-            "image": self._display(path),
-            "size": list(self.predictor.preprocessing.size),
-            "classes": [
-                {"class": self.predictor.classes[at], "probability": probabilities[at], "angle": angles[at]}
-                for at in order
-            ],
-            "patches": _strongest_patches(outputs[layer][0], pixels, reach),
-        }
+        return [
+            {"class": self.predictor.classes[at], "probability": probabilities[at], "angle": angles[at]} for at in order
+        ]
 
     def _find_layers(self) -> list[Layer]:
         """Return the convolutions in order of execution, at most `SHOWN_LAYERS`, that do not see the whole image."""
@@ -126,7 +154,7 @@ class Analyzer:
             for handle in handles:
                 handle.remove()
 
-    def _display(self, path: str | Path) -> str:
+    def _display(self, path: str | Path, lights: Sequence[Corruption]) -> str:
         """Return the window of the image that the network sees, at a higher resolution, as a data URL."""
         preprocessing = self.predictor.preprocessing
         height, width = preprocessing.size
@@ -135,10 +163,18 @@ class Analyzer:
         larger = outer[0] * scale, outer[1] * scale
         pixels = decode(path, larger, preprocessing.channels, preprocessing.keep_aspect)
         top, left = (scale * offset for offset in center_offset(outer, preprocessing.size))
-        window = pixels[top : top + height * scale, left : left + width * scale]
+        window = _change_light(pixels[top : top + height * scale, left : left + width * scale], lights)
         stream = io.BytesIO()
         Image.fromarray(window[..., 0] if preprocessing.channels == 1 else window).save(stream, "PNG")
         return "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()
+
+
+def _change_light(pixels: np.ndarray, lights: Sequence[Corruption]) -> np.ndarray:
+    """Return 8-bit pixels [H, W, C] under other light; positions are fractions of the size, the same at every size."""
+    images = torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1).unsqueeze(0)
+    for light in lights:
+        images = corrupt(images, light)
+    return images[0].permute(1, 2, 0).numpy()
 
 
 def _is_convolution(module: nn.Module) -> bool:

@@ -23,7 +23,9 @@ from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
 
 from spherenet._util.text import first_line
+from spherenet.data.corruptions import Corruption, parse_corruption
 from spherenet.demo.analysis import Analyzer
+from spherenet.demo.samples import sample_images
 from spherenet.errors import DataError
 
 __all__ = ["LARGEST_UPLOAD", "DemoServer", "own_hosts"]
@@ -36,6 +38,9 @@ LARGEST_SUM = 4 * LARGEST_UPLOAD
 
 DEADLINE = 60.0
 """Seconds within which a request must arrive completely."""
+
+LISTED_CLASSES = 100
+"""Number of classes that the page lists."""
 
 CONNECTIONS = 64
 """Number of connections at one time. A browser opens six."""
@@ -52,23 +57,38 @@ def own_hosts(port: int) -> set[str]:
 
 
 class DemoServer(ThreadingHTTPServer):
-    """Server of the page for one model.
+    """Server of the page for one model, or for two that are compared.
 
     Args:
         analyzer: Model and its layers.
         title: Name of the model on the page.
         port: Port; 0 for a free one.
+        compared: A second model with the same classes, whose probabilities are shown beside.
+        compared_title: Its name on the page.
 
     Raises:
+        ValueError: If the models have different classes.
         OSError: If the port is in use or not allowed.
     """
 
     daemon_threads = True
     allow_reuse_address = False  # a second server on the same port must fail
 
-    def __init__(self, analyzer: Analyzer, title: str, port: int = 0) -> None:
+    def __init__(
+        self,
+        analyzer: Analyzer,
+        title: str,
+        port: int = 0,
+        *,
+        compared: Analyzer | None = None,
+        compared_title: str = "",
+    ) -> None:
+        if compared is not None and compared.predictor.classes != analyzer.predictor.classes:
+            mine, other = (", ".join(map(str, one.predictor.classes[:3])) for one in (analyzer, compared))
+            raise ValueError(f"compared must have the same classes ({mine}, …), got {other}, ….")
         super().__init__(("127.0.0.1", port), _Handler)
         self.analyzer, self.title = analyzer, title
+        self.compared, self.compared_title = compared, compared_title
         self.lock = threading.Lock()  # one image at a time: the layers of a model share hooks
         self.hosts = own_hosts(self.server_port)
         self._held, self._counting = 0, threading.Lock()
@@ -110,14 +130,32 @@ class DemoServer(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore connections that the browser closed."""
 
+    @property
+    def lights(self) -> list[str]:
+        """Names of the changes of light that apply to the images of all models."""
+        models = [self.analyzer] if self.compared is None else [self.analyzer, self.compared]
+        return [name for name in self.analyzer.lights if all(name in model.lights for model in models)]
+
+    def analyze(self, path: Path, layer: str, lights: list[Corruption]) -> dict[str, Any]:
+        """Return what the page shows of an image file: see `Analyzer.analyze`."""
+        with self.lock:
+            result = self.analyzer.analyze(path, layer, lights)
+            if self.compared is not None:
+                classes = self.compared.classify(path, lights)
+                result["compared"] = {"title": self.compared_title, "classes": classes}
+        return result
+
     def description(self) -> dict[str, Any]:
         """Return what the page shows of the model."""
         layers = [{"name": layer.name, "description": layer.description} for layer in self.analyzer.layers]
         return {
             "title": self.title,
-            "classes": len(self.analyzer.predictor.classes),
+            "classes": self.analyzer.predictor.classes[:LISTED_CLASSES],
+            "count": len(self.analyzer.predictor.classes),
             "layers": layers,
             "layer": self.analyzer.default_layer,
+            "lights": self.lights,
+            "samples": sample_images(self.analyzer.predictor.classes),
         }
 
 
@@ -216,19 +254,33 @@ class _Handler(BaseHTTPRequestHandler):
         if len(length) > 12 or int(length) > LARGEST_UPLOAD:
             text = f"the file must have at most {LARGEST_UPLOAD // 2**20} MiB."
             raise _RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)
-        layer = parse_qs(address.query).get("layer", [self._demo.analyzer.default_layer])[0]
+        query = parse_qs(address.query)
+        layer = query.get("layer", [self._demo.analyzer.default_layer])[0]
+        lights = self._lights(query.get("light", []))
         with self._demo.holding(int(length)), tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "image")
             self._receive(path, int(length))
             try:
-                with self._demo.lock:
-                    result = self._demo.analyzer.analyze(path, layer)
+                result = self._demo.analyze(path, layer, lights)
             except DataError as error:
                 message = str(error).replace(f"the image {str(path)!r}", "the file")
                 raise _RequestError(HTTPStatus.BAD_REQUEST, message) from None
             except ValueError as error:
                 raise _RequestError(HTTPStatus.BAD_REQUEST, str(error)) from None
         self._send_json(result)
+
+    def _lights(self, texts: list[str]) -> list[Corruption]:
+        """Return the changes of light of a request, each at most once."""
+        allowed = self._demo.lights
+        try:
+            lights = [parse_corruption(text) for text in texts]
+        except ValueError as error:
+            raise _RequestError(HTTPStatus.BAD_REQUEST, str(error)) from None
+        names = [light.name for light in lights]
+        if not set(names) <= set(allowed) or len(set(names)) < len(names):
+            text = f"light must be given once for each of {', '.join(allowed)}, got {', '.join(names)}."
+            raise _RequestError(HTTPStatus.BAD_REQUEST, text)
+        return lights
 
     def _receive(self, path: Path, length: int) -> None:
         """Write the body of a request to a file."""
