@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from spherenet.data import read_image
 from spherenet.data.images import center_offset, decode
-from spherenet.errors import ModelError
+from spherenet.errors import InvalidArgument, ModelError
 from spherenet.models import Classifier
 from spherenet.training.saved_runs import Predictor
 
@@ -68,7 +68,9 @@ class Analyzer:
         """
         reach = next((candidate for candidate in self.layers if candidate.name == layer), None)
         if reach is None:
-            raise ValueError(f"layer must be one of {', '.join(known.name for known in self.layers)}, got {layer!r}.")
+            raise InvalidArgument(
+                "layer", f"must be one of {', '.join(known.name for known in self.layers)}, got {layer!r}."
+            )
         pixels = read_image(path, self.predictor.preprocessing).unsqueeze(0).requires_grad_()
         with self._recording() as outputs:
             angular = self.model.head(self.model.features(pixels))
