@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Literal, get_args, get_origin
@@ -116,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if interrupts:  # an interrupted import of torch fails with other errors later
             print_message("spherenet: interrupted.")
             return INTERRUPTED
-        sentence, code = _describe_error(error, parser)
+        sentence, code = _describe_error(error, parser.option_of)
         print_message(f"spherenet {verb}: {sentence}")
         return code
     return CLOSED_PIPE if discard_closed_streams() and not code and verb != "train" else code or 0
@@ -145,10 +145,10 @@ def _in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def _describe_error(error: Exception, parser: Any) -> tuple[str, int]:
+def _describe_error(error: Exception, option_of: Callable[[str], str] = str) -> tuple[str, int]:
     """Return the message and the exit code for an exception: its class decides, and names an argument by its option."""
     if isinstance(error, (InvalidArgument, InvalidArgumentType)):
-        return f"{parser.option_of(error.argument)} {error.problem}", WRONG_INPUT
+        return f"{option_of(error.argument)} {error.problem}", WRONG_INPUT
     if isinstance(error, SphereNetError):
         return str(error), FAILED if isinstance(error, TrainingError) else WRONG_INPUT
     if isinstance(error, MemoryError) or (
