@@ -6,7 +6,7 @@ USABLE := $(VENV)/.usable
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types imports fast pytest docs results soak browser hosts format wheel wheel-windows \
+.PHONY: help demo test test-all check lint types imports fast pytest docs results soak browser hosts format wheel wheel-windows \
         test-wheel test-torch clean
 
 help:  ## list the targets
@@ -21,7 +21,11 @@ demo: $(USABLE)  ## train a small SphereNet and its CNN twin on embedded digits 
 
 check: lint types imports fast  ## lint, types, import rules and fast tests (under 90 seconds on two cores)
 
-test: $(READY)  ## all checks and tests, as in CI (creates the environment first)
+test: $(READY)  ## all checks, and all tests but the slow ones (creates the environment first)
+	$(MAKE) --no-print-directory --jobs 2 lint types imports docs
+	$(MAKE) --no-print-directory pytest SELECT='-m "not slow"'
+
+test-all: $(READY)  ## all checks and all tests, as in CI
 	$(MAKE) --no-print-directory --jobs 2 lint types imports docs
 	$(MAKE) --no-print-directory pytest
 
@@ -54,8 +58,8 @@ FAST   := tests/ops tests/optim tests/regularizers tests/models tests/losses/tes
 fast: $(READY)  ## run the fast tests only
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet --numprocesses 2 $(FAST)
 
-pytest: $(READY) browser hosts  ## run all tests
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+pytest: $(READY) browser hosts  ## run all tests, or those of e.g. SELECT='-m "not slow"'
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(SELECT)
 
 results: $(READY)  ## write docs/results.md, its figure, results/cells.csv and the table of README.md from the runs in results/
 	$(BIN)/spherenet report $(patsubst %/experiment.json,%,$(sort $(wildcard results/*/*/experiment.json))) --title Results --markdown docs/results.md --csv results/cells.csv \

@@ -27,7 +27,7 @@ def command(*arguments, processes=1):
     return [sys.executable, *launcher, "-m", "spherenet", *map(str, arguments)]
 
 
-def in_other_processes(*arguments, processes=1, timeout=120):
+def in_other_processes(*arguments, processes=1, timeout=240):
     """Run the command line in other processes and return the completed process."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(

@@ -4,6 +4,7 @@ import gc
 import os
 import shutil
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +19,16 @@ def pytest_configure(config):
     if "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start
+
+
+def pytest_collection_modifyitems(items):
+    """Mark the tests of slow.txt, whose lines are files, tests or tests with parameters, as slow."""
+    lines = (Path(__file__).parent / "slow.txt").read_text().splitlines()
+    listed = {line for line in lines if line and not line.startswith("#")}
+    for item in items:
+        name = item.nodeid.removeprefix("tests/")
+        if listed & {name, name.partition("[")[0], name.partition("::")[0]}:
+            item.add_marker("slow")
 
 
 def pytest_collection_finish():

@@ -26,7 +26,7 @@ def validate(schema, files):
     """Check files with a schema that is included in check-jsonschema: no network is used."""
     pytest.importorskip("check_jsonschema")
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, "--default-filetype", "yaml"]
-    return subprocess.run([*command, *files], capture_output=True, text=True, timeout=120)
+    return subprocess.run([*command, *files], capture_output=True, text=True, timeout=240)
 
 
 def commands(workflow):

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from spherenet._util.validation import require_floating, require_one_of
 from spherenet.angles import ANGLES, AngleFunction, make_angle
+from spherenet.errors import InvalidArgument
 from spherenet.kernels.dispatch import can_read_values
 from spherenet.ops.norms import working_dtype
 from spherenet.ops.operation import CENTERS
@@ -19,7 +20,9 @@ def require_center(center: str | None, kernel_entries: int | None) -> str | None
         return None
     require_one_of("center", center, (None, *CENTERS))
     if kernel_entries == 1:
-        raise ValueError(f"center must be None for kernels with a single entry, which is its own mean, got {center!r}.")
+        raise InvalidArgument(
+            "center", f"must be None for kernels with a single entry, which is its own mean, got {center!r}."
+        )
     return center
 
 
@@ -36,17 +39,19 @@ def resolve_angle(
     if operator not in _NAMED:
         instead = '"sigmoid" and k' if ANGLES[operator].has_k() else f"a {ANGLES[operator].__name__} object"
         owned = "k" if ANGLES[operator].has_k() else "parameters"
-        raise ValueError(f'operator must not be "{operator}" in a function, which owns no {owned}: pass {instead}.')
+        raise InvalidArgument(
+            "operator", f'must not be "{operator}" in a function, which owns no {owned}: pass {instead}.'
+        )
     angle = _NAMED[operator]
     if k is None:
         return angle, angle.k
     if angle.parameter is None:
-        raise ValueError(f"k must be None for the {operator} operator, got {k!r}.")
+        raise InvalidArgument("k", f"must be None for the {operator} operator, got {k!r}.")
     if not isinstance(k, Tensor):
         return angle, angle.parameter.require(k)
     require_floating("k", k)
     # If values cannot be read, a wrong k shows as NaN.
     smallest = angle.parameter.smallest
     if can_read_values(k) and not bool(((k >= smallest) & k.isfinite()).all()):
-        raise ValueError(f"k must be finite and at least {smallest:g} everywhere, got {k.detach()}.")
+        raise InvalidArgument("k", f"must be finite and at least {smallest:g} everywhere, got {k.detach()}.")
     return angle, k.to(working_dtype(k.dtype))

@@ -1,4 +1,4 @@
-"""Exception types of the library. Wrong arguments raise ValueError and TypeError, as in torch."""
+"""Exception types of the library. Those of wrong arguments are also a ValueError or a TypeError, as in torch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from types import ModuleType
 __all__ = [
     "CheckpointError",
     "DataError",
+    "InvalidArgument",
+    "InvalidArgumentType",
     "LostProcessError",
     "MissingExtraError",
     "ModelError",
@@ -20,7 +22,40 @@ __all__ = [
 
 
 class SphereNetError(Exception):
-    """Base class of errors caused by files, data or the system. The message is one sentence."""
+    """Base class of errors caused by arguments, files, data or the system. The message is one sentence."""
+
+
+class _ArgumentError(SphereNetError):
+    """Common part of both errors of arguments: the name of the argument and what is wrong with it."""
+
+    def __init__(self, argument: str, problem: str) -> None:
+        super().__init__(argument, problem)
+        self.argument = argument
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.argument} {self.problem}"
+
+
+class InvalidArgument(_ArgumentError, ValueError):  # noqa: N818 - what is invalid, not the kind of failure
+    """An argument has a value that is not allowed; also a ValueError.
+
+    Args:
+        argument: Name of the argument, the first word of the message.
+        problem: The rest of the message, e.g. "must be at least 1, got 0."
+
+    Example:
+        >>> raise InvalidArgument("k", f"must be greater than 0, got {k}.")
+    """
+
+
+class InvalidArgumentType(_ArgumentError, TypeError):  # noqa: N818
+    """An argument has a type that is not allowed; also a TypeError.
+
+    Args:
+        argument: Name of the argument, the first word of the message.
+        problem: The rest of the message.
+    """
 
 
 class DataError(SphereNetError):

@@ -16,6 +16,7 @@ from torch import Tensor
 from spherenet._util.validation import require_floating, require_integer, require_one_of, require_positive
 from spherenet.angles import AngleFunction
 from spherenet.arguments import require_center, resolve_angle
+from spherenet.errors import InvalidArgument, InvalidArgumentType
 from spherenet.kernels.dispatch import backend, set_backend, sphere_layer
 from spherenet.magnitudes import Magnitude, make_magnitude
 from spherenet.ops.geometry import Geometry, per_dimension
@@ -161,7 +162,7 @@ def sphere_linear(
         input [*, in]; weight [out, in] → [*, out].
     """
     if weight.dim() != 2:
-        raise ValueError(f"weight must have 2 dimensions [out, in], got shape {list(weight.shape)}.")
+        raise InvalidArgument("weight", f"must have 2 dimensions [out, in], got shape {list(weight.shape)}.")
     resolved = _resolve(weight, Geometry(), Parameters(k, bias, beta, gamma), operator, eps, center, magnitude)
     return sphere_layer(input, weight, *resolved)
 
@@ -300,15 +301,16 @@ def _geometry(spatial_dims: int, weight: Tensor, convolution: Convolution) -> Ge
     stride, padding, dilation, groups = convolution
     require_floating("weight", weight)
     if weight.dim() != spatial_dims + 2:
-        raise ValueError(
-            f"weight must have {spatial_dims + 2} dimensions [out, in/groups, *kernel], got shape {list(weight.shape)}."
+        raise InvalidArgument(
+            "weight",
+            f"must have {spatial_dims + 2} dimensions [out, in/groups, *kernel], got shape {list(weight.shape)}.",
         )
     require_integer("groups", groups, minimum=1)
     stride, dilation = per_dimension(stride, spatial_dims), per_dimension(dilation, spatial_dims)
     if not isinstance(padding, str):
         padding = per_dimension(padding, spatial_dims)
     elif require_one_of("padding", padding, ("same", "valid")) == "same" and any(s != 1 for s in stride):
-        raise ValueError(f'padding must not be "same" for a strided convolution, got stride={tuple(stride)}.')
+        raise InvalidArgument("padding", f'must not be "same" for a strided convolution, got stride={tuple(stride)}.')
     return Geometry(tuple(weight.shape[2:]), stride, padding, dilation, groups)
 
 
@@ -317,13 +319,14 @@ def _transposed_geometry(spatial_dims: int, weight: Tensor, convolution: Convolu
     stride, padding, dilation, groups = convolution
     require_floating("weight", weight)
     if weight.dim() != spatial_dims + 2:
-        raise ValueError(
-            f"weight must have {spatial_dims + 2} dimensions [in, out/groups, *kernel], got shape {list(weight.shape)}."
+        raise InvalidArgument(
+            "weight",
+            f"must have {spatial_dims + 2} dimensions [in, out/groups, *kernel], got shape {list(weight.shape)}.",
         )
     if weight.shape[0] % require_integer("groups", groups, minimum=1):
-        raise ValueError(f"groups must divide the {weight.shape[0]} input channels of weight, got {groups!r}.")
+        raise InvalidArgument("groups", f"must divide the {weight.shape[0]} input channels of weight, got {groups!r}.")
     if isinstance(padding, str):
-        raise TypeError(f"padding must be a number or a sequence of numbers, got {padding!r}.")
+        raise InvalidArgumentType("padding", f"must be a number or a sequence of numbers, got {padding!r}.")
     stride, padding = per_dimension(stride, spatial_dims), per_dimension(padding, spatial_dims)
     dilation, output_padding = per_dimension(dilation, spatial_dims), per_dimension(output_padding, spatial_dims)
     return Geometry(tuple(weight.shape[2:]), stride, padding, dilation, groups, "zeros", True, output_padding)

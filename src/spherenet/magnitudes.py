@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from spherenet._util.positive import PositiveParameter
 from spherenet._util.validation import require_number, require_one_of, require_positive
 from spherenet.angles.elementary import tanh_of_norm
+from spherenet.errors import InvalidArgument
 
 __all__ = [
     "MAGNITUDES",
@@ -69,7 +70,7 @@ class Magnitude(nn.Module):
         self.alpha, self.beta = require_number("alpha", alpha), require_number("beta", beta)
         if not self.has_radius and (num_filters is not None or self.initial_radius != 1):
             got = "'learned'" if num_filters is not None else repr(radius)
-            raise ValueError(f"radius must be None for the magnitude {self.name!r}, which has none, got {got}.")
+            raise InvalidArgument("radius", f"must be None for the magnitude {self.name!r}, which has none, got {got}.")
         if num_filters is None:
             self.register_parameter("raw_radius", None)
             return
@@ -194,11 +195,11 @@ def make_magnitude(
     if magnitude is None or magnitude == "sphere" or isinstance(magnitude, Magnitude):
         if radius is not None:
             shown = magnitude.name if isinstance(magnitude, Magnitude) else "sphere"
-            raise ValueError(f"radius must be None for the magnitude {shown!r}, got {radius!r}.")
+            raise InvalidArgument("radius", f"must be None for the magnitude {shown!r}, got {radius!r}.")
         return magnitude if isinstance(magnitude, Magnitude) else None
     cls = MAGNITUDES[require_one_of("magnitude", magnitude, ["sphere", *MAGNITUDES])]
     if radius is not None and not cls.has_radius:
-        raise ValueError(f"radius must be None for the magnitude {cls.name!r}, which has none, got {radius!r}.")
+        raise InvalidArgument("radius", f"must be None for the magnitude {cls.name!r}, which has none, got {radius!r}.")
     if isinstance(radius, str):
         return cls(_initial_radius(radius), num_filters, device=device, dtype=dtype)
     return cls() if radius is None else cls(radius=radius)
@@ -213,4 +214,6 @@ def _initial_radius(radius: str) -> float:
     except ValueError:
         pass
     hint = " Did you mean 'learned'?" if word != "learned" and get_close_matches(word, ["learned"]) else ""
-    raise ValueError(f"radius must be a number, 'learned' or 'learned:' and its initial value, got {radius!r}.{hint}")
+    raise InvalidArgument(
+        "radius", f"must be a number, 'learned' or 'learned:' and its initial value, got {radius!r}.{hint}"
+    )

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from spherenet._util.matrices import as_labels, as_matrix, as_tensor, unit_rows
 from spherenet._util.validation import require_integer, require_number
+from spherenet.errors import InvalidArgument, InvalidArgumentType
 from spherenet.spread import NeuralCollapse, alignment, neural_collapse, uniformity
 from spherenet.unknowns import energy_score, knn_cosine_score, max_cosine_score, max_softmax_score
 
@@ -92,7 +93,7 @@ def pair_similarities(first: Any, second: Any) -> Tensor:
     """
     first, second = as_matrix("first", first), as_matrix("second", second)
     if first.shape != second.shape:
-        raise ValueError(f"second must have the shape {list(first.shape)} of first, got {list(second.shape)}.")
+        raise InvalidArgument("second", f"must have the shape {list(first.shape)} of first, got {list(second.shape)}.")
     return (unit_rows(first) * unit_rows(second)).sum(1)
 
 
@@ -140,7 +141,7 @@ def true_positive_rate_at(scores: Any, same: Any, false_positive_rate: float) ->
         TypeError, ValueError: As in `roc_curve`, or the rate is not from 0 to 1.
     """
     if not 0 <= require_number("false_positive_rate", false_positive_rate) <= 1:
-        raise ValueError(f"false_positive_rate must be from 0 to 1, got {false_positive_rate!r}.")
+        raise InvalidArgument("false_positive_rate", f"must be from 0 to 1, got {false_positive_rate!r}.")
     curve = roc_curve(scores, same)
     # Rates are quotients of integers: 3/10 must not exceed 0.3 by rounding.
     allowed = curve.false_positive_rate <= false_positive_rate * (1 + 1e-12)
@@ -181,8 +182,8 @@ def verification_accuracy(scores: Any, same: Any, folds: int = 10) -> Verificati
     require_integer("folds", folds, minimum=2)
     rarer = min(int(is_same.sum()), int((~is_same).sum()))
     if folds > rarer:
-        raise ValueError(
-            f"folds must be at most {rarer}, the number of pairs of the rarer kind (same or different), got {folds}."
+        raise InvalidArgument(
+            "folds", f"must be at most {rarer}, the number of pairs of the rarer kind (same or different), got {folds}."
         )
     fold_of_pair = torch.empty(len(values), dtype=torch.int64)
     for members in (is_same.nonzero().flatten(), (~is_same).nonzero().flatten()):
@@ -241,7 +242,9 @@ def recall_at_k(embeddings: Any, labels: Any, k: int = 1, *, gallery: Any = None
     search = _Search(embeddings, labels, gallery, gallery_labels)
     require_integer("k", k, minimum=1)
     if k > search.searched:
-        raise ValueError(f"k must be at most {search.searched}, the number of images that are searched, got {k}.")
+        raise InvalidArgument(
+            "k", f"must be at most {search.searched}, the number of images that are searched, got {k}."
+        )
     hits = torch.cat([matches[:, :k].any(1) for matches, _ in search.neighbors(k)])
     return float(hits.double().mean())
 
@@ -273,15 +276,15 @@ class _Search:
         self.labels = as_labels("labels", labels, len(self.queries))
         self.own_gallery = gallery is None
         if self.own_gallery != (gallery_labels is None):
-            raise ValueError("gallery_labels must be given exactly if gallery is given.")
+            raise InvalidArgument("gallery_labels", "must be given exactly if gallery is given.")
         if gallery is None:
             self.gallery, gallery_array = self.queries, self.labels
         else:
             self.gallery = unit_rows(as_matrix("gallery", gallery)).to(self.queries.dtype)
             gallery_array = as_labels("gallery_labels", gallery_labels, len(self.gallery))
             if self.gallery.shape[1] != self.queries.shape[1]:
-                raise ValueError(
-                    f"gallery must have {self.queries.shape[1]} columns as embeddings, got {self.gallery.shape[1]}."
+                raise InvalidArgument(
+                    "gallery", f"must have {self.queries.shape[1]} columns as embeddings, got {self.gallery.shape[1]}."
                 )
         codes = np.unique(np.concatenate([self.labels, gallery_array]), return_inverse=True)[1]
         self.codes, self.gallery_codes = torch.split(torch.from_numpy(codes), [len(self.queries), len(self.gallery)])
@@ -289,7 +292,7 @@ class _Search:
         self.relevant = per_class[self.codes] - int(self.own_gallery)
         self.searched = len(self.gallery) - int(self.own_gallery)
         if not bool((self.relevant > 0).any()):
-            raise ValueError("labels must have an image of the same class for at least one image, got none.")
+            raise InvalidArgument("labels", "must have an image of the same class for at least one image, got none.")
 
     def neighbors(self, count: int | None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield, for blocks of queries, whether each neighbor is of the query's class, and the number of such images.
@@ -312,17 +315,17 @@ def _pairs(scores: Any, same: Any) -> tuple[Tensor, Tensor]:
     values, is_same = as_tensor("scores", scores), as_tensor("same", same)
     for name, tensor in (("scores", values), ("same", is_same)):
         if tensor.dim() != 1:
-            raise TypeError(f"{name} must be a vector, one value per pair, got shape {list(tensor.shape)}.")
+            raise InvalidArgumentType(name, f"must be a vector, one value per pair, got shape {list(tensor.shape)}.")
     if len(values) != len(is_same):
-        raise ValueError(f"same must have one value per score ({len(values)}), got {len(is_same)}.")
+        raise InvalidArgument("same", f"must have one value per score ({len(values)}), got {len(is_same)}.")
     values = values.double()
     if not bool(values.isfinite().all()):
-        raise ValueError(f"scores must be finite, got {float(values[~values.isfinite()][0])}.")
+        raise InvalidArgument("scores", f"must be finite, got {float(values[~values.isfinite()][0])}.")
     if not bool(((is_same == 0) | (is_same == 1)).all()):
-        raise ValueError("same must hold only true and false, or 1 and 0.")
+        raise InvalidArgument("same", "must hold only true and false, or 1 and 0.")
     is_same = is_same.bool()
     count = int(is_same.sum())
     if count in (0, len(is_same)):
         kind = "different" if count == 0 else "same"
-        raise ValueError(f"same must have pairs of both kinds, got {len(is_same)} pairs, all {kind}.")
+        raise InvalidArgument("same", f"must have pairs of both kinds, got {len(is_same)} pairs, all {kind}.")
     return values, is_same

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from spherenet._util.matrices import as_labels, as_matrix, unit_rows
 from spherenet._util.validation import require_positive
+from spherenet.errors import InvalidArgument
 
 __all__ = ["NeuralCollapse", "alignment", "neural_collapse", "uniformity"]
 
@@ -35,7 +36,7 @@ def alignment(first: Any, second: Any, power: float = 2.0) -> float:
     """
     x, y = as_matrix("first", first), as_matrix("second", second)
     if x.shape != y.shape:
-        raise ValueError(f"second must have the shape {list(x.shape)} of first, got {list(y.shape)}.")
+        raise InvalidArgument("second", f"must have the shape {list(x.shape)} of first, got {list(y.shape)}.")
     difference = unit_rows(x.double()) - unit_rows(y.double())
     return float(difference.square().sum(1).pow(require_positive("power", power) / 2).mean())
 
@@ -57,7 +58,7 @@ def uniformity(embeddings: Any, t: float = 2.0) -> float:
     units = unit_rows(as_matrix("embeddings", embeddings).double())
     count = len(units)
     if count < 2:
-        raise ValueError(f"embeddings must have at least two rows, got {count}.")
+        raise InvalidArgument("embeddings", f"must have at least two rows, got {count}.")
     log_sums = []
     for rows in torch.split(torch.arange(count), max(1, SIMILARITIES_PER_BLOCK // count)):
         exponents = -2 * t * (1 - units[rows] @ units.T)
@@ -107,7 +108,7 @@ def neural_collapse(features: Any, labels: Any, weight: Any = None) -> NeuralCol
     x = as_matrix("features", features).double()
     classes, indices = np.unique(as_labels("labels", labels, len(x)), return_inverse=True)
     if len(classes) < 2:
-        raise ValueError(f"labels must have at least two classes, got {len(classes)}.")
+        raise InvalidArgument("labels", f"must have at least two classes, got {len(classes)}.")
     index = torch.from_numpy(indices)
     sums = x.new_zeros(len(classes), x.shape[1]).index_add(0, index, x)
     means = sums / torch.bincount(index).unsqueeze(1)
@@ -115,7 +116,7 @@ def neural_collapse(features: Any, labels: Any, weight: Any = None) -> NeuralCol
     means = means - center
     norms = means.norm(dim=1)
     if bool((norms <= 1e-12 * x.norm(dim=1).max()).any()):
-        raise ValueError("features must have class means that differ from the global mean, got an equal one.")
+        raise InvalidArgument("features", "must have class means that differ from the global mean, got an equal one.")
     directions = unit_rows(means)
     first, second = torch.triu_indices(len(classes), len(classes), offset=1)
     cosines = (directions @ directions.T)[first, second]
@@ -124,7 +125,7 @@ def neural_collapse(features: Any, labels: Any, weight: Any = None) -> NeuralCol
     if weight is not None:
         w = as_matrix("weight", weight).double()
         if w.shape != means.shape:
-            raise ValueError(f"weight must have the shape {list(means.shape)}, got {list(w.shape)}.")
+            raise InvalidArgument("weight", f"must have the shape {list(means.shape)}, got {list(w.shape)}.")
         weight_angle = float(_angles(unit_rows(w - w.mean(0)), directions).mean())
     return NeuralCollapse(
         within_class_angle=float(_angles(unit_rows(x - center), directions[index]).mean()),

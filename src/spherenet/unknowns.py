@@ -13,6 +13,7 @@ from torch import Tensor
 
 from spherenet._util.matrices import as_matrix, unit_rows
 from spherenet._util.validation import require_integer, require_number
+from spherenet.errors import InvalidArgument
 
 __all__ = ["energy_score", "knn_cosine_score", "max_cosine_score", "max_softmax_score"]
 
@@ -33,7 +34,7 @@ def max_cosine_score(cosines: Any) -> Tensor:
     checked = as_matrix("cosines", cosines)
     largest = float(checked.abs().max())
     if largest > 1.01:  # cosines of half precision exceed 1 by less
-        raise ValueError(f"cosines must be between -1 and 1, got an absolute value of {largest:g}.")
+        raise InvalidArgument("cosines", f"must be between -1 and 1, got an absolute value of {largest:g}.")
     return checked.amax(1)
 
 
@@ -64,7 +65,7 @@ def energy_score(logits: Any, temperature: float = 1.0) -> Tensor:
     checked = as_matrix("logits", logits)
     require_number("temperature", temperature)
     if not 0 < temperature < math.inf:
-        raise ValueError(f"temperature must be positive and finite, got {temperature}.")
+        raise InvalidArgument("temperature", f"must be positive and finite, got {temperature}.")
     # The largest logit first, so that small temperatures overflow nothing.
     largest = checked.amax(1, keepdim=True)
     return largest.squeeze(1) + temperature * ((checked - largest) / temperature).logsumexp(1)
@@ -88,8 +89,10 @@ def knn_cosine_score(train_features: Any, features: Any, k: int = 50) -> Tensor:
     queries = unit_rows(as_matrix("features", features)).to(known.dtype)
     require_integer("k", k, minimum=1)
     if queries.shape[1] != known.shape[1]:
-        raise ValueError(f"features must have {known.shape[1]} columns as train_features, got {queries.shape[1]}.")
+        raise InvalidArgument(
+            "features", f"must have {known.shape[1]} columns as train_features, got {queries.shape[1]}."
+        )
     if k > len(known):
-        raise ValueError(f"k must be at most {len(known)}, the number of training images, got {k}.")
+        raise InvalidArgument("k", f"must be at most {len(known)}, the number of training images, got {k}.")
     blocks = torch.split(queries, max(1, SIMILARITIES_PER_BLOCK // len(known)))
     return torch.cat([(block @ known.T).topk(k).values[:, -1] for block in blocks])

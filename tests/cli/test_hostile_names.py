@@ -84,7 +84,7 @@ def test_run_and_model_that_could_not_be_read_are_not_written(trained, images, t
 def test_names_that_are_not_utf8_are_printed(trained, tmp_path, verb):
     arguments = [trained, tmp_path / f"{FOREIGN}.pt2"] if verb == "export" else [trained, "--image", f"{FOREIGN}.png"]
     environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
-    run = subprocess.run(command(verb, *arguments), capture_output=True, cwd=tmp_path, env=environment, timeout=120)
+    run = subprocess.run(command(verb, *arguments), capture_output=True, cwd=tmp_path, env=environment, timeout=240)
     assert (run.returncode, run.stderr) == (0, b"")
     assert b"caf\\udce9" in run.stdout
 
@@ -196,7 +196,7 @@ def test_folder_in_place_of_a_second_file_changes_nothing(tmp_path):
 
 def test_closed_stdin_is_one_sentence(images, tmp_path):
     process = ["sh", "-c", 'exec "$@" <&-', "sh", *command("predict", "-")]
-    run = subprocess.run(process, capture_output=True, text=True, timeout=120)
+    run = subprocess.run(process, capture_output=True, text=True, timeout=240)
     assert run.returncode == 2
     assert "stdin must be open to read a list of paths from it (-), got a closed one." in run.stderr
     assert one_sentence(run.stderr)

@@ -223,18 +223,17 @@ def test_completion_scripts_contain_all_verbs_and_options(shell, capsys):
 
 
 @pytest.mark.parametrize(
-    ("sentence", "expected"),
+    ("verb", "argument", "expected"),
     [
-        ("batch_size must be at least 1.", "--batch-size must be at least 1."),
-        ("there is no data_dir, and (test_fraction) is 0: eval_every.",
-         "there is no --data-dir, and (--test-fraction) is 0: --eval-every."),
-        ("/tmp/batch_size/x and a.batch_size and batch_size=3 are not names.",
-         "/tmp/batch_size/x and a.batch_size and batch_size=3 are not names."),
-        ("the data of seed 3 are corrupt.", "the data of seed 3 are corrupt."),
+        ("train", "batch_size", "--batch-size"),
+        ("train", "classes", "classes"),
+        ("train", "--output", "--output"),
+        ("theory", "k", "--k"),
+        ("verify", "PAIRS", "PAIRS"),
     ],
-)  # fmt: skip
-def test_names_in_messages_are_those_of_options(sentence, expected):
-    assert verb_parser("train").as_typed(sentence) == expected
+)
+def test_option_of_an_argument(verb, argument, expected):
+    assert verb_parser(verb).option_of(argument) == expected
 
 
 @pytest.mark.parametrize(("encoding", "shown"), [("ascii", "1x1 shortcut"), ("latin-1", "1×1 shortcut")])

@@ -31,7 +31,7 @@ def test_closed_pipe_does_not_stop_training(tmp_path):
     )
     assert process.stdout.readline()
     process.stdout.close()
-    assert process.wait(120) == 0
+    assert process.wait(240) == 0
     assert RunDirectory(run).finished
 
 

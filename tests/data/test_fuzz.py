@@ -47,10 +47,10 @@ def fuzz(read, data, times, seed=0):
     generator = random.Random(seed)
     outcomes = {"read": 0, "refused": 0}
     for _ in range(times):
-        start = time.perf_counter()
+        start = time.process_time()  # of this process: other processes on the machine do not count
         message = error_message(read, mutate(data, generator))
         assert message is None or len(message) < 600
-        assert time.perf_counter() - start < 5
+        assert time.process_time() - start < 20
         outcomes["read" if message is None else "refused"] += 1
     return outcomes
 

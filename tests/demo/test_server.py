@@ -66,7 +66,7 @@ def request(server, method="POST", path="/analyze", body=b"", **headers):
     host = f"127.0.0.1:{server.server_port}"
     own = {"Host": host, "Origin": f"http://{host}", "Content-Type": "application/octet-stream"}
     sent = {**own, "Content-Length": str(len(body)), **{name.replace("_", "-"): text for name, text in headers.items()}}
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=240)
     connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
     for name, value in sent.items():
         if value is not None:
@@ -270,7 +270,7 @@ def test_bad_images_are_one_sentence_without_a_path(server, body, png):
 def start_upload(server, length, body=b"", path="/analyze"):
     """Return a connection that announces an upload and sends only a part of it."""
     host = f"127.0.0.1:{server.server_port}"
-    connection = socket.create_connection(("127.0.0.1", server.server_port), timeout=30)
+    connection = socket.create_connection(("127.0.0.1", server.server_port), timeout=240)
     head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nOrigin: http://{host}\r\nContent-Length: {length}\r\n"
     connection.sendall(f"{head}Content-Type: application/octet-stream\r\n\r\n".encode() + body)
     return connection
@@ -300,7 +300,7 @@ def test_request_that_does_not_arrive_in_time_is_ended(server, monkeypatch, star
     if start is None:
         connection = start_upload(server, 1_000_000, b"x")
     else:
-        connection = socket.create_connection(("127.0.0.1", server.server_port), timeout=30)
+        connection = socket.create_connection(("127.0.0.1", server.server_port), timeout=240)
         connection.sendall(start)
     with connection:
         assert sent_before_the_end(connection) < 1_000
@@ -338,8 +338,8 @@ def test_sum_of_uploads_is_limited(server, png):
 def test_number_of_connections_is_limited(png):
     with serving(DemoServer(Analyzer(predictor()), "small")) as started:
         started._connections = threading.BoundedSemaphore(2)
-        idle = [socket.create_connection(("127.0.0.1", started.server_port), timeout=30) for _ in range(2)]
-        third = socket.create_connection(("127.0.0.1", started.server_port), timeout=30)
+        idle = [socket.create_connection(("127.0.0.1", started.server_port), timeout=240) for _ in range(2)]
+        third = socket.create_connection(("127.0.0.1", started.server_port), timeout=240)
         assert received(third) == b""
         for connection in idle:
             connection.close()
@@ -381,12 +381,12 @@ def test_interrupt_ends_the_command(tmp_path):
     )
     try:
         address = process.stdout.readline().split()[0]
-        connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=30)
+        connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=240)
         connection.request("GET", "/model")
         assert json.loads(connection.getresponse().read())["classes"] == 10
         connection.close()
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=240)
     finally:
         process.kill()
         process.wait()

@@ -28,7 +28,7 @@ def functions(tool):
     """Return the measured walk; another process, so that nothing is cached."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     result = subprocess.run(
-        [sys.executable, TOOL, "--json"], capture_output=True, text=True, timeout=120, env=environment
+        [sys.executable, TOOL, "--json"], capture_output=True, text=True, timeout=240, env=environment
     )
     assert result.returncode == 0, result.stderr
     return [tool.Function(*entry) for entry in json.loads(result.stdout)["walk"]]

@@ -86,10 +86,10 @@ def run_demo(words):
         command(*words, "--no-browser"), stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
     try:
-        with urlopen(process.stdout.readline().split()[0], timeout=60) as page:
+        with urlopen(process.stdout.readline().split()[0], timeout=240) as page:
             assert b"<title>" in page.read()
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        process.communicate(timeout=240)
     finally:
         process.kill()
         process.wait()

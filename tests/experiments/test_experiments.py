@@ -283,7 +283,7 @@ def test_killed_grid_is_resumed(tmp_path, number, monkeypatch, capsys):
     running.send_signal(number)
     running.stderr.read()
     running.stderr.close()
-    assert running.wait(120) in (130, -number)
+    assert running.wait(240) in (130, -number)
     monkeypatch.setattr(LocalLauncher, "__call__", lambda self, arguments, log: main(arguments))
     code, (output, errors) = spherenet(*arguments), capsys.readouterr()
     assert code == 0, errors

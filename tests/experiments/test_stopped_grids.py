@@ -20,7 +20,7 @@ from spherenet.runs import RunDirectory
 from spherenet.training.config import TrainConfig
 
 SCRIPT = Path(__file__).with_name("stopped_grid.py")
-TIMEOUT = 120
+TIMEOUT = 240
 has_ray = importlib.util.find_spec("ray") is not None
 with_ray = pytest.param("ray", 1, signal.SIGINT, marks=pytest.mark.skipif(not has_ray, reason="ray is not installed"))
 

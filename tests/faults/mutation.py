@@ -72,12 +72,12 @@ def _places(value):
 
 def call_reader(read, argument, allowed):
     """Call a reader and return (value, None), or (None, message) if it raises an allowed error of one sentence."""
-    start = time.monotonic()
+    start = time.process_time()  # of this process: other processes on the machine do not count
     try:
         value, message = read(argument), None
     except allowed as error:
         value, message = None, str(error)
-    assert time.monotonic() - start < TIMEOUT, argument
+    assert time.process_time() - start < TIMEOUT, argument
     if message is not None:
         assert message
         assert len(message.splitlines()) == 1, message

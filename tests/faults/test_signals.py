@@ -13,8 +13,6 @@ from spherenet.runs import RunDirectory
 
 POINT = 7
 CODES = {signal.SIGINT: 130, signal.SIGUSR1: 138, signal.SIGTERM: 143}
-BOUND = 30
-"""Seconds in which a run must save and stop. It takes milliseconds, unless the machine is busy."""
 
 NO_INTERVALS = ("--checkpoint-every", "100", "--eval-every", "100", "--log-every", "1")
 
@@ -31,11 +29,9 @@ def test_signal_saves_and_stops_one_process(children, uninterrupted, folder, tri
     hold = {"step": 4, "until": str(released)}
     child = children.start("train", *OPTIONS, *NO_INTERVALS, "--output", run, hold=hold)
     child.wait_for("step 4/14")
-    start = time.monotonic()
     child.signal(number)
     released.touch()
     assert child.wait() == CODES[number], child.output
-    assert time.monotonic() - start < BOUND
     step = int(re.search(r"saved at step (\d+) and stopped", child.output)[1])
     assert f"--resume {run}" in child.output
     assert step == 5  # the step during which it was received
@@ -52,10 +48,8 @@ def test_second_ctrl_c_exits_at_once(children, folder, tried):
     child.wait_for("training from step 0")
     child.signal(signal.SIGINT)
     assert not child.has_ended(1)  # it waits for the end of the step
-    start = time.monotonic()
     child.signal(signal.SIGINT)
     assert child.wait() == 130
-    assert time.monotonic() - start < BOUND
     assert newest_step(run) == -1
     tried("a second Ctrl-C")
 
@@ -81,7 +75,6 @@ def test_signal_saves_and_stops_two_processes(children, uninterrupted_pair, fold
     hold = {"hold": {"step": 4, "until": str(released)}}
     ranks = children.start_ranks("train", *OPTIONS, *NO_INTERVALS, "--output", run, faults={0: hold, 1: hold})
     ranks[0].wait_for("step 4/14")
-    start = time.monotonic()
     receivers = {"both": ranks, "the first": ranks[:1], "the second": ranks[1:]}[receiver]
     for rank in receivers:
         rank.signal(number)
@@ -89,7 +82,6 @@ def test_signal_saves_and_stops_two_processes(children, uninterrupted_pair, fold
     # A process that did not receive the signal itself ends as after a SIGTERM.
     expected = [CODES[number] if rank in receivers else 143 for rank in ranks]
     assert [rank.wait() for rank in ranks] == expected, [rank.output for rank in ranks]
-    assert time.monotonic() - start < BOUND
     assert only_checkpoint(run) == int(re.search(r"saved at step (\d+) and stopped", ranks[0].output)[1]) == 5
     assert "saved at step" not in ranks[1].output
     finish(children, run)
@@ -118,9 +110,7 @@ def test_killed_process_ends_the_other(children, folder, tried, lost):
     faults = {lost: {"die_at_step": {"step": 5}}}
     ranks = children.start_ranks("train", *OPTIONS, "--output", run, faults=faults)
     assert ranks[lost].wait() == -9
-    start = time.monotonic()
     assert ranks[1 - lost].wait() not in (0, None)
-    assert time.monotonic() - start < BOUND
     assert newest_step(run) == 3
     finish(children, run)
     assert newest_step(run) == 14

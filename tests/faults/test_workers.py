@@ -36,11 +36,9 @@ def lose(key):
 def test_value_that_never_arrives_is_an_error(monkeypatch, tried):
     monkeypatch.setattr(reading_ahead, "MAX_WAIT", 2)
     values = read_ahead(lose, range(5), workers=1)
-    start = time.monotonic()
     assert [int(next(values)), int(next(values))] == [0, 1]
     with pytest.raises(DataError, match="no images arrived for 2 s"):
         next(values)
-    assert time.monotonic() - start < 60
     tried("a batch that never arrives from a worker")
 
 
@@ -52,10 +50,8 @@ def test_waiting_can_be_interrupted(monkeypatch, tried):
         raise Enough
 
     values = read_ahead(lose, iter([2]), workers=1, while_waiting=enough)
-    start = time.monotonic()
     with pytest.raises(Enough):
         next(values)
-    assert time.monotonic() - start < 30
     tried("a batch that never arrives from a worker, interrupted")
 
 
@@ -68,10 +64,8 @@ def test_signal_while_no_batch_arrives_saves_and_stops(children, folder, tried, 
     child = children.start("train", *options, "--output", run, stuck_worker={"after": 5})
     child.wait_for("step 4/14")
     time.sleep(1)
-    start = time.monotonic()
     child.signal(number)
     assert child.wait() == 128 + number, child.output
-    assert time.monotonic() - start < 30
     assert "saved at step" in child.output
     assert newest_step(run) >= 4
     assert children.run("train", "--resume", run).code == 0

@@ -108,7 +108,7 @@ print(*counts)
 @pytest.mark.parametrize("operator", ["cosine", "learnable"])
 def test_first_flop_count_of_a_process_is_that_of_the_cnn(operator, training):
     code = COUNT.format(operator=operator, training=training)
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     sphere, plain = map(int, done.stdout.split())
     assert sphere == plain > 1e6

@@ -144,7 +144,7 @@ def test_reference_backend_applies_to_heads_and_losses(monkeypatch):
 def run_fresh(code, **environment):
     """Run code in a new process and return its output."""
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **environment}, timeout=120
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **environment}, timeout=240
     )
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr

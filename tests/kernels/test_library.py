@@ -60,7 +60,7 @@ def run_fresh(server, tmp_path_factory):
     def run(code, **environment):
         if server is None:
             done = subprocess.run(
-                [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | environment, timeout=120
+                [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | environment, timeout=240
             )
             assert done.returncode == 0, done.stderr
             return done.stdout, done.stderr

@@ -22,7 +22,7 @@ def test_sharded_weights_train_as_whole_ones(world, tmp_path):
         for rank in range(world)
     ]
     try:
-        outputs = [process.communicate(timeout=120)[0] for process in processes]
+        outputs = [process.communicate(timeout=240)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()

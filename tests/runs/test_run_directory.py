@@ -91,7 +91,7 @@ with {writer}(Path(sys.argv[1])) as new:
 @pytest.mark.parametrize("writer", ["atomic_file", "atomic_folder"])
 def test_next_write_removes_what_a_killed_process_left(tmp_path, writer):
     killed = KILLED.format(writer=writer, end="os.kill(os.getpid(), signal.SIGKILL)")
-    subprocess.run([sys.executable, "-c", killed, str(tmp_path / "target")], timeout=60)
+    subprocess.run([sys.executable, "-c", killed, str(tmp_path / "target")], timeout=240)
     (left,) = tmp_path.iterdir()
     assert is_temporary(left)
     (tmp_path / ".writing-notes").mkdir()  # not one of ours

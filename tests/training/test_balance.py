@@ -68,7 +68,7 @@ def test_both_corrections_at_once_are_refused():
     with pytest.raises(ValueError, match=r"^class_weights must be left out with sampling balanced"):
         TrainConfig(class_weights=["balanced"], sampling="balanced")
     TrainConfig(class_weights=["cat=2"], sampling="balanced")
-    with pytest.raises(ValueError, match=r"^class_weights must be left out with shard_head"):
+    with pytest.raises(ValueError, match=r"^class_weights must be left out with --shard-head"):
         TrainConfig(class_weights=["balanced"], shard_head=True)
 
 

@@ -214,11 +214,11 @@ def test_wrong_options_are_rejected(options, message):
 
 
 def test_batches_of_one_image_have_no_statistics(tmp_path):
-    with pytest.raises(ValueError, match="eval_batch_size must be at least 2 with bn_eval batch, got 1"):
+    with pytest.raises(ValueError, match="eval_batch_size must be at least 2 with --bn-eval batch, got 1"):
         trainer(tmp_path, bn_eval=["batch"], eval_batch_size=1)
     with pytest.raises(ValueError, match="bn_precise_images must be at least 2, two images per process, got 1"):
         trainer(tmp_path, bn_eval=["precise"], bn_precise_images=1)
-    with pytest.raises(ValueError, match=r"batch_size must be at least 2 with feature_batch_norm \(two images per"):
+    with pytest.raises(ValueError, match=r"batch_size must be at least 2 with --feature-batch-norm \(two images per"):
         trainer(tmp_path, batch_size=1, feature_batch_norm=True)
     statistics = trainer(tmp_path, bn_eval=["batch"]).protocols
     with pytest.raises(ValueError, match="bn_eval must not have batch for fewer than 2 images, got 1"):

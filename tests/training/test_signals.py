@@ -14,6 +14,7 @@ NUMBERS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1]
 def wait_for_signal(number):
     os.kill(os.getpid(), number)
     time.sleep(60)
+    pytest.fail("the signal did not interrupt the function.")
 
 
 def wait_and_catch_errors(number):
@@ -26,10 +27,8 @@ def wait_and_catch_errors(number):
 @pytest.mark.parametrize("number", NUMBERS, ids=lambda number: number.name)
 def test_signal_before_training_stops_at_once(number):
     """For example a download or a rendezvous, which need not be finished first."""
-    start = time.monotonic()
     with StopSignals() as stop, pytest.raises(StopRequested) as request:
         wait_for_signal(number)
-    assert time.monotonic() - start < 30
     assert request.value.number == stop.received == number
 
 
@@ -78,15 +77,14 @@ def test_signal_interrupts_download(tmp_path):
             connection.recv(4096)
             connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 600000\r\n\r\n" + b"x" * 300_000)
             os.kill(os.getpid(), signal.SIGTERM)
-            interrupted.wait(20)
+            interrupted.wait(240)
 
     thread = threading.Thread(target=send_half, daemon=True)
     thread.start()
     target = tmp_path / "file"
-    start = time.monotonic()
     with server, StopSignals(), pytest.raises(StopRequested):
         download(f"http://127.0.0.1:{port}/file", target, size=600_000, sha256="0" * 64)
-    assert time.monotonic() - start < 15
+    assert thread.is_alive()  # the server still waits: the download did not wait for its end
     interrupted.set()
     assert not target.exists()
     thread.join()

@@ -128,5 +128,5 @@ def test_unknown_recipe_is_refused(capsys):
 
 
 def test_sharded_heads_have_no_test_time_augmentation():
-    with pytest.raises(ValueError, match=r"^tta must be none with shard_head"):
+    with pytest.raises(ValueError, match=r"^tta must be none with --shard-head"):
         TrainConfig(shard_head=True, tta="mirror")

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from spherenet.errors import InvalidArgument, InvalidArgumentType
+
 __all__ = ["as_labels", "as_matrix", "as_tensor", "unit_rows"]
 
 
@@ -17,11 +19,11 @@ def as_matrix(name: str, value: Any) -> Tensor:
     """Return a matrix of finite numbers, one row per image, in float32 or float64."""
     tensor = as_tensor(name, value)
     if tensor.dim() != 2 or tensor.numel() == 0:
-        raise TypeError(f"{name} must be a matrix, one row per image, got shape {list(tensor.shape)}.")
+        raise InvalidArgumentType(name, f"must be a matrix, one row per image, got shape {list(tensor.shape)}.")
     tensor = tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
     if not bool(tensor.isfinite().all()):
         row = int((~tensor.isfinite()).any(1).nonzero()[0])
-        raise ValueError(f"{name} must be finite, got another value in row {row}.")
+        raise InvalidArgument(name, f"must be finite, got another value in row {row}.")
     return tensor
 
 
@@ -43,8 +45,8 @@ def as_tensor(name: str, value: Any) -> Tensor:
         # A copy, because tensors have neither negative strides nor another byte order.
         return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
     except (TypeError, ValueError, RuntimeError):
-        raise TypeError(
-            f"{name} must be numbers in a tensor, an array or a list, got {type(value).__name__}."
+        raise InvalidArgumentType(
+            name, f"must be numbers in a tensor, an array or a list, got {type(value).__name__}."
         ) from None
 
 
@@ -57,7 +59,7 @@ def as_labels(name: str, labels: Tensor | Sequence[Any], count: int) -> np.ndarr
     if array.dtype.kind == "O" and all(isinstance(label, str) for label in array.flat):  # as pandas returns them
         array = array.astype(str)
     if array.ndim != 1 or array.dtype.kind not in "biufUS":
-        raise TypeError(f"{name} must be a sequence of numbers or strings, one per image.")
+        raise InvalidArgumentType(name, "must be a sequence of numbers or strings, one per image.")
     if len(array) != count:
-        raise ValueError(f"{name} must have one value per embedding ({count}), got {len(array)}.")
+        raise InvalidArgument(name, f"must have one value per embedding ({count}), got {len(array)}.")
     return array

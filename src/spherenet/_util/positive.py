@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from spherenet._util.validation import require_integer, require_positive
+from spherenet.errors import InvalidArgument
 
 __all__ = ["PositiveParameter"]
 
@@ -35,14 +36,14 @@ class PositiveParameter:
         number = require_positive(self.name, value)
         if number < self.smallest:
             why = f": {self.reason}" if self.reason else ""
-            raise ValueError(f"{self.name} must be at least {self.smallest:g}, got {value!r}{why}.")
+            raise InvalidArgument(self.name, f"must be at least {self.smallest:g}, got {value!r}{why}.")
         return number
 
     def require_initial(self, value: object) -> float:
         """Return the initial value of a learned parameter, or raise an error."""
         number = require_positive(self.name, value)
         if number <= self.smallest:
-            raise ValueError(f"{self.name} must be greater than {self.smallest:g} if it is learned, got {value!r}.")
+            raise InvalidArgument(self.name, f"must be greater than {self.smallest:g} if it is learned, got {value!r}.")
         return number
 
     def create(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from spherenet._util.text import first_line, short
+from spherenet.errors import InvalidArgument, InvalidArgumentType
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -48,15 +49,15 @@ def shown(value: object) -> str:
 def require_module(name: str, value: object) -> None:
     """Raise TypeError unless the argument is a module."""
     if not isinstance(value, nn.Module):
-        raise TypeError(f"{name} must be a module, got {shown(value)} of type {type(value).__name__}.")
+        raise InvalidArgumentType(name, f"must be a module, got {shown(value)} of type {type(value).__name__}.")
 
 
 def require_number(name: str, value: object) -> float:
     """Return a finite number as a float; raise TypeError or ValueError for bools, strings, NaN and infinities."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number, got {shown(value)} of type {type(value).__name__}.")
+        raise InvalidArgumentType(name, f"must be a number, got {shown(value)} of type {type(value).__name__}.")
     if not math.isfinite(value):
-        raise ValueError(f"{name} must be finite, got {value!r}.")
+        raise InvalidArgument(name, f"must be finite, got {value!r}.")
     return float(value)
 
 
@@ -64,16 +65,16 @@ def require_positive(name: str, value: object) -> float:
     """Return a finite number > 0 as a float."""
     number = require_number(name, value)
     if number <= 0:
-        raise ValueError(f"{name} must be greater than 0, got {value!r}.")
+        raise InvalidArgument(name, f"must be greater than 0, got {value!r}.")
     return number
 
 
 def require_integer(name: str, value: object, *, minimum: int) -> int:
     """Return an integer of at least `minimum`; NumPy's are accepted."""
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f"{name} must be an integer, got {shown(value)} of type {type(value).__name__}.")
+        raise InvalidArgumentType(name, f"must be an integer, got {shown(value)} of type {type(value).__name__}.")
     if value < minimum:
-        raise ValueError(f"{name} must be at least {minimum}, got {value!r}.")
+        raise InvalidArgument(name, f"must be at least {minimum}, got {value!r}.")
     return int(value)
 
 
@@ -84,7 +85,7 @@ def require_one_of(name: str, value: T, allowed: Iterable[T]) -> T:
         return value
     similar = get_close_matches(str(value), [str(choice) for choice in choices], n=1)
     hint = f" Did you mean {similar[0]!r}?" if similar else ""
-    raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {shown(value)}.{hint}")
+    raise InvalidArgument(name, f"must be one of {', '.join(map(repr, choices))}, got {shown(value)}.{hint}")
 
 
 def require_device(name: str, device: str | torch.device) -> torch.device:
@@ -93,16 +94,16 @@ def require_device(name: str, device: str | torch.device) -> torch.device:
         available = torch.device(device)
         torch.zeros(1, device=available).item()  # fails on the meta device, whose tensors have no values
     except (RuntimeError, AssertionError, ValueError) as error:
-        raise ValueError(f"{name} {str(device)!r} is not available here ({first_line(error)}).") from None
+        raise InvalidArgument(name, f"{str(device)!r} is not available here ({first_line(error)}).") from None
     return available
 
 
 def require_floating(name: str, tensor: Tensor) -> None:
     """Raise TypeError unless the argument is a floating point tensor."""
     if not isinstance(tensor, Tensor):
-        raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}.")
+        raise InvalidArgumentType(name, f"must be a tensor, got {type(tensor).__name__}.")
     if not torch.is_floating_point(tensor):
-        raise TypeError(f"{name} must be a floating point tensor, got {tensor.dtype}.")
+        raise InvalidArgumentType(name, f"must be a floating point tensor, got {tensor.dtype}.")
 
 
 class OptionCheck:

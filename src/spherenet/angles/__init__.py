@@ -24,6 +24,7 @@ from spherenet.angles.cosine_powers import SharpenedCosineAngle, SquareCosineAng
 from spherenet.angles.elementary import angle_from_cosine
 from spherenet.angles.linear_cosine import CosineAngle, LinearAngle
 from spherenet.angles.sigmoid import DEFAULT_K, LearnableSigmoidAngle, SigmoidAngle
+from spherenet.errors import InvalidArgument, InvalidArgumentType
 
 __all__ = [
     "ANGLES",
@@ -84,16 +85,17 @@ def make_angle(
     """
     if isinstance(operator, AngleFunction):
         if k is not None:
-            raise ValueError(f"k must be None when operator is an angle function object, got {k!r}.")
+            raise InvalidArgument("k", f"must be None when operator is an angle function object, got {k!r}.")
         return operator
     if not isinstance(operator, str):
-        raise TypeError(
-            f"operator must be one of {', '.join(map(repr, OPERATORS))} or an AngleFunction object, "
-            f"got {operator!r} of type {type(operator).__name__}."
+        raise InvalidArgumentType(
+            "operator",
+            f"must be one of {', '.join(map(repr, OPERATORS))} or an AngleFunction object, "
+            f"got {operator!r} of type {type(operator).__name__}.",
         )
     angle_class = ANGLES[require_one_of("operator", operator, OPERATORS)]
     if k is not None and not angle_class.has_k():
-        raise ValueError(f"k must be None for the {operator} operator, got {k!r}.")
+        raise InvalidArgument("k", f"must be None for the {operator} operator, got {k!r}.")
     angle: AngleFunction = angle_class.create(k, num_filters, device, dtype)
     return angle
 
@@ -103,5 +105,5 @@ def make_shared_angle(
 ) -> AngleFunction:
     """Return one angle function with a single learned k for all layers of a network (k_sharing="network")."""
     if not isinstance(operator, str) or operator not in ANGLES or not ANGLES[operator].is_learned:
-        raise ValueError(f'k_sharing must not be "network" unless operator is "learnable", got {operator!r}.')
+        raise InvalidArgument("k_sharing", f'must not be "network" unless operator is "learnable", got {operator!r}.')
     return make_angle(operator, k, device=device, dtype=dtype)

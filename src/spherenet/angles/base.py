@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from spherenet._util.positive import PositiveParameter
 from spherenet.angles.elementary import angle_from_cosine
+from spherenet.errors import InvalidArgumentType
 
 __all__ = ["AngleFunction", "CustomAngle", "Device", "K", "LearnedAngle", "inside_range"]
 
@@ -77,9 +78,10 @@ class AngleFunction(nn.Module):
         cls.has_formula = cls.forward is AngleFunction.forward
         built_in = next((base for base in cls.__mro__[1:] if vars(base).get("kernel_id") is not None), None)
         if built_in is not None and ("forward" in vars(cls) or "value" in vars(cls)):
-            raise TypeError(
-                f"{cls.__name__} must be a subclass of AngleFunction to define another g, got a subclass of "
-                f"{built_in.__name__}, whose derivative, inverse and kernels would stay."
+            raise InvalidArgumentType(
+                cls.__name__,
+                "must be a subclass of AngleFunction to define another g, got a subclass of "
+                f"{built_in.__name__}, whose derivative, inverse and kernels would stay.",
             )
 
     @classmethod
@@ -239,7 +241,7 @@ class CustomAngle(AngleFunction):
     def __init__(self, g: Callable[[Tensor], Tensor], name: str = "custom") -> None:
         super().__init__()
         if not callable(g):
-            raise TypeError(f"g must be a function of θ, got {g!r}.")
+            raise InvalidArgumentType("g", f"must be a function of θ, got {g!r}.")
         self.g = g
         self.name = name
 

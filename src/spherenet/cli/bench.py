@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from spherenet.cli.option_types import add_option
 from spherenet.cli.options import Parser, require_folder
 from spherenet.cli.output import print_json, stdout_console
+from spherenet.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from spherenet.bench.networks import Row
@@ -70,7 +71,7 @@ def bench_parser() -> Parser:
 def run_bench(arguments: Namespace) -> None:
     """Measure networks and print the results."""
     if arguments.output is not None and not arguments.suite:
-        raise ValueError("--output must be used with --suite.")
+        raise InvalidArgument("--output", "must be used with --suite.")
     # torch reads these when it is imported: messages of the profiler, which measures memory, are not for users.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

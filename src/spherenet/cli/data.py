@@ -9,6 +9,7 @@ from spherenet._util.text import plain
 from spherenet.cli.option_types import add_max_megapixels, add_option
 from spherenet.cli.options import Parser
 from spherenet.cli.output import print_json, progress_bar, stdout_console
+from spherenet.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from spherenet.data import Dataset, Split
@@ -50,7 +51,7 @@ def data_parser() -> Parser:
 def run_data(arguments: Namespace) -> None:
     """List the data sets, or read one and print its classes."""
     if arguments.download and arguments.name not in ("cifar10", "cifar100"):
-        raise ValueError(f"NAME must be cifar10 or cifar100 with --download, got {arguments.name or 'none'}.")
+        raise InvalidArgument("NAME", f"must be cifar10 or cifar100 with --download, got {arguments.name or 'none'}.")
     if arguments.name is None:
         _list_datasets(arguments)
     else:

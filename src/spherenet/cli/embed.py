@@ -13,6 +13,7 @@ from spherenet.cli.evaluate import add_checkpoint
 from spherenet.cli.option_types import add_max_megapixels, add_option
 from spherenet.cli.options import Parser, require_ending, require_folder
 from spherenet.cli.output import print_json, print_message, progress_bar, warn
+from spherenet.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,7 +63,7 @@ def _add_reading(parser: Parser) -> None:
 def run_embed(arguments: Namespace) -> int:
     """Write the embeddings of images and return the exit code."""
     if arguments.output is None:
-        raise ValueError("output must be a file ending in .npy or .csv, got none.")
+        raise InvalidArgument("output", "must be a file ending in .npy or .csv, got none.")
     from spherenet.data.embeddings import Embeddings, require_suffix, write_embeddings
     from spherenet.training.embedding import find_images
 
@@ -184,11 +185,14 @@ def run_verify(arguments: Namespace) -> None:
     same = torch.tensor([pair.same for pair in pairs])
     counts = int(same.sum()), int((~same).sum())
     if min(counts) < 2:
-        raise ValueError(f"PAIRS must have at least 2 same and 2 different pairs, got {counts[0]} and {counts[1]}.")
+        raise InvalidArgument(
+            "PAIRS", f"must have at least 2 same and 2 different pairs, got {counts[0]} and {counts[1]}."
+        )
     if arguments.folds > min(counts):  # before the images are embedded
-        raise ValueError(
-            f"folds must be at most {min(counts)}, the number of {'same' if counts[0] <= counts[1] else 'different'} "
-            f"pairs in {arguments.pairs!r}, got {arguments.folds}."
+        raise InvalidArgument(
+            "folds",
+            f"must be at most {min(counts)}, the number of {'same' if counts[0] <= counts[1] else 'different'} "
+            f"pairs in {arguments.pairs!r}, got {arguments.folds}.",
         )
     scores = _scores(arguments, pairs)
     accuracy = metrics.verification_accuracy(scores, same, arguments.folds)
@@ -229,8 +233,9 @@ def _scores(arguments: Namespace, pairs: Sequence[Pair]) -> Tensor:
     from spherenet.metrics import pair_similarities
 
     if not os.path.isdir(arguments.model) and not arguments.model.lower().endswith((".npy", ".csv")):
-        raise ValueError(
-            f"MODEL must be the folder of a run or a model, or a file ending in .npy or .csv, got {arguments.model!r}."
+        raise InvalidArgument(
+            "MODEL",
+            f"must be the folder of a run or a model, or a file ending in .npy or .csv, got {arguments.model!r}.",
         )
     root = arguments.root or ""
     paths = {name: os.path.normpath(os.path.join(root, name)) for pair in pairs for name in pair[:2]}
@@ -243,7 +248,7 @@ def _scores(arguments: Namespace, pairs: Sequence[Pair]) -> Tensor:
 
         for option in ("checkpoint", "device"):
             if (value := getattr(arguments, option)) not in (None, "last"):
-                raise ValueError(f"--{option} must be left out for a file of embeddings, got {value}.")
+                raise InvalidArgument(f"--{option}", f"must be left out for a file of embeddings, got {value}.")
         embeddings = read_embeddings(arguments.model)
         rows = {os.path.normpath(name): row for row, name in enumerate(embeddings.files)}
         missing = [name for name in wanted if name not in rows]

@@ -10,6 +10,7 @@ from spherenet._util.text import plain
 from spherenet.cli.option_types import add_max_megapixels, add_option
 from spherenet.cli.options import Parser
 from spherenet.cli.output import print_json, stdout_console, warn
+from spherenet.errors import InvalidArgument
 
 if TYPE_CHECKING:
     import torch
@@ -82,7 +83,7 @@ def run_evaluate(arguments: Namespace) -> None:
     from spherenet.training.saved_runs import SPLITS, load_run
 
     if arguments.image is not None and not arguments.image.lower().endswith(FIGURE_SUFFIXES):
-        raise ValueError(f"--image must end in one of {', '.join(FIGURE_SUFFIXES)}, got {arguments.image!r}.")
+        raise InvalidArgument("--image", f"must end in one of {', '.join(FIGURE_SUFFIXES)}, got {arguments.image!r}.")
     unknown_files = _unknown_files(arguments)
     corruptions = [parse_corruption(text) for text in arguments.corrupt or []]
     saved = load_run(arguments.run, arguments.checkpoint)
@@ -115,7 +116,9 @@ def run_evaluate(arguments: Namespace) -> None:
     confusion = result.confusion
     if arguments.image is not None:
         if confusion is None:
-            raise ValueError(f"--image must be left out for more than 4,096 classes, got {len(saved.classes):,}.")
+            raise InvalidArgument(
+                "--image", f"must be left out for more than 4,096 classes, got {len(saved.classes):,}."
+            )
         draw_confusion(confusion.tolist(), saved.classes, arguments.image)
     per_class = [] if confusion is None else _per_class(confusion, saved.classes)
     if arguments.json:
@@ -181,9 +184,11 @@ def _unknown_files(arguments: Namespace) -> list[str]:
     if arguments.ood is None:
         return []
     if arguments.split == "train":
-        raise ValueError("--split must be test or validation with --ood: training images are too close to themselves.")
+        raise InvalidArgument(
+            "--split", "must be test or validation with --ood: training images are too close to themselves."
+        )
     if not os.path.isdir(arguments.ood):
-        raise ValueError(f"--ood must be a folder of images, got {arguments.ood!r}.")
+        raise InvalidArgument("--ood", f"must be a folder of images, got {arguments.ood!r}.")
     return find_images([arguments.ood])[0]
 
 
@@ -254,7 +259,9 @@ def _splits_of(saved: SavedRun, arguments: Namespace, workers: int) -> tuple[Spl
             warn("the test images are chosen by index: the network may have been trained on some of them.")
     split: Split | None = getattr(dataset, arguments.split)
     if split is None:
-        raise ValueError("--split must be test or train for a run without --validation-fraction, got validation.")
+        raise InvalidArgument(
+            "--split", "must be test or train for a run without --validation-fraction, got validation."
+        )
     if arguments.split == saved.selected_on == "test":
         remedy = "use --checkpoint last, or train with --validation-fraction"
         warn(f"the best checkpoint was selected on the test images, so its test accuracy is too high: {remedy}.")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from spherenet.cli.option_types import add_option
 from spherenet.cli.options import ConfigParser, Parser, config_from
 from spherenet.cli.output import print_json, print_message, progress_bar, stdout_console, text_width
+from spherenet.errors import InvalidArgument
 from spherenet.training.config import EXCLUSIVE, RENAMED, TrainConfig
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def run_reproduce(arguments: Namespace) -> int:
         _list_experiments(arguments.preset) if arguments.id is None else _list_cells(arguments.id, arguments.preset)
         return 0
     if arguments.id is None:
-        raise ValueError("ID must be the name of an experiment: spherenet reproduce --list shows them.")
+        raise InvalidArgument("ID", "must be the name of an experiment: spherenet reproduce --list shows them.")
     from spherenet.cli.grid_progress import run_watched
     from spherenet.experiments import find_experiment
     from spherenet.experiments.jobs import create_jobs, select_cells, write_experiment
@@ -114,7 +115,9 @@ def _require_preset(experiment: Experiment, preset: str) -> None:
     if not experiment.cells(preset):
         allowed = [name for name in experiment.presets if experiment.cells(name)]
         command = f"spherenet reproduce {experiment.id} --preset {allowed[min(1, len(allowed) - 1)]}"
-        raise ValueError(f"--preset must be {' or '.join(allowed)} for {experiment.id}, got {preset}; try {command}.")
+        raise InvalidArgument(
+            "--preset", f"must be {' or '.join(allowed)} for {experiment.id}, got {preset}; try {command}."
+        )
 
 
 def _check_data(title: str, jobs: list[Job]) -> None:
@@ -246,7 +249,7 @@ def run_tune(arguments: Any) -> int:
     config = located(config_from(arguments, TrainConfig))
     for option, instead in TUNE_INSTEAD.items():
         if (value := getattr(config, option)) != getattr(TrainConfig(), option):
-            raise ValueError(f"--{option} must be left out of tune, {instead}, got {value}.")
+            raise InvalidArgument(f"--{option}", f"must be left out of tune, {instead}, got {value}.")
     tried_k, tried_s = arguments.try_k or [], arguments.try_s or []
     settings = create_settings(config, arguments.try_operators, tried_k, arguments.try_losses, tried_s)
     folder, folds = Path(arguments.output), arguments.number_of_folds

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import dis
 import importlib
 import os
 import signal
 import sys
 import threading
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, get_args, get_origin
 
@@ -21,7 +19,7 @@ from spherenet._util.text import first_line
 from spherenet.cli.option_types import OptionType
 from spherenet.cli.options import Parser, suggestion
 from spherenet.cli.output import discard_closed_streams, open_closed_streams, print_message, use_available_characters
-from spherenet.errors import SphereNetError, TrainingError
+from spherenet.errors import InvalidArgument, InvalidArgumentType, SphereNetError, TrainingError
 
 __all__ = ["VERBS", "completion_parser", "main", "run_completion", "verb_parser"]
 
@@ -118,8 +116,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if interrupts:  # an interrupted import of torch fails with other errors later
             print_message("spherenet: interrupted.")
             return INTERRUPTED
-        sentence, code = _describe_error(error)
-        print_message(f"spherenet {verb}: {parser.as_typed(sentence)}")
+        sentence, code = _describe_error(error, parser.option_of)
+        print_message(f"spherenet {verb}: {sentence}")
         return code
     return CLOSED_PIPE if discard_closed_streams() and not code and verb != "train" else code or 0
 
@@ -147,8 +145,10 @@ def _in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def _describe_error(error: Exception) -> tuple[str, int]:
-    """Return the message and the exit code for an exception."""
+def _describe_error(error: Exception, option_of: Callable[[str], str] = str) -> tuple[str, int]:
+    """Return the message and the exit code for an exception: its class decides, and names an argument by its option."""
+    if isinstance(error, (InvalidArgument, InvalidArgumentType)):
+        return f"{option_of(error.argument)} {error.problem}", WRONG_INPUT
     if isinstance(error, SphereNetError):
         return str(error), FAILED if isinstance(error, TrainingError) else WRONG_INPUT
     if isinstance(error, MemoryError) or (
@@ -156,26 +156,12 @@ def _describe_error(error: Exception) -> tuple[str, int]:
     ):
         detail = first_line(error)
         return f"not enough memory ({detail}); use smaller batches, images or networks.", FAILED
-    # The library raises ValueError and TypeError with a complete sentence for bad input. The same exceptions raised
-    # inside Python or torch are bugs of the library.
     if isinstance(error, OSError) and error.strerror and isinstance(error.filename, (str, bytes)):
         return f"{os.fsdecode(error.filename)}: {error.strerror}.", WRONG_INPUT
-    if isinstance(error, OSError) or (isinstance(error, (ValueError, TypeError)) and _is_raised_by_package(error)):
+    if isinstance(error, OSError):
         return str(error), WRONG_INPUT
     detail = first_line(error)
     return f"internal error ({type(error).__name__}: {detail}); please report it with the output of --debug.", INTERNAL
-
-
-def _is_raised_by_package(error: Exception) -> bool:
-    """Return whether a `raise` statement of this package raised an exception."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None:
-        return False
-    code = trace.tb_frame.f_code
-    in_package = Path(code.co_filename).is_relative_to(Path(__file__).parents[1])
-    return in_package and dis.opname[code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
 
 
 def completion_parser() -> Parser:

@@ -7,6 +7,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from spherenet._util.text import short
+from spherenet.errors import InvalidArgument
 
 __all__ = ["OptionType", "add_max_megapixels", "add_option"]
 
@@ -63,7 +64,7 @@ def _convert(value: object, expected: Any) -> Any:
             return value
     elif isinstance(value, (int, str) if expected is int else (int, float, str)) and not isinstance(value, bool):
         return expected(value)
-    raise ValueError(f"value must be of type {expected}.")
+    raise InvalidArgument("value", f"must be of type {expected}.")
 
 
 def _description(expected: Any) -> str:

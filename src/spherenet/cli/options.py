@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
@@ -17,6 +16,7 @@ from spherenet._util.files import read_regular
 from spherenet._util.text import short
 from spherenet.cli.option_types import OptionType, add_option
 from spherenet.cli.output import print_message
+from spherenet.errors import InvalidArgument
 from spherenet.training.config import option_name
 
 __all__ = ["ConfigParser", "Parser", "config_from", "option_name", "require_ending", "require_folder", "suggestion"]
@@ -58,18 +58,10 @@ class _Sentences(argparse.ArgumentParser):
         shown = [action for action in self._actions if action.help != argparse.SUPPRESS]
         return [name for action in shown for name in action.option_strings if name.startswith("--")]
 
-    def as_typed(self, sentence: str) -> str:
-        """Return an error message in which names of arguments are the options that the user typed.
-
-        These are the first word, and words with an underscore, which are not ordinary ones.
-        """
-        options = self.option_names()
-
-        def replaced(match: re.Match[str]) -> str:
-            option = option_name(match[0])
-            return option if option in options and (match.start() == 0 or "_" in match[0]) else match[0]
-
-        return re.sub(r"(?<![^\s(])\w+(?![^\s,;:.)=]|[.:=]\S)", replaced, sentence)
+    def option_of(self, argument: str) -> str:
+        """Return the option that sets an argument of the library, or the argument itself if there is none."""
+        option = option_name(argument)
+        return option if option in self.option_names() else argument
 
     def refuse_unknown(self, arguments: Sequence[str]) -> None:
         """Exit with a suggestion if an argument is an option that does not exist."""
@@ -217,9 +209,9 @@ def require_ending(option: str, path: str | None, ending: str, *, inputs: Iterab
     if path is None:
         return
     if not path.lower().endswith(ending):
-        raise ValueError(f"{option} must end in {ending}, got {path!r}.")
+        raise InvalidArgument(option, f"must end in {ending}, got {path!r}.")
     if any(os.path.exists(path) and os.path.exists(other) and os.path.samefile(path, other) for other in inputs):
-        raise ValueError(f"{option} must not be a file that is read, got {path!r}.")
+        raise InvalidArgument(option, f"must not be a file that is read, got {path!r}.")
 
 
 def require_folder(option: str, path: str | None) -> None:
@@ -227,7 +219,7 @@ def require_folder(option: str, path: str | None) -> None:
     if path is not None and (
         os.path.isdir(path) or not os.path.isdir(os.path.dirname(os.path.expanduser(path)) or ".")
     ):
-        raise ValueError(f"{option} must be a file in an existing folder, got {path!r}.")
+        raise InvalidArgument(option, f"must be a file in an existing folder, got {path!r}.")
 
 
 def config_from(arguments: Any, config: type[T]) -> T:

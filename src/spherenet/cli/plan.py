@@ -10,6 +10,7 @@ from spherenet._util.text import short
 from spherenet.cli.option_types import add_option
 from spherenet.cli.options import Parser
 from spherenet.cli.output import print_json, stdout_console
+from spherenet.errors import InvalidArgument
 from spherenet.training.cost import Cost, Workload, costs, recommend
 
 __all__ = ["plan_parser", "run_plan"]
@@ -70,7 +71,7 @@ def plan_parser() -> Parser:
 def run_plan(arguments: Namespace) -> int:
     """Print the costs and the recommendation; return 1 if nothing fits."""
     if arguments.classes is None:
-        raise ValueError("--classes must be given.")
+        raise InvalidArgument("--classes", "must be given.")
     features, parameters = _network(arguments)
     nodes, gpus = arguments.gpus
     batch_size = arguments.batch_size or IMAGES_PER_PROCESS * nodes * gpus
@@ -133,7 +134,7 @@ def _network(arguments: Namespace) -> tuple[int, int]:
     """Return the number of features and the number of parameters of the network without the head."""
     if arguments.model is None:
         if arguments.features is None:
-            raise ValueError("--features or --model must be given.")
+            raise InvalidArgument("--features", "or --model must be given.")
         return arguments.features, arguments.parameters or 0
     import torch
 
@@ -145,7 +146,9 @@ def _network(arguments: Namespace) -> tuple[int, int]:
         network = create_model(arguments.model, num_classes=2)
     features = network.head.in_features
     if arguments.features not in (None, features):
-        raise ValueError(f"--features must be {features}, those of {arguments.model}, got {arguments.features}.")
+        raise InvalidArgument(
+            "--features", f"must be {features}, those of {arguments.model}, got {arguments.features}."
+        )
     counted = sum(parameter.numel() for parameter in network.features.parameters())
     return features, counted if arguments.parameters is None else arguments.parameters
 

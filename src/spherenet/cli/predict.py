@@ -16,6 +16,7 @@ from spherenet.cli.evaluate import add_checkpoint
 from spherenet.cli.option_types import add_max_megapixels, add_option
 from spherenet.cli.options import Parser, require_ending
 from spherenet.cli.output import print_json, print_message, warn
+from spherenet.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from spherenet.training.prediction import Prediction
@@ -57,7 +58,7 @@ def predict_parser() -> Parser:
 def run_predict(arguments: Namespace) -> int:
     """Predict the classes of image files, print them and return the exit code."""
     if arguments.csv is not None and arguments.json:
-        raise ValueError("--json must be left out with --csv, which is written instead.")
+        raise InvalidArgument("--json", "must be left out with --csv, which is written instead.")
     require_ending("--csv", arguments.csv, ".csv")
     from spherenet._util.files import write_text
     from spherenet.export import shipped_model
@@ -112,7 +113,7 @@ def _paths(images: list[str], failures: list[str]) -> Iterator[str]:
     for image in images:
         if image == "-":
             if sys.stdin is None:
-                raise ValueError("stdin must be open to read a list of paths from it (-), got a closed one.")
+                raise InvalidArgument("stdin", "must be open to read a list of paths from it (-), got a closed one.")
             yield from (os.fsdecode(line) for line in sys.stdin.buffer.read().splitlines() if line)
         elif os.path.isdir(image):
             files = sorted(image_files(Path(image), links=1))  # folders of classes may be links, as in training

@@ -10,6 +10,7 @@ from spherenet._util.text import plain
 from spherenet.cli.option_types import add_option
 from spherenet.cli.options import Parser
 from spherenet.cli.output import print_json, progress_bar, stdout_console
+from spherenet.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from spherenet.theory.labs import LabResult
@@ -83,7 +84,7 @@ def run_theory(arguments: Namespace) -> None:
     settings = vars(arguments).copy()
     name, output, as_json = (settings.pop(key) for key in ("name", "output", "json"))
     if not 0 <= settings.get("seed", 0) <= MAX_SEED:
-        raise ValueError(f"--seed must be from 0 to {MAX_SEED}, got {settings['seed']}.")
+        raise InvalidArgument("--seed", f"must be from 0 to {MAX_SEED}, got {settings['seed']}.")
     target = None
     if output is not None:
         from spherenet.theory.drawing import require_output

@@ -14,6 +14,7 @@ from spherenet._util.text import as_number, finite, plain
 from spherenet.cli.option_types import add_option
 from spherenet.cli.options import ConfigParser, config_from
 from spherenet.cli.output import print_message, progress_bar, warn
+from spherenet.errors import InvalidArgument
 from spherenet.training.config import EXCLUSIVE, RENAMED, TrainConfig, option_name
 from spherenet.training.recipes import RECIPES, recipe
 
@@ -96,9 +97,9 @@ def run_train(arguments: Any) -> int:
     """Train, print the result and return the exit code."""
     given = config_from(arguments, TrainConfig)
     if "" in (arguments.output, arguments.resume):
-        raise ValueError("--output and --resume must be folders, got an empty name.")
+        raise InvalidArgument("--output", "and --resume must be folders, got an empty name.")
     if arguments.output is not None and arguments.resume is not None:
-        raise ValueError("--output must be left out with --resume, which continues in the folder of the run.")
+        raise InvalidArgument("--output", "must be left out with --resume, which continues in the folder of the run.")
     # Otherwise torch reports a process that does not join with pages of C++ stack traces, besides our sentence.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from spherenet._util.files import user_path
@@ -121,7 +122,7 @@ def run_train(arguments: Any) -> int:
         return 0
     automatic_output = arguments.resume is None and arguments.output is None
     if os.environ.get("WORLD_SIZE", "1") != "1" and automatic_output:
-        raise ValueError("--output or --resume must be given with several processes, which share one folder.")
+        raise InvalidArgument("--output", "or --resume must be given with several processes, which share one folder.")
     try:
         while True:
             output = user_path(arguments.resume or arguments.output or new_output(config))

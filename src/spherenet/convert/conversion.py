@@ -44,7 +44,7 @@ from spherenet.convert.swap import (
     require_convertible,
     require_revertible,
 )
-from spherenet.errors import ModelError
+from spherenet.errors import InvalidArgument, InvalidArgumentType, ModelError
 from spherenet.layers import AngularHead, SphereLayer, SphereOptions
 from spherenet.layers.options import NetworkKeywords
 from spherenet.models import Classifier
@@ -134,9 +134,10 @@ def to_sphere(
     """
     require_module("model", model)
     if operator is None or operator == "none":
-        raise ValueError(
-            f"operator must be the name of an operator or an AngleFunction, got {operator!r}; "
-            "use to_plain to convert a SphereNet to a plain model."
+        raise InvalidArgument(
+            "operator",
+            f"must be the name of an operator or an AngleFunction, got {operator!r}; "
+            "use to_plain to convert a SphereNet to a plain model.",
         )
     chosen = SphereOptions.collect(operator, k, center, options).for_network("patch" if drop_batch_norm else None)
     plan = make_plan(model, Selection(select, only, skip, classifier, attention, shortcuts, transposed))
@@ -214,7 +215,9 @@ def _share_angle(options: SphereOptions, model: nn.Module, layers: Sequence[nn.M
     weights = [cast(Tensor, layer.weight) for layer in layers]
     devices = {str(weight.device) for weight in weights}
     if len(devices) > 1:
-        raise ValueError(f'k_sharing must not be "network" for a model on several devices, got {sorted(devices)}.')
+        raise InvalidArgument(
+            "k_sharing", f'must not be "network" for a model on several devices, got {sorted(devices)}.'
+        )
     options = options.share_angle(weights[0].device, weights[0].dtype)
     angle = cast(AngleFunction, options.operator).train(model.training)
     if not any(weight.requires_grad for weight in weights):
@@ -264,9 +267,10 @@ def _read_rules(argument: str, rules: Rules, layers: Sequence[Layer]) -> list[_N
     named_rules = [_read_rule(argument, rule) for rule in several]
     for named in named_rules:
         if isinstance(named.rule, (str, type)) and not any(named.matches(layer) for layer in layers):
-            raise ValueError(
-                f"{argument} must match layers of the model, got {named.name}, which matches none; "
-                f"{_alternatives(named.rule, layers)}."
+            raise InvalidArgument(
+                argument,
+                f"must match layers of the model, got {named.name}, which matches none; "
+                f"{_alternatives(named.rule, layers)}.",
             )
     return named_rules
 
@@ -279,9 +283,9 @@ def _read_rule(argument: str, rule: object) -> _NamedRule:
             return _NamedRule(rule, rule.__name__)
     elif callable(rule) and not isinstance(rule, nn.Module):
         return _NamedRule(rule, getattr(rule, "__name__", type(rule).__name__))
-    raise TypeError(
-        f"{argument} must be a name pattern, a module type, a predicate (name, module) -> bool, or a list of these, "
-        f"got {rule!r}."
+    raise InvalidArgumentType(
+        argument,
+        f"must be a name pattern, a module type, a predicate (name, module) -> bool, or a list of these, got {rule!r}.",
     )
 
 
@@ -327,7 +331,7 @@ def make_plan(model: nn.Module, selection: Selection) -> Plan:
     plan = Plan()
     layers = find_layers(model)
     if selection.select is not None and selection.only is not None:
-        raise TypeError(f"only must be left out if select is given, got {selection.only!r}.")
+        raise InvalidArgumentType("only", f"must be left out if select is given, got {selection.only!r}.")
     select = _read_rules("select", selection.select, layers)
     only = _read_rules("only", selection.only, layers)
     skip = _read_rules("skip", selection.skip, layers)

@@ -22,6 +22,7 @@ from spherenet.data.digits import MNIST5K
 from spherenet.data.folder import FOLDER, FolderSplit, broken_images, check_images, describe_broken
 from spherenet.data.images import Preprocessing, pixel_limit, read_image, read_pixels
 from spherenet.data.splits import Batch, Dataset, DatasetInfo, LoadOptions, Progress, Split, TensorSplit
+from spherenet.errors import InvalidArgument
 
 __all__ = [
     "AUGMENTATIONS",
@@ -94,20 +95,21 @@ def locate(data: str, data_dir: str | os.PathLike[str] | None = None) -> tuple[s
     """
     if data in DATASETS:
         if data == "mnist5k" and data_dir is not None:
-            raise ValueError(
-                f"data_dir must be left out with mnist5k, which is part of the package, got {str(data_dir)!r}; "
-                "set data (--data) to that folder, or to the name of the data set in it."
+            raise InvalidArgument(
+                "data_dir",
+                f"must be left out with mnist5k, which is part of the package, got {str(data_dir)!r}; "
+                "set data (--data) to that folder, or to the name of the data set in it.",
             )
         return data, None if data_dir is None else str(user_path(data_dir).absolute())
     folder = user_path(data)
     if not data.strip():  # as a path it would be the current folder
-        raise ValueError(f"data must be the name of a data set or a folder, got {data!r}.")
+        raise InvalidArgument("data", f"must be the name of a data set or a folder, got {data!r}.")
     if not os.path.isdir(folder):
         if os.sep in data:
-            raise ValueError(f"data must be the name of a data set or an existing folder, got {data!r}.")
+            raise InvalidArgument("data", f"must be the name of a data set or an existing folder, got {data!r}.")
         require_one_of("data", data, DATASETS)
     if data_dir is not None and user_path(data_dir).resolve() != folder.resolve():
-        raise ValueError(f"data_dir must be left out if data is the folder {data!r}, got {str(data_dir)!r}.")
+        raise InvalidArgument("data_dir", f"must be left out if data is the folder {data!r}, got {str(data_dir)!r}.")
     return "folder", str(folder.absolute())
 
 
@@ -157,18 +159,19 @@ def load_dataset(
     """
     info = DATASETS[require_one_of("data", name, DATASETS)]
     if not (isinstance(test_fraction, (int, float)) and 0 < test_fraction < 1):
-        raise ValueError(f"test_fraction must be between 0 and 1, got {test_fraction!r}.")
+        raise InvalidArgument("test_fraction", f"must be between 0 and 1, got {test_fraction!r}.")
     require_one_of("split_rule", split_rule, ("name", "index"))
     require_one_of("on_broken", on_broken, ("stop", "skip"))
     if image_size is not None and (type(image_size) is not int or not 1 <= image_size <= MAX_IMAGE_SIZE):
-        raise ValueError(f"image_size must be an integer from 1 to {MAX_IMAGE_SIZE}, got {image_size!r}.")
+        raise InvalidArgument("image_size", f"must be an integer from 1 to {MAX_IMAGE_SIZE}, got {image_size!r}.")
     size = info.size if image_size is None else (image_size, image_size)
     preprocessing = Preprocessing.standard(size, info.channels if channels is None else channels)
     size_in_memory = ((info.train or 0) + (info.test or 0)) * size[0] * size[1] * preprocessing.channels
     if size_in_memory > MAX_BYTES_IN_MEMORY:
-        raise ValueError(
-            f"image_size must keep {name} below {MAX_BYTES_IN_MEMORY / 2**30:.0f} GB in memory, got {image_size}, "
-            f"which takes {size_in_memory / 2**30:,.0f} GB."
+        raise InvalidArgument(
+            "image_size",
+            f"must keep {name} below {MAX_BYTES_IN_MEMORY / 2**30:.0f} GB in memory, got {image_size}, "
+            f"which takes {size_in_memory / 2**30:,.0f} GB.",
         )
     require_one_of("resize", resize, RESIZE_MODES)
     return info.load(

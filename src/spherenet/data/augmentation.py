@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spherenet.errors import InvalidArgument, InvalidArgumentType
+
 __all__ = ["AUGMENTATIONS", "Augmentation", "Purpose", "augment", "draw", "shuffled"]
 
 GAMMA = 0x9E3779B97F4A7C15  # 2⁶⁴ divided by the golden ratio: the step of SplitMix64
@@ -101,11 +103,13 @@ class Augmentation:
     def __post_init__(self) -> None:
         for name in ("horizontal_flip", "vertical_flip", "random_crop", "reflect", "alternating"):
             if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name} must be true or false, got {getattr(self, name)!r}.")
+                raise InvalidArgumentType(name, f"must be true or false, got {getattr(self, name)!r}.")
         if type(self.crop_padding) is not int or not 0 <= self.crop_padding <= MAX_PADDING:
-            raise ValueError(f"crop_padding must be an integer from 0 to {MAX_PADDING}, got {self.crop_padding!r}.")
+            raise InvalidArgument(
+                "crop_padding", f"must be an integer from 0 to {MAX_PADDING}, got {self.crop_padding!r}."
+            )
         if self.alternating and not self.horizontal_flip:
-            raise ValueError("alternating must be false without horizontal_flip, got true.")
+            raise InvalidArgument("alternating", "must be false without horizontal_flip, got true.")
 
 
 AUGMENTATIONS: dict[str, Augmentation] = {

@@ -22,6 +22,7 @@ from torch import Tensor
 from spherenet._util.text import short
 from spherenet._util.validation import require_number, require_one_of
 from spherenet.data.augmentation import Purpose, draw
+from spherenet.errors import InvalidArgument, InvalidArgumentType
 
 __all__ = ["CORRUPTIONS", "Corruption", "CorruptionInfo", "corrupt", "parse_corruption"]
 
@@ -51,8 +52,8 @@ class Corruption:
         info = CORRUPTIONS[require_one_of("corruption", self.name, CORRUPTIONS)]
         strength = require_number(f"strength of {self.name}", self.strength)
         if not info.lowest <= strength <= info.highest:
-            raise ValueError(
-                f"strength of {self.name} must be from {info.lowest:g} to {info.highest:g}, got {self.strength!r}."
+            raise InvalidArgument(
+                "strength", f"of {self.name} must be from {info.lowest:g} to {info.highest:g}, got {self.strength!r}."
             )
 
     def __str__(self) -> str:
@@ -70,14 +71,16 @@ def parse_corruption(text: str) -> Corruption:
         info = CORRUPTIONS[require_one_of("corruption", name, CORRUPTIONS)]
         allowed = f"a number from {info.lowest:g} to {info.highest:g}"
     else:
-        raise ValueError(f"corruption must be KIND:STRENGTH with one of {', '.join(CORRUPTIONS)}, got {short(text)!r}.")
+        raise InvalidArgument(
+            "corruption", f"must be KIND:STRENGTH with one of {', '.join(CORRUPTIONS)}, got {short(text)!r}."
+        )
     try:
         strength = float(number)
     except ValueError:
         strength = math.nan
     if not info.lowest <= strength <= info.highest:
         got = short(repr(number)) if separator else "none"
-        raise ValueError(f"strength of {name} must be {allowed}, got {got}.")
+        raise InvalidArgument("strength", f"of {name} must be {allowed}, got {got}.")
     return Corruption(name, strength)
 
 
@@ -99,13 +102,15 @@ def corrupt(images: Tensor, corruption: Corruption | str, indices: Tensor | None
     """
     if not isinstance(images, Tensor) or images.dtype != torch.uint8 or images.dim() != 4:
         got = f"{images.dtype} {list(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
-        raise TypeError(f"images must be uint8 [N, C, H, W], got {got}.")
+        raise InvalidArgumentType("images", f"must be uint8 [N, C, H, W], got {got}.")
     if images.shape[1] not in (1, 3):
-        raise ValueError(f"images must have 1 or 3 channels, got {images.shape[1]}.")
+        raise InvalidArgument("images", f"must have 1 or 3 channels, got {images.shape[1]}.")
     if indices is None:
         indices = torch.arange(len(images))
     elif indices.dtype != torch.int64 or indices.shape != images.shape[:1]:
-        raise TypeError(f"indices must be int64 [{len(images)}], got {indices.dtype} {list(indices.shape)}.")
+        raise InvalidArgumentType(
+            "indices", f"must be int64 [{len(images)}], got {indices.dtype} {list(indices.shape)}."
+        )
     if isinstance(corruption, str):
         corruption = parse_corruption(corruption)
     if len(images) == 0:
@@ -192,7 +197,7 @@ CAST_ORDERS = torch.tensor(list(permutations((0.0, 0.5, 1.0))), dtype=torch.floa
 
 def _cast(images: Tensor, strength: float, draws: _Draws) -> Tensor:
     if images.shape[1] != 3:
-        raise ValueError(f"images must have 3 channels for the corruption 'cast', got {images.shape[1]}.")
+        raise InvalidArgument("images", f"must have 3 channels for the corruption 'cast', got {images.shape[1]}.")
     orders = CAST_ORDERS[draws.integer(Purpose.CORRUPTION_COLOR, len(CAST_ORDERS))]
     return images * (1 - strength * orders[:, :, None, None])
 

@@ -22,7 +22,7 @@ import numpy as np
 from spherenet._util.files import atomic_file, open_regular, user_path
 from spherenet._util.text import FORMULA, csv_cell, first_line, short
 from spherenet.data.arrays import MAX_NUMBERS, MAX_ROWS, Matrix, matrix_shape, read_matrix
-from spherenet.errors import DataError
+from spherenet.errors import DataError, InvalidArgument
 
 __all__ = ["SUFFIXES", "Embeddings", "Pair", "files_beside", "read_embeddings", "read_pairs", "write_embeddings"]
 
@@ -58,7 +58,7 @@ def require_suffix(name: str, file: str | os.PathLike[str]) -> str:
     """Return the suffix of a file of embeddings. Raises ValueError for other suffixes."""
     suffix = Path(file).suffix.lower()
     if suffix not in SUFFIXES:
-        raise ValueError(f"{name} must end in {' or '.join(SUFFIXES)}, got {str(file)!r}.")
+        raise InvalidArgument(name, f"must end in {' or '.join(SUFFIXES)}, got {str(file)!r}.")
     return suffix
 
 

@@ -25,7 +25,7 @@ from spherenet.data.images import (
 from spherenet.data.listing import Listing, held_out, list_folder
 from spherenet.data.splits import Batch, DataDir, Dataset, DatasetInfo, LoadOptions, Order, Progress, Split
 from spherenet.data.workers import read_ahead
-from spherenet.errors import DataError
+from spherenet.errors import DataError, InvalidArgumentType
 
 __all__ = ["FOLDER", "FolderSplit", "broken_images", "check_images", "describe_broken"]
 
@@ -161,7 +161,9 @@ class FolderSplit(Split):
         max_pixels: int = MAX_PIXELS,
     ) -> None:
         if labels.dtype != torch.int64 or labels.shape != (len(paths),):
-            raise TypeError(f"labels must be int64 [{len(paths)}], got {labels.dtype} {list(labels.shape)}.")
+            raise InvalidArgumentType(
+                "labels", f"must be int64 [{len(paths)}], got {labels.dtype} {list(labels.shape)}."
+            )
         self.labels = labels
         self.preprocessing = preprocessing
         self.max_pixels = max_pixels

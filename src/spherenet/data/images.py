@@ -26,7 +26,7 @@ from torch import Tensor
 
 from spherenet._util.files import open_regular
 from spherenet._util.text import first_line
-from spherenet.errors import DataError
+from spherenet.errors import DataError, InvalidArgument, InvalidArgumentType
 
 __all__ = [
     "EARLIER_SUFFIXES",
@@ -109,17 +109,17 @@ class Preprocessing:
     def __post_init__(self) -> None:
         _require_sides("size", self.size)
         if type(self.channels) is not int or self.channels not in (1, 3):
-            raise ValueError(f"channels must be 1 (gray) or 3 (RGB), got {_shorten(self.channels)}.")
+            raise InvalidArgument("channels", f"must be 1 (gray) or 3 (RGB), got {_shorten(self.channels)}.")
         _require_numbers("mean", self.mean, self.channels)
         _require_numbers("std", self.std, self.channels)
         if min(self.std) <= 0:
-            raise ValueError(f"std must be greater than 0, got {self.std!r}.")
+            raise InvalidArgument("std", f"must be greater than 0, got {self.std!r}.")
         if self.resize is not None:
             _require_sides("resize", self.resize)
             if self.resize[0] < self.size[0] or self.resize[1] < self.size[1]:
-                raise ValueError(f"resize must be at least size {self.size!r}, got {self.resize!r}.")
+                raise InvalidArgument("resize", f"must be at least size {self.size!r}, got {self.resize!r}.")
         if not isinstance(self.keep_aspect, bool):
-            raise TypeError(f"keep_aspect must be true or false, got {_shorten(self.keep_aspect)}.")
+            raise InvalidArgumentType("keep_aspect", f"must be true or false, got {_shorten(self.keep_aspect)}.")
 
     @property
     def outer(self) -> tuple[int, int]:
@@ -173,17 +173,17 @@ _REQUIRED_FIELDS = ("size", "channels", "mean", "std", "resize")
 
 def _require_sides(name: str, value: object) -> None:
     if not isinstance(value, tuple) or len(value) != 2 or any(type(side) is not int for side in value):
-        raise TypeError(f"{name} must be a pair of integers (height, width), got {_shorten(value)}.")
+        raise InvalidArgumentType(name, f"must be a pair of integers (height, width), got {_shorten(value)}.")
     if not all(1 <= side <= MAX_SIDE for side in value):
-        raise ValueError(f"{name} must be from 1 to {MAX_SIDE} on each side, got {_shorten(value)}.")
+        raise InvalidArgument(name, f"must be from 1 to {MAX_SIDE} on each side, got {_shorten(value)}.")
 
 
 def _require_numbers(name: str, value: object, count: int) -> None:
     if not isinstance(value, tuple) or len(value) != count:
-        raise TypeError(f"{name} must hold {count} numbers, one per channel, got {_shorten(value)}.")
+        raise InvalidArgumentType(name, f"must hold {count} numbers, one per channel, got {_shorten(value)}.")
     # Bounded as well as finite: an integer from JSON may have more digits than a float can hold.
     if any(type(number) not in (int, float) or not abs(number) <= 1e6 or math.isnan(number) for number in value):
-        raise ValueError(f"{name} must hold finite numbers of at most 1e6, got {_shorten(value)}.")
+        raise InvalidArgument(name, f"must hold finite numbers of at most 1e6, got {_shorten(value)}.")
 
 
 def _shorten(value: object) -> str:

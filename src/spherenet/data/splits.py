@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from spherenet.data.augmentation import Augmentation, augment
 from spherenet.data.corruptions import Corruption, corrupt
 from spherenet.data.images import MAX_PIXELS, Preprocessing, normalize
+from spherenet.errors import InvalidArgument, InvalidArgumentType
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -148,9 +149,9 @@ class Split(ABC):
         """Return `indices` if they are int64 [N] on the CPU and inside the split."""
         if not isinstance(indices, Tensor) or indices.dtype != torch.int64 or indices.dim() != 1:
             got = f"{indices.dtype} {list(indices.shape)}" if isinstance(indices, Tensor) else type(indices).__name__
-            raise TypeError(f"indices must be an int64 tensor [N], got {got}.")
+            raise InvalidArgumentType("indices", f"must be an int64 tensor [N], got {got}.")
         if indices.device.type != "cpu":
-            raise TypeError(f"indices must be on the CPU, got a tensor on {indices.device}.")
+            raise InvalidArgumentType("indices", f"must be on the CPU, got a tensor on {indices.device}.")
         count = len(self.labels)
         if indices.numel() and (int(indices.min()) < 0 or int(indices.max()) >= count):
             outside = int(indices[(indices < 0) | (indices >= count)][0])
@@ -246,13 +247,19 @@ class TensorSplit(Split):
 
     def __init__(self, images: Tensor, labels: Tensor, preprocessing: Preprocessing) -> None:
         if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[-1] not in (1, 3):
-            raise TypeError(f"images must be uint8 [N, H, W, 1 or 3], got {images.dtype} {list(images.shape)}.")
+            raise InvalidArgumentType(
+                "images", f"must be uint8 [N, H, W, 1 or 3], got {images.dtype} {list(images.shape)}."
+            )
         if labels.dtype != torch.int64 or labels.shape != images.shape[:1]:
-            raise TypeError(f"labels must be int64 [{len(images)}], got {labels.dtype} {list(labels.shape)}.")
+            raise InvalidArgumentType(
+                "labels", f"must be int64 [{len(images)}], got {labels.dtype} {list(labels.shape)}."
+            )
         if len(images) == 0:
-            raise ValueError("images must hold at least one image, got none.")
+            raise InvalidArgument("images", "must hold at least one image, got none.")
         if preprocessing.resize is not None:
-            raise ValueError(f"preprocessing.resize must be None for images in memory, got {preprocessing.resize}.")
+            raise InvalidArgument(
+                "preprocessing.resize", f"must be None for images in memory, got {preprocessing.resize}."
+            )
         self.labels = labels
         self.preprocessing = preprocessing
         self._images = {CPU: _resize(_convert_channels(images, preprocessing.channels), preprocessing.size)}

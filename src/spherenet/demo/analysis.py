@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from spherenet.data.corruptions import Corruption, corrupt
 from spherenet.data.images import center_offset, decode, normalize, read_pixels
-from spherenet.errors import ModelError
+from spherenet.errors import InvalidArgument, ModelError
 from spherenet.models import Classifier
 from spherenet.training.saved_runs import Predictor
 
@@ -87,7 +87,9 @@ class Analyzer:
         """
         reach = next((candidate for candidate in self.layers if candidate.name == layer), None)
         if reach is None:
-            raise ValueError(f"layer must be one of {', '.join(known.name for known in self.layers)}, got {layer!r}.")
+            raise InvalidArgument(
+                "layer", f"must be one of {', '.join(known.name for known in self.layers)}, got {layer!r}."
+            )
         pixels = self._read(path, lights).requires_grad_()
         with self._recording() as outputs:
             classes = self._classes(pixels)

@@ -13,6 +13,7 @@ from torch.distributions import Distribution
 from torch.distributions.constraints import Constraint
 
 from spherenet.distributions.constraints import concentrations, unit_vectors
+from spherenet.errors import InvalidArgument, InvalidArgumentType
 
 __all__ = ["AroundDirection", "broadcast", "half_squared_distance", "log_surface", "uniform_directions"]
 
@@ -58,11 +59,11 @@ class AroundDirection(Distribution):
     ) -> None:
         if not isinstance(mean_direction, Tensor) or not mean_direction.is_floating_point():
             given = mean_direction.dtype if isinstance(mean_direction, Tensor) else type(mean_direction).__name__
-            raise TypeError(f"mean_direction must be a tensor of floating point numbers, got {given}.")
+            raise InvalidArgumentType("mean_direction", f"must be a tensor of floating point numbers, got {given}.")
         if mean_direction.dim() == 0 or mean_direction.shape[-1] < 2:
-            raise ValueError(
-                f"mean_direction must have at least 2 entries in its last dimension, got shape "
-                f"{list(mean_direction.shape)}."
+            raise InvalidArgument(
+                "mean_direction",
+                f"must have at least 2 entries in its last dimension, got shape {list(mean_direction.shape)}.",
             )
         if not isinstance(concentration, Tensor):
             concentration = torch.as_tensor(concentration, dtype=mean_direction.dtype, device=mean_direction.device)
@@ -70,9 +71,10 @@ class AroundDirection(Distribution):
         try:
             batch_shape = broadcast(mean_direction.shape[:-1], concentration.shape)
         except RuntimeError:
-            raise ValueError(
-                f"concentration must have a shape that broadcasts with {list(mean_direction.shape[:-1])}, "
-                f"got {list(concentration.shape)}."
+            raise InvalidArgument(
+                "concentration",
+                f"must have a shape that broadcasts with {list(mean_direction.shape[:-1])}, "
+                f"got {list(concentration.shape)}.",
             ) from None
         self.mean_direction = mean_direction.to(dtype).expand(*batch_shape, -1)
         self.concentration = concentration.to(dtype).expand(batch_shape)

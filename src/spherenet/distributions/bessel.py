@@ -23,6 +23,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from spherenet.errors import InvalidArgument
+
 __all__ = [
     "length_per_kappa",
     "log_bessel_i",
@@ -241,7 +243,7 @@ def log_bessel_i(order: float, x: Tensor) -> Tensor:
         ValueError: The order is negative or not a multiple of 1/2.
     """
     if not (math.isfinite(order) and order >= 0 and float(2 * order).is_integer()):
-        raise ValueError(f"order must be a multiple of 1/2 and not negative, got {order}.")
+        raise InvalidArgument("order", f"must be a multiple of 1/2 and not negative, got {order}.")
     exact = x.double()
     power = torch.special.xlogy(order, exact / 2) if order else torch.zeros_like(exact)
     return (log_generating_function(round(2 * order) + 2, exact) + power - math.lgamma(order + 1)).to(x.dtype)

@@ -15,6 +15,7 @@ from spherenet.distributions.base import AroundDirection, broadcast, half_square
 from spherenet.distributions.power_spherical import PowerSpherical
 from spherenet.distributions.uniform import HypersphericalUniform
 from spherenet.distributions.von_mises_fisher import VonMisesFisher
+from spherenet.errors import InvalidArgument
 
 __all__: list[str] = []
 
@@ -29,7 +30,7 @@ def _registered(p: type[Distribution], q: type[Distribution]) -> Callable[[_Dive
 
 def _require_same_dimension(p: Distribution, q: Distribution) -> None:
     if p.event_shape != q.event_shape:
-        raise ValueError(f"q must have {p.event_shape[0]} dimensions as p, got {q.event_shape[0]}.")
+        raise InvalidArgument("q", f"must have {p.event_shape[0]} dimensions as p, got {q.event_shape[0]}.")
 
 
 @_registered(HypersphericalUniform, HypersphericalUniform)

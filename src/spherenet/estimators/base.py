@@ -37,6 +37,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from spherenet._util.validation import require_positive
 from spherenet.angles import AngleFunction
+from spherenet.errors import InvalidArgument
 from spherenet.layers import AngularHead
 from spherenet.losses.arguments import angle_of_loss
 
@@ -135,7 +136,7 @@ class SphereClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_classification_targets(y)
         classes, labels = np.unique(y, return_inverse=True)
         if len(classes) < 2:
-            raise ValueError(f"y must have at least 2 classes, got 1 class: {classes.tolist()[0]!r}.")
+            raise InvalidArgument("y", f"must have at least 2 classes, got 1 class: {classes.tolist()[0]!r}.")
         max_iter, tol = _positive_integer("max_iter", self.max_iter), positive("tol", self.tol)
         scaler = StandardScaler().fit(X) if self.standardize else None
         constant = positive("intercept_scaling", self.intercept_scaling) if self.fit_intercept else None
@@ -228,5 +229,5 @@ def as_python(value: Any) -> Any:
 
 def _positive_integer(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
+        raise InvalidArgument(name, f"must be a whole number of at least 1, got {value!r}.")
     return int(value)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from spherenet._util.validation import require_one_of
 from spherenet.angles import AngleFunction
+from spherenet.errors import InvalidArgument
 from spherenet.estimators.base import EPS, SphereClassifier, positive
 from spherenet.layers import AngularHead
 from spherenet.losses import WSoftmaxLoss
@@ -205,7 +206,7 @@ class SphereSVC(SphereClassifier):
     def _objective(self, model: AngularHead, angle: AngleFunction, features: Tensor, labels: Tensor) -> Tensor:
         margin = positive("margin", self.margin)
         if margin > 2:
-            raise ValueError(f"margin must be at most 2, the width of the range of g, got {self.margin!r}.")
+            raise InvalidArgument("margin", f"must be at most 2, the width of the range of g, got {self.margin!r}.")
         squared = require_one_of("loss", self.loss, LOSSES) == "squared_hinge"
         similarity = angle(model(features).cosine)
         target = labels.unsqueeze(1)

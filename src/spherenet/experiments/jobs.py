@@ -20,7 +20,7 @@ from spherenet._util.files import write_json
 from spherenet._util.text import as_number
 from spherenet._util.validation import require_one_of, require_positive
 from spherenet.angles import ANGLES
-from spherenet.errors import RunError
+from spherenet.errors import InvalidArgument, RunError
 from spherenet.experiments.experiment import Cell, Claim, Experiment
 from spherenet.runs import RunDirectory
 from spherenet.training.config import FREE, TrainConfig, option_name
@@ -209,10 +209,10 @@ def create_settings(
             require_positive(f"--try-{option}", value)
         given = getattr(config, option)
         if values and given is not None:
-            raise ValueError(f"--{option} must be left out with --try-{option}, got {given}.")
+            raise InvalidArgument(f"--{option}", f"must be left out with --try-{option}, got {given}.")
         if (values or given is not None) and not users:
             name = f"--try-{option}" if values else f"--{option}"
-            raise ValueError(f"{name} must be left out: none of {', '.join(names)} has this parameter.")
+            raise InvalidArgument(name, f"must be left out: none of {', '.join(names)} has this parameter.")
     settings: dict[str, TrainConfig] = {}
     for operator, loss in product(operators, losses):
         tried_k: Sequence[float | None] = (ks or [config.k]) if operator in with_k else [None]

@@ -23,7 +23,7 @@ from typing import Any
 
 from spherenet._util.files import APPEND, open_handle, open_regular
 from spherenet._util.text import first_line
-from spherenet.errors import RunError, SphereNetError, require_extra
+from spherenet.errors import InvalidArgument, RunError, SphereNetError, require_extra
 from spherenet.experiments.jobs import Job
 from spherenet.runs import Checkpoints, MetricsFile
 
@@ -292,7 +292,9 @@ class RayLauncher:
             ray.init(address=None if address == "local" else address, log_to_driver=False, include_dashboard=False)
         except (ConnectionError, ValueError, RuntimeError) as error:
             reason = first_line(error)
-            raise ValueError(f"--ray must be the address of a running cluster, got {address!r} ({reason}).") from None
+            raise InvalidArgument(
+                "--ray", f"must be the address of a running cluster, got {address!r} ({reason})."
+            ) from None
         resources = {"num_cpus": cpus * processes, "num_gpus": gpus * processes, "max_retries": 0}
         self._remote = self._ray.remote(**resources)(_run_task)
         self._processes = processes

@@ -15,6 +15,7 @@ import yaml  # type: ignore[import-untyped]
 from spherenet import __version__
 from spherenet._util.text import markdown
 from spherenet._util.validation import require_number
+from spherenet.errors import InvalidArgument
 
 __all__ = ["ModelCard", "library_versions"]
 
@@ -88,11 +89,11 @@ class ModelCard:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():
-            raise ValueError(f"name must be a string that is not empty, got {self.name!r}.")
+            raise InvalidArgument("name", f"must be a string that is not empty, got {self.name!r}.")
         if self.accuracy is not None and not 0 <= require_number("accuracy", self.accuracy) <= 1:
-            raise ValueError(f"accuracy must be a fraction from 0 to 1, got {self.accuracy!r}.")
+            raise InvalidArgument("accuracy", f"must be a fraction from 0 to 1, got {self.accuracy!r}.")
         if self.accuracy_n is not None and require_number("accuracy_n", self.accuracy_n) < 1:
-            raise ValueError(f"accuracy_n must be at least 1, got {self.accuracy_n!r}.")
+            raise InvalidArgument("accuracy_n", f"must be at least 1, got {self.accuracy_n!r}.")
 
     def to_markdown(self) -> str:
         """Return the card as Markdown, with one section per field that is not None."""

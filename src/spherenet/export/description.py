@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from spherenet._util.text import first_line, short
 from spherenet.convert import apply_conversion, conversion_record
 from spherenet.convert.layers import CONVERTIBLE, TRANSPOSED
-from spherenet.errors import ModelError
+from spherenet.errors import InvalidArgumentType, ModelError
 from spherenet.layers import SphereLayer
 from spherenet.losses import Annealing, MarginLoss, options_of_earlier_versions
 from spherenet.models import Classifier, create_model
@@ -59,7 +59,9 @@ def to_json(name: str, value: object) -> Any:
 def metadata_as_json(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return metadata as JSON. Raises TypeError if it is not a mapping, and ModelError as `to_json` does."""
     if metadata is not None and not isinstance(metadata, Mapping):
-        raise TypeError(f"metadata must be None or a mapping of JSON values, got {type(metadata).__name__}.")
+        raise InvalidArgumentType(
+            "metadata", f"must be None or a mapping of JSON values, got {type(metadata).__name__}."
+        )
     converted: dict[str, Any] = to_json("metadata", metadata or {})
     return converted
 

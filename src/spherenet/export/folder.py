@@ -24,7 +24,7 @@ from spherenet._util.files import atomic_folder, parse_json, read_regular, user_
 from spherenet._util.text import first_line, is_utf8, short
 from spherenet._util.validation import require_device
 from spherenet.convert import apply_conversion, conversion_record
-from spherenet.errors import ModelError
+from spherenet.errors import InvalidArgumentType, ModelError
 from spherenet.export.card import ModelCard, library_versions
 from spherenet.export.description import build_on_meta, metadata_as_json, model_description, to_json
 from spherenet.export.foreign_values import build_configuration, checked_arguments, require_arguments
@@ -94,7 +94,9 @@ def save_model(
             raise ModelError(f"model must be saved without {type(model).__name__} around it: pass model.{inside}.")
     if isinstance(model, Classifier):
         if arguments is not None:
-            raise TypeError("arguments must be None for a Classifier of create_model, which contains its own.")
+            raise InvalidArgumentType(
+                "arguments", "must be None for a Classifier of create_model, which contains its own."
+            )
         config["model"], conversion = model_description(model)
         if conversion is not None:
             config |= {"format_version": CONVERTED_VERSION, "conversion": conversion}
@@ -103,9 +105,10 @@ def save_model(
         config["module"] = _module_description(model, arguments)
         config["conversion"] = conversion_record(model)
     else:
-        raise TypeError(
-            f"model must be a Classifier of create_model or a module with sphere layers, got {type(model).__name__}; "
-            "save_weights accepts any module."
+        raise InvalidArgumentType(
+            "model",
+            f"must be a Classifier of create_model or a module with sphere layers, got {type(model).__name__}; "
+            "save_weights accepts any module.",
         )
     config["metadata"] = metadata_as_json(metadata)
     text = files.to_json(config)
@@ -125,7 +128,9 @@ def save_model(
 def _module_description(model: nn.Module, arguments: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the class of a module and, if known, the arguments or the transformers configuration it is called with."""
     if arguments is not None and not isinstance(arguments, Mapping):
-        raise TypeError(f"arguments must be None or a mapping of JSON values, got {type(arguments).__name__}.")
+        raise InvalidArgumentType(
+            "arguments", f"must be None or a mapping of JSON values, got {type(arguments).__name__}."
+        )
     description: dict[str, Any] = {"class": f"{type(model).__module__}.{type(model).__qualname__}"}
     if arguments is not None:
         description["arguments"] = to_json("arguments", arguments)
@@ -203,7 +208,9 @@ def _class_name(config: dict[str, Any]) -> str:
 def _called(factory: object, description: dict[str, Any], path: Path) -> nn.Module:
     """Return the module of a class or function, called with the arguments of a folder."""
     if not callable(factory):
-        raise TypeError(f"model must be a module, a class or a function that returns one, got {factory!r}.")
+        raise InvalidArgumentType(
+            "model", f"must be a module, a class or a function that returns one, got {factory!r}."
+        )
     configuration = description.get("transformers_config")
     config_class = getattr(factory, "config_class", None)
     try:
@@ -216,7 +223,7 @@ def _called(factory: object, description: dict[str, Any], path: Path) -> nn.Modu
     except (TypeError, ValueError) as error:
         raise ModelError(f"model cannot be called with the arguments in {path}: {first_line(error)}.") from error
     if not isinstance(module, nn.Module):
-        raise TypeError(f"model must return a module, got {type(module).__name__}.")
+        raise InvalidArgumentType("model", f"must return a module, got {type(module).__name__}.")
     return module
 
 

@@ -19,7 +19,7 @@ from torch import nn
 
 from spherenet._util.files import user_path
 from spherenet._util.text import first_line, plain, short
-from spherenet.errors import ModelError, require_extra
+from spherenet.errors import InvalidArgument, ModelError, require_extra
 from spherenet.export.card import ModelCard
 from spherenet.export.folder import CONFIG_FILE, load_metadata, load_model, save_model
 from spherenet.export.weights import WEIGHTS_FILE
@@ -79,7 +79,7 @@ def from_pretrained(
     """
     if os.fspath(source) and user_path(source).is_dir():
         if revision is not None:
-            raise ValueError(f"revision must be None for a folder, got {revision!r}.")
+            raise InvalidArgument("revision", f"must be None for a folder, got {revision!r}.")
         folder = user_path(source)
     else:
         folder = download_model(os.fspath(source), revision=revision, **options)

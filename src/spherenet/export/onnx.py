@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from spherenet._util.files import atomic_file, to_json, user_path
 from spherenet._util.text import first_line
 from spherenet._util.validation import require_one_of
-from spherenet.errors import ModelError, require_extra
+from spherenet.errors import InvalidArgument, ModelError, require_extra
 from spherenet.export.card import ModelCard
 from spherenet.export.description import metadata_as_json
 from spherenet.export.folder import save_model
@@ -90,7 +90,7 @@ def _require_opset(opset: int | None) -> None:
     newest = require_extra("onnx", "onnx").defs.onnx_opset_version()
     is_integer = isinstance(opset, int) and not isinstance(opset, bool)
     if opset is not None and not (is_integer and OLDEST_OPSET <= opset <= newest):
-        raise ValueError(f"opset must be None or an integer from {OLDEST_OPSET} to {newest}, got {opset!r}.")
+        raise InvalidArgument("opset", f"must be None or an integer from {OLDEST_OPSET} to {newest}, got {opset!r}.")
 
 
 def _convert(model: nn.Module, example: Tensor, opset: int | None) -> Any:
@@ -222,8 +222,8 @@ def format_of(target: str | os.PathLike[str]) -> str:
     suffix = Path(target).suffix.lower()
     if suffix not in _SUFFIXES:
         allowed = ", ".join(name for name in _SUFFIXES if name)
-        raise ValueError(
-            f"target must end in {allowed} or, for a folder, have no suffix, got {str(target)!r}; "
-            "otherwise pass format."
+        raise InvalidArgument(
+            "target",
+            f"must end in {allowed} or, for a folder, have no suffix, got {str(target)!r}; otherwise pass format.",
         )
     return _SUFFIXES[suffix]

@@ -16,7 +16,7 @@ from spherenet._util.files import user_path
 from spherenet._util.text import first_line, first_names
 from spherenet.convert import apply_conversion
 from spherenet.convert.pretrained import RECORD_ENTRY, is_pretrained_model, save_with_record
-from spherenet.errors import ModelError
+from spherenet.errors import InvalidArgumentType, ModelError
 from spherenet.export.folder import CONFIG_FILE, read_json_object
 from spherenet.export.foreign_values import build_configuration
 from spherenet.export.weights import writing
@@ -46,7 +46,9 @@ def save_pretrained(model: nn.Module, folder: str | os.PathLike[str], **options:
             cannot be written.
     """
     if not is_pretrained_model(model):
-        raise TypeError(f"model must be a model of transformers, got {type(model).__name__}; use save_model.")
+        raise InvalidArgumentType(
+            "model", f"must be a model of transformers, got {type(model).__name__}; use save_model."
+        )
     with writing(folder) as target:
         save_with_record(model, target, **options)
 
@@ -72,7 +74,9 @@ def load_pretrained(cls: type[M], folder: str | os.PathLike[str], **options: Any
     """
     config_class = getattr(cls, "config_class", None)
     if not isinstance(cls, type) or not callable(getattr(cls, "from_pretrained", None)) or config_class is None:
-        raise TypeError(f"cls must be a class of transformers, such as ViTForImageClassification, got {cls!r}.")
+        raise InvalidArgumentType(
+            "cls", f"must be a class of transformers, such as ViTForImageClassification, got {cls!r}."
+        )
     path = user_path(folder)
     file = path / CONFIG_FILE
     values = read_json_object(file) if file.is_file() else {}

@@ -17,7 +17,7 @@ from torch.export import Dim, ExportedProgram
 
 from spherenet._util.files import atomic_file, to_json, user_path
 from spherenet._util.text import first_line
-from spherenet.errors import ModelError
+from spherenet.errors import InvalidArgument, InvalidArgumentType, ModelError
 from spherenet.export.description import metadata_as_json
 from spherenet.export.freeze import freeze
 from spherenet.export.weights import writing
@@ -57,14 +57,16 @@ def example_batch(model: nn.Module, example: Tensor | None) -> Tensor:
     """
     if example is None:
         if not isinstance(model, Classifier):
-            raise ValueError("example must be a batch of inputs for a model that is not a Classifier, got None.")
+            raise InvalidArgument(
+                "example", "must be a batch of inputs for a model that is not a Classifier, got None."
+            )
         size = (2, model.config["in_channels"], *model.config["input_size"])
         dtype = model.head.weight.dtype
         return torch.randn(size, generator=torch.Generator().manual_seed(0)).to(dtype)
     if not isinstance(example, Tensor):
-        raise TypeError(f"example must be a tensor, got {type(example).__name__}.")
+        raise InvalidArgumentType("example", f"must be a tensor, got {type(example).__name__}.")
     if example.dim() < 2 or len(example) < 1:
-        raise ValueError(f"example must be a batch of at least one input, got shape {list(example.shape)}.")
+        raise InvalidArgument("example", f"must be a batch of at least one input, got shape {list(example.shape)}.")
     example = example.detach().cpu()
     # torch.export treats a batch size of one as a constant.
     return example if len(example) > 1 else torch.cat([example, example])

@@ -39,6 +39,7 @@ from torch.nn import Parameter
 from spherenet._util.caches import use_private_compiler_cache
 from spherenet._util.validation import require_one_of
 from spherenet.angles.elementary import gradients_of
+from spherenet.errors import InvalidArgument
 from spherenet.kernels import library
 from spherenet.kernels.backends import Backend, BackendError, Case, PlainBackend, Saved
 from spherenet.kernels.convolution import current_algorithm
@@ -117,9 +118,9 @@ def current_backend() -> str:
 def _require_available(name: str) -> str:
     require_one_of("backend", name, BACKENDS)
     if name == "native" and not library.available():
-        raise ValueError("backend must not be 'native': the native kernels are not available.")
+        raise InvalidArgument("backend", "must not be 'native': the native kernels are not available.")
     if name == "triton" and not _has_triton():
-        raise ValueError("backend must not be 'triton': Triton cannot be imported.")
+        raise InvalidArgument("backend", "must not be 'triton': Triton cannot be imported.")
     return name
 
 

@@ -25,6 +25,7 @@ from spherenet._util.validation import (
     require_number,
     require_positive,
 )
+from spherenet.errors import InvalidArgument, InvalidArgumentType
 from spherenet.layers.base import Proxy
 from spherenet.ops.norms import DEFAULT_EPS, direction, working_dtype
 
@@ -84,24 +85,26 @@ class SphereMultiheadAttention(OptionCheck, nn.Module):
     ) -> None:
         super().__init__()
         if add_bias_kv:
-            raise ValueError(f"add_bias_kv must be False: a learned key is not supported, got {add_bias_kv!r}.")
+            raise InvalidArgument("add_bias_kv", f"must be False: a learned key is not supported, got {add_bias_kv!r}.")
         if add_zero_attn:
-            raise ValueError(f"add_zero_attn must be False: a zero key has no direction, got {add_zero_attn!r}.")
+            raise InvalidArgument(
+                "add_zero_attn", f"must be False: a zero key has no direction, got {add_zero_attn!r}."
+            )
         self.embed_dim = require_integer("embed_dim", embed_dim, minimum=1)
         self.num_heads = require_integer("num_heads", num_heads, minimum=1)
         if embed_dim % num_heads:
-            raise ValueError(f"num_heads must be a divisor of embed_dim={embed_dim}, got {num_heads}.")
+            raise InvalidArgument("num_heads", f"must be a divisor of embed_dim={embed_dim}, got {num_heads}.")
         self.head_dim = embed_dim // num_heads
         self.kdim = embed_dim if kdim is None else require_integer("kdim", kdim, minimum=1)
         self.vdim = embed_dim if vdim is None else require_integer("vdim", vdim, minimum=1)
         self.dropout = require_number("dropout", dropout)
         if not 0 <= self.dropout <= 1:
-            raise ValueError(f"dropout must be from 0 to 1, got {dropout!r}.")
+            raise InvalidArgument("dropout", f"must be from 0 to 1, got {dropout!r}.")
         self.batch_first = batch_first
         self.max_scale, self.eps = require_positive("max_scale", max_scale), require_positive("eps", eps)
         self.scale = require_positive("scale", scale)
         if self.scale >= self.max_scale:
-            raise ValueError(f"scale must be less than max_scale={max_scale}, got {scale!r}.")
+            raise InvalidArgument("scale", f"must be less than max_scale={max_scale}, got {scale!r}.")
 
         def parameter(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
@@ -228,16 +231,17 @@ class SphereMultiheadAttention(OptionCheck, nn.Module):
         ):
             require_floating(name, tensor)
             if tensor.dim() not in (2, 3) or tensor.shape[-1] != size:
-                raise ValueError(f"{name} must have shape [*, *, {size}] or [*, {size}], got {list(tensor.shape)}.")
+                raise InvalidArgument(name, f"must have shape [*, *, {size}] or [*, {size}], got {list(tensor.shape)}.")
         if query.dim() != key.dim() or key.shape[:-1] != value.shape[:-1]:
-            raise ValueError(
-                f"key and value must have the batch and the steps in common, and the dimensions of the query "
-                f"{list(query.shape)}, got {list(key.shape)} and {list(value.shape)}."
+            raise InvalidArgument(
+                "key",
+                "and value must have the batch and the steps in common, and the dimensions of the query "
+                f"{list(query.shape)}, got {list(key.shape)} and {list(value.shape)}.",
             )
         batch = 0 if self.batch_first else 1
         if query.dim() == 3 and query.shape[batch] != key.shape[batch]:
-            raise ValueError(
-                f"key must have the batch size of the query, {query.shape[batch]}, got {key.shape[batch]}."
+            raise InvalidArgument(
+                "key", f"must have the batch size of the query, {query.shape[batch]}, got {key.shape[batch]}."
             )
 
     def _merge(
@@ -280,7 +284,7 @@ def _check_mask(name: str, mask: Tensor, shapes: list[tuple[int, ...]]) -> None:
     """Raise TypeError or ValueError unless a mask is boolean or floating point and has one of the shapes."""
     if not isinstance(mask, Tensor) or not (mask.dtype is torch.bool or mask.is_floating_point()):
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise TypeError(f"{name} must be a boolean or floating point tensor, got {got}.")
+        raise InvalidArgumentType(name, f"must be a boolean or floating point tensor, got {got}.")
     if tuple(mask.shape) not in shapes:
         allowed = " or ".join(str(list(shape)) for shape in shapes)
-        raise ValueError(f"{name} must have shape {allowed}, got {list(mask.shape)}.")
+        raise InvalidArgument(name, f"must have shape {allowed}, got {list(mask.shape)}.")

@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from spherenet._util.validation import OptionCheck, require_one_of
 from spherenet.angles import AngleFunction, make_angle
 from spherenet.arguments import require_center
+from spherenet.errors import InvalidArgument, InvalidArgumentType
 from spherenet.kernels.dispatch import can_read_values
 from spherenet.layers.options import SphereOptions
 from spherenet.magnitudes import Magnitude, make_magnitude
@@ -60,8 +61,8 @@ class SphereLayer(OptionCheck, nn.Module):
         values, parameter = self.angle.k, self.angle.parameter
         if isinstance(values, Tensor) and values.dim() == 1 and len(values) != num_filters:
             name = "k" if parameter is None else parameter.name
-            raise ValueError(
-                f"operator must have {num_filters} {name}, one per filter, got an object with {len(values)}."
+            raise InvalidArgument(
+                "operator", f"must have {num_filters} {name}, one per filter, got an object with {len(values)}."
             )
         # Lazy layers do not know their kernels yet; a constructor may have given them one input for now.
         kernel = None if isinstance(self, LazyModuleMixin) else getattr(self, "weight", None)
@@ -72,7 +73,7 @@ class SphereLayer(OptionCheck, nn.Module):
         )
         radii = None if self.magnitude is None else self.magnitude.raw_radius
         if radii is not None and len(radii) != num_filters:
-            raise ValueError(f"magnitude must have {num_filters} radii, one per filter, got {len(radii)}.")
+            raise InvalidArgument("magnitude", f"must have {num_filters} radii, one per filter, got {len(radii)}.")
         self.rescale = options.rescale
         if self.rescale == "learned":
             self.beta = nn.Parameter(torch.ones(num_filters, device=device, dtype=dtype))
@@ -153,9 +154,10 @@ class SphereLayer(OptionCheck, nn.Module):
 
     def __prepare_scriptable__(self) -> Any:
         """Raise an error with what works instead of `torch.jit.script`, whose own message is long and does not help."""
-        raise TypeError(
-            f"layer must be traced or exported, not scripted: use torch.jit.trace or torch.export.export, "
-            f"got torch.jit.script of a {type(self).__name__}."
+        raise InvalidArgumentType(
+            "layer",
+            "must be traced or exported, not scripted: use torch.jit.trace or torch.export.export, "
+            f"got torch.jit.script of a {type(self).__name__}.",
         )
 
     def extra_repr(self) -> str:

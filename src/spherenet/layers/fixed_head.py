@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from spherenet._util.validation import require_floating, require_integer
+from spherenet.errors import InvalidArgument
 from spherenet.layers.head import AngularHead
 from spherenet.ops.norms import DEFAULT_EPS
 
@@ -43,7 +44,7 @@ def etf_directions(
     num_classes = require_integer("num_classes", num_classes, minimum=2)
     dim = require_integer("dim", dim, minimum=1)
     if dim < num_classes - 1:
-        raise ValueError(f"dim must be at least num_classes - 1 = {num_classes - 1}, got {dim}.")
+        raise InvalidArgument("dim", f"must be at least num_classes - 1 = {num_classes - 1}, got {dim}.")
     # Row r of Helmert's matrix: r entries 1, then −r. Rows are orthogonal to each other and to the vector of ones.
     ranks = torch.arange(1, num_classes, dtype=torch.float64)
     helmert = torch.tril(torch.ones(num_classes - 1, num_classes, dtype=torch.float64))
@@ -76,11 +77,15 @@ class FixedHead(AngularHead):
     ) -> None:
         require_floating("prototypes", prototypes)
         if prototypes.dim() != 2:
-            raise ValueError(f"prototypes must have the shape [classes, features], got {list(prototypes.shape)}.")
+            raise InvalidArgument(
+                "prototypes", f"must have the shape [classes, features], got {list(prototypes.shape)}."
+            )
         without_direction = ~(prototypes.isfinite().all(1) & prototypes.any(1))
         if bool(without_direction.any()):
             row = int(without_direction.nonzero()[0])
-            raise ValueError(f"prototypes must be finite and not zero, got {prototypes[row].tolist()} in row {row}.")
+            raise InvalidArgument(
+                "prototypes", f"must be finite and not zero, got {prototypes[row].tolist()} in row {row}."
+            )
         num_classes, in_features = prototypes.shape
         super().__init__(in_features, num_classes, bias, eps=eps, device=device, dtype=dtype or prototypes.dtype)
         self.weight.requires_grad_(False)

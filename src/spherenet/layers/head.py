@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from spherenet._util.validation import OptionCheck, require_floating, require_integer, require_positive
+from spherenet.errors import InvalidArgument, InvalidArgumentType
 from spherenet.kernels.classes import blockwise
 from spherenet.kernels.dispatch import blockwise as use_blocks
 from spherenet.layers.base import Proxy, record_as_leaf
@@ -92,13 +93,15 @@ class AngularHead(OptionCheck, nn.Module):
         if not isinstance(features, Tensor) or not features.is_floating_point():
             require_floating("features", features)
         if features.dim() < 1 or features.shape[-1] != self.in_features:
-            raise ValueError(
-                f"features must have {self.in_features} features in their last dimension, "
-                f"got shape {list(features.shape)}."
+            raise InvalidArgument(
+                "features",
+                f"must have {self.in_features} features in their last dimension, got shape {list(features.shape)}.",
             )
         dtype = working_dtype(features.dtype)
         if dtype != working_dtype(self.weight.dtype):
-            raise TypeError(f"features must have the dtype of the weights, {self.weight.dtype}, got {features.dtype}.")
+            raise InvalidArgumentType(
+                "features", f"must have the dtype of the weights, {self.weight.dtype}, got {features.dtype}."
+            )
         with without_autocast(features):
             length = norm(features, -1, self.eps)
             overflowed = length.isinf()

@@ -14,6 +14,7 @@ import torch
 
 from spherenet._util.validation import OPTION_DEFAULTS, require_number, require_one_of, require_positive
 from spherenet.angles import AngleFunction, make_shared_angle
+from spherenet.errors import InvalidArgument, InvalidArgumentType
 from spherenet.magnitudes import Magnitude
 from spherenet.ops.norms import DEFAULT_EPS
 from spherenet.ops.operation import CENTERS
@@ -69,7 +70,9 @@ class SphereOptions:
         others = {"k": k} | {"center": None if center == "auto" else center} | options
         for name, value in others.items():
             if value is not None:
-                raise TypeError(f"{name} must be left out if operator is a SphereOptions object, got {value!r}.")
+                raise InvalidArgumentType(
+                    name, f"must be left out if operator is a SphereOptions object, got {value!r}."
+                )
         return operator
 
     def require_unused(self) -> None:
@@ -77,7 +80,7 @@ class SphereOptions:
         for name in ("k", "rescale", "center", "magnitude", "radius"):
             value = getattr(self, name)
             if value is not None:
-                raise ValueError(f"{name} must be None if operator is None (plain convolution), got {value!r}.")
+                raise InvalidArgument(name, f"must be None if operator is None (plain convolution), got {value!r}.")
         if self.k_sharing == "network":
             make_shared_angle(None, None)  # its error
 
@@ -131,5 +134,7 @@ def _checked_rescale(rescale: str | Sequence[float] | None) -> str | tuple[float
     if rescale is None or rescale == "learned":
         return rescale
     if isinstance(rescale, str) or not isinstance(rescale, Sequence) or len(rescale) != 2:
-        raise ValueError(f'rescale must be None, "learned" or a pair of numbers (beta, gamma), got {rescale!r}.')
+        raise InvalidArgument(
+            "rescale", f'must be None, "learned" or a pair of numbers (beta, gamma), got {rescale!r}.'
+        )
     return require_number("rescale[0]", rescale[0]), require_number("rescale[1]", rescale[1])

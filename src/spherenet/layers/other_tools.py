@@ -10,6 +10,7 @@ from __future__ import annotations
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
+from spherenet.errors import InvalidArgumentType
 from spherenet.layers.base import SphereLayer
 
 __all__ = ["watch_modules"]
@@ -35,16 +36,18 @@ def _refuse_plain_use(parent: nn.Module, name: str, module: nn.Module | None) ->
     if isinstance(module, SphereLayer):
         is_wrapped = name == "base_layer" and _package(parent) == "peft"
         if is_wrapped and type(parent).__name__ not in EXACT_WRAPPERS:
-            raise TypeError(
-                f"target_modules of peft must be plain layers, got a {type(module).__name__}: merging the adapter "
-                'would change its output. Use LoraConfig(target_modules=[], target_parameters=["….weight"]).'
+            raise InvalidArgumentType(
+                "target_modules",
+                f"of peft must be plain layers, got a {type(module).__name__}: merging the adapter "
+                'would change its output. Use LoraConfig(target_modules=[], target_parameters=["….weight"]).',
             )
     elif module is not None:
         replaced = parent._modules.get(name)
         if isinstance(replaced, SphereLayer) and _replaces(module) and replaced not in module.modules():
-            raise TypeError(
-                f"layer {name!r} must be a plain layer to become a {type(module).__module__}.{type(module).__name__}, "
-                f"got a {type(replaced).__name__}: exclude sphere layers, or use weight-only quantization of torchao."
+            raise InvalidArgumentType(
+                "layer",
+                f"{name!r} must be a plain layer to become a {type(module).__module__}.{type(module).__name__}, "
+                f"got a {type(replaced).__name__}: exclude sphere layers, or use weight-only quantization of torchao.",
             )
 
 

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from spherenet._util.validation import OptionCheck, require_floating, require_number
+from spherenet.errors import InvalidArgument, InvalidArgumentType
 from spherenet.kernels.recurrent import fused_recurrence
 from spherenet.layers.base import Proxy, record_as_leaf
 from spherenet.layers.conv import SphereLinear
@@ -86,7 +87,7 @@ class _SphereCell(OptionCheck, nn.Module):
     def _next(self, input: Tensor, state: State | None) -> State:
         require_floating("input", input)
         if input.dim() not in (1, 2):
-            raise ValueError(f"input must have 1 or 2 dimensions, got shape {list(input.shape)}.")
+            raise InvalidArgument("input", f"must have 1 or 2 dimensions, got shape {list(input.shape)}.")
         state = _state_or_zeros(state, self.num_states, input, [*input.shape[:-1], self.hidden_size])
         return self._step(self.ih(input), state)
 
@@ -187,7 +188,7 @@ class _SphereRecurrence(OptionCheck, nn.Module):
         self.batch_first, self.bidirectional = batch_first, bidirectional
         self.dropout = require_number("dropout", dropout)
         if not 0 <= self.dropout <= 1:
-            raise ValueError(f"dropout must be from 0 to 1, got {dropout!r}.")
+            raise InvalidArgument("dropout", f"must be from 0 to 1, got {dropout!r}.")
         if self.dropout and num_layers == 1:
             warnings.warn(f"dropout={dropout} applies between layers, but there is only one layer.", stacklevel=2)
         self.num_directions = 2 if bidirectional else 1
@@ -204,12 +205,16 @@ class _SphereRecurrence(OptionCheck, nn.Module):
     def _run(self, input: Tensor, states: State | None) -> tuple[Tensor, State]:
         """Return the outputs and the last states of a sequence, with torch's shapes."""
         if isinstance(input, PackedSequence):
-            raise TypeError("input must be a tensor: a PackedSequence is not supported, pad it and mask the outputs.")
+            raise InvalidArgumentType(
+                "input", "must be a tensor: a PackedSequence is not supported, pad it and mask the outputs."
+            )
         require_floating("input", input)
         is_transposed = self.batch_first and input.dim() == 3
         x = input.transpose(0, 1) if is_transposed else input  # [L, N, features] or [L, features]
         if x.dim() not in (2, 3) or len(x) == 0:
-            raise ValueError(f"input must have 2 or 3 dimensions and at least 1 step, got shape {list(input.shape)}.")
+            raise InvalidArgument(
+                "input", f"must have 2 or 3 dimensions and at least 1 step, got shape {list(input.shape)}."
+            )
         shape = [len(self.cells), *x.shape[1:-1], self.hidden_size]
         states = _state_or_zeros(states, self.cell_class.num_states, input, shape)
         last: list[State] = []
@@ -291,15 +296,17 @@ def _state_or_zeros(state: State | None, num_states: int, input: Tensor, shape: 
     if state is None:
         return (input.new_zeros(shape),) * num_states
     if not isinstance(state, (tuple, list)) or len(state) != num_states:
-        raise TypeError(f"hx must be {num_states} tensors in a tuple, got {len(state)} in a {type(state).__name__}.")
+        raise InvalidArgumentType(
+            "hx", f"must be {num_states} tensors in a tuple, got {len(state)} in a {type(state).__name__}."
+        )
     for tensor in state:
         require_floating("hx", tensor)
         if list(tensor.shape) != shape:
-            raise ValueError(f"hx must have shape {shape} for this input, got {list(tensor.shape)}.")
+            raise InvalidArgument("hx", f"must have shape {shape} for this input, got {list(tensor.shape)}.")
     return state
 
 
 def _require_size(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise ValueError(f"{name} must be an integer of at least 1, got {value!r}.")
+        raise InvalidArgument(name, f"must be an integer of at least 1, got {value!r}.")
     return int(value)

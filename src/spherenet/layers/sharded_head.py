@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from spherenet._util.validation import require_floating, require_module, require_number
+from spherenet.errors import InvalidArgument, InvalidArgumentType
 from spherenet.kernels.classes.sharded import ClassShard, ShardedOutput, gather_rows
 from spherenet.layers.head import AngularHead
 from spherenet.ops.norms import norm, without_autocast, working_dtype
@@ -44,7 +45,7 @@ class ShardedHead(AngularHead):
         self.scale_invariant = head.scale_invariant
         self.sample_rate = require_number("sample_rate", sample_rate)
         if not 0 < self.sample_rate <= 1:
-            raise ValueError(f"sample_rate must be greater than 0 and at most 1, got {sample_rate!r}.")
+            raise InvalidArgument("sample_rate", f"must be greater than 0 and at most 1, got {sample_rate!r}.")
         for name in ("weight", "bias"):
             whole: nn.Parameter | None = getattr(head, name)
             parameter = None if whole is None else nn.Parameter(_own_part(whole, mesh), whole.requires_grad)
@@ -77,13 +78,13 @@ class ShardedHead(AngularHead):
         try:
             require_floating("features", features)
             if features.dim() < 1 or features.shape[-1] != self.in_features:
-                raise ValueError(
-                    f"features must have {self.in_features} features in their last dimension, "
-                    f"got shape {list(features.shape)}."
+                raise InvalidArgument(
+                    "features",
+                    f"must have {self.in_features} features in their last dimension, got shape {list(features.shape)}.",
                 )
             if working_dtype(features.dtype) != working_dtype(self.weight.dtype):
-                raise TypeError(
-                    f"features must have the dtype of the weights, {self.weight.dtype}, got {features.dtype}."
+                raise InvalidArgumentType(
+                    "features", f"must have the dtype of the weights, {self.weight.dtype}, got {features.dtype}."
                 )
         except (TypeError, ValueError) as wrong:
             error = wrong
@@ -155,20 +156,20 @@ def shard_head(model: M, mesh: DeviceMesh, *, sample_rate: float = 1.0) -> M:
     """
     require_module("model", model)
     if mesh.ndim != 1:
-        raise ValueError(f"mesh must have one dimension, got {mesh.ndim}.")
+        raise InvalidArgument("mesh", f"must have one dimension, got {mesh.ndim}.")
     heads = {name: module for name, module in model.named_modules() if isinstance(module, AngularHead)}
     sizes = [(head.num_classes, *head.weight.shape[1:]) for head in heads.values()]
     _require_same_heads(sizes, mesh)
     if len(heads) != 1:
-        raise ValueError(f"model must have one AngularHead, got {len(heads)}.")
+        raise InvalidArgument("model", f"must have one AngularHead, got {len(heads)}.")
     name, head = next(iter(heads.items()))
     if isinstance(head, ShardedHead):
-        raise ValueError("model must have a head that is not sharded yet.")
+        raise InvalidArgument("model", "must have a head that is not sharded yet.")
     if is_parametrized(head):
-        raise ValueError("model must have a head without parametrizations; remove them first.")
+        raise InvalidArgument("model", "must have a head without parametrizations; remove them first.")
     if head.num_classes < mesh.size():
-        raise ValueError(
-            f"num_classes must be at least the number of processes, {mesh.size()}, got {head.num_classes}."
+        raise InvalidArgument(
+            "num_classes", f"must be at least the number of processes, {mesh.size()}, got {head.num_classes}."
         )
     new = ShardedHead(head, mesh, sample_rate)
     if head.weight.is_meta:
@@ -200,7 +201,8 @@ def _require_same_heads(sizes: list[tuple[int, ...]], mesh: DeviceMesh) -> None:
     dist.all_gather_object(everywhere, sizes, group=mesh.get_group())
     for rank, other in enumerate(everywhere):
         if other != everywhere[0]:
-            raise ValueError(
-                f"model must have the same head in all processes, got (classes, features) {everywhere[0]} in process 0 "
-                f"and {other} in process {rank}."
+            raise InvalidArgument(
+                "model",
+                f"must have the same head in all processes, got (classes, features) {everywhere[0]} in process 0 "
+                f"and {other} in process {rank}.",
             )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from spherenet.errors import InvalidArgumentType
 from spherenet.kernels.dispatch import sphere_layer
 from spherenet.layers.base import Proxy, SphereLayer, record_as_leaf
 from spherenet.layers.options import SphereKeywords, SphereOptions
@@ -95,7 +96,7 @@ class _SphereConvTranspose(SphereLayer):
 def _reject_padding_word(padding: object) -> None:
     """Raise TypeError for "same" and "valid", whose letters torch would store as four sizes."""
     if isinstance(padding, str):
-        raise TypeError(f"padding must be a number or a sequence of numbers, got {padding!r}.")
+        raise InvalidArgumentType("padding", f"must be a number or a sequence of numbers, got {padding!r}.")
 
 
 class SphereConvTranspose1d(_SphereConvTranspose, nn.ConvTranspose1d):

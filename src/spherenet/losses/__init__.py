@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from spherenet._util.validation import require_one_of
+from spherenet.errors import InvalidArgument, InvalidArgumentType
 from spherenet.losses.adaface import AdaFaceLoss
 from spherenet.losses.additive_margins import ArcFaceLoss, CosFaceLoss
 from spherenet.losses.arguments import options_of, reject_unknown
@@ -112,10 +113,12 @@ def make_loss(loss: str | AngularLoss, **options: Any) -> AngularLoss:
     """
     if isinstance(loss, AngularLoss):
         if options:
-            raise ValueError(f"options must be left out if loss is an object, got {', '.join(options)}.")
+            raise InvalidArgument("options", f"must be left out if loss is an object, got {', '.join(options)}.")
         return loss
     if not isinstance(loss, str):
-        raise TypeError(f"loss must be a name or an AngularLoss object, got {loss!r} of type {type(loss).__name__}.")
+        raise InvalidArgumentType(
+            "loss", f"must be a name or an AngularLoss object, got {loss!r} of type {type(loss).__name__}."
+        )
     reject_unknown(f"Loss {loss!r}", options, loss_arguments(loss))
     loss_class, fixed = _LOSSES[loss]
     return loss_class(**fixed, **options)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from spherenet._util.validation import require_number, require_positive
+from spherenet.errors import InvalidArgument
 from spherenet.losses.adaptive import AdaptiveLoss
 from spherenet.losses.batch import AnyBatch
 from spherenet.ops.angular import AngularLogits, additive_angle
@@ -59,11 +60,11 @@ class AdaFaceLoss(AdaptiveLoss):
     ) -> None:
         super().__init__(m, s, "full", **cross_entropy)
         if not 0 <= self.m < 1:
-            raise ValueError(f"m must be at least 0 and less than 1, got {m!r}.")
+            raise InvalidArgument("m", f"must be at least 0 and less than 1, got {m!r}.")
         self.h = require_positive("h", h)
         self.momentum = require_number("momentum", momentum)
         if not 0 < self.momentum <= 1:
-            raise ValueError(f"momentum must be greater than 0 and at most 1, got {momentum!r}.")
+            raise InvalidArgument("momentum", f"must be greater than 0 and at most 1, got {momentum!r}.")
         self._running("norm_mean")
         self._running("norm_std")
         self.reset_parameters()

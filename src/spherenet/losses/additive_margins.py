@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from torch import Tensor
 
 from spherenet._util.validation import require_number
+from spherenet.errors import InvalidArgument
 from spherenet.losses.arguments import CrossEntropyOptions, named_scale
 from spherenet.losses.base import NamedScale
 from spherenet.ops.angular import additive_angle, additive_cosine
@@ -66,7 +67,7 @@ class CosFaceLoss(FaceLoss):
     ) -> None:
         super().__init__(m, s, "full", **cross_entropy)
         if not 0 <= self.m < 2:
-            raise ValueError(f"m must be at least 0 and less than 2, got {m!r}.")
+            raise InvalidArgument("m", f"must be at least 0 and less than 2, got {m!r}.")
 
     def target_similarity(self, cosine: Tensor) -> Tensor:
         """Return cos θ − m."""
@@ -98,7 +99,7 @@ class ArcFaceLoss(FaceLoss):
     ) -> None:
         super().__init__(m, s, margin_gradient, **cross_entropy)
         if not 0 <= self.m < math.pi:
-            raise ValueError(f"m must be at least 0 and less than π, got {m!r}.")
+            raise InvalidArgument("m", f"must be at least 0 and less than π, got {m!r}.")
 
     def target_similarity(self, cosine: Tensor) -> Tensor:
         """Return cos(θ + m), continued beyond π."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from spherenet._util.validation import reject_unknown_options, require_floating, require_one_of, require_positive
 from spherenet.angles import ANGLES, AngleFunction, make_angle
+from spherenet.errors import InvalidArgument, InvalidArgumentType
 from spherenet.kernels.dispatch import can_read_values
 
 if TYPE_CHECKING:
@@ -69,16 +70,18 @@ def angle_of_loss(
     """Return the angle function for the arguments `operator`, `k` and `angle`, an alias of `operator`, of a loss."""
     operator = operator if angle is None else angle
     if isinstance(operator, str) and operator in ANGLES and ANGLES[operator].is_learned:
-        raise ValueError(
-            f"operator must be one of {', '.join(map(repr, LOSS_ANGLES))} or an AngleFunction object, "
+        raise InvalidArgument(
+            "operator",
+            f"must be one of {', '.join(map(repr, LOSS_ANGLES))} or an AngleFunction object, "
             f"got {operator!r}: a loss owns no weights; pass a {ANGLES[operator].__name__} and give its parameters to "
-            "the optimizer."
+            "the optimizer.",
         )
     if isinstance(operator, str):
         require_one_of("operator", operator, LOSS_ANGLES)
     elif not isinstance(operator, AngleFunction):
-        raise TypeError(
-            f"operator must be one of {', '.join(map(repr, LOSS_ANGLES))} or an AngleFunction object, got {operator!r}."
+        raise InvalidArgumentType(
+            "operator",
+            f"must be one of {', '.join(map(repr, LOSS_ANGLES))} or an AngleFunction object, got {operator!r}.",
         )
     return make_angle(operator, k)
 
@@ -90,7 +93,7 @@ def checked_scale(value: object) -> float | Literal["norm", "auto"]:
     if value == "norm":
         return "norm"
     if isinstance(value, str):
-        raise ValueError(f'scale must be "norm", "auto" or a number greater than 0, got {value!r}.')
+        raise InvalidArgument("scale", f'must be "norm", "auto" or a number greater than 0, got {value!r}.')
     return require_positive("scale", value)
 
 
@@ -114,13 +117,13 @@ def checked_class_weight(class_weight: object) -> Tensor | None:
     if class_weight is None:
         return None
     if not isinstance(class_weight, Tensor):
-        raise TypeError(f"class_weight must be None or a tensor, got {type(class_weight).__name__}.")
+        raise InvalidArgumentType("class_weight", f"must be None or a tensor, got {type(class_weight).__name__}.")
     require_floating("class_weight", class_weight)
     if class_weight.dim() != 1:
-        raise ValueError(f"class_weight must have shape [num_classes], got {list(class_weight.shape)}.")
+        raise InvalidArgument("class_weight", f"must have shape [num_classes], got {list(class_weight.shape)}.")
     wrong = class_weight[~(class_weight.isfinite() & (class_weight >= 0))]
     if len(wrong):
-        raise ValueError(f"class_weight must be finite and at least 0, got {wrong[0].item()!r}.")
+        raise InvalidArgument("class_weight", f"must be finite and at least 0, got {wrong[0].item()!r}.")
     return class_weight
 
 
@@ -131,40 +134,46 @@ def checked_labels(labels: Tensor, shape: Sequence[int], device: torch.device, i
     torch's indexing kernels assert that an index is in range.
     """
     if not isinstance(labels, Tensor):
-        raise TypeError(f"labels must be a tensor, got {type(labels).__name__}.")
+        raise InvalidArgumentType("labels", f"must be a tensor, got {type(labels).__name__}.")
     if labels.device != device:
-        raise ValueError(f"labels must be on the device of the output, {device}, got {labels.device}.")
+        raise InvalidArgument("labels", f"must be on the device of the output, {device}, got {labels.device}.")
     rows, num_classes = list(shape[:-1]), shape[-1]
     check_values = can_read_values(labels)
     if torch.is_floating_point(labels):
         if list(labels.shape) != list(shape):
-            raise ValueError(
-                f"labels must be class indices (int64) of shape {rows} or floating point probabilities of shape "
-                f"{list(shape)}, got {labels.dtype} of shape {list(labels.shape)}."
+            raise InvalidArgument(
+                "labels",
+                f"must be class indices (int64) of shape {rows} or floating point probabilities of shape "
+                f"{list(shape)}, got {labels.dtype} of shape {list(labels.shape)}.",
             )
         if ignore_index >= 0:
-            raise ValueError(f"ignore_index must be left out if labels are probabilities, got {ignore_index}.")
+            raise InvalidArgument("ignore_index", f"must be left out if labels are probabilities, got {ignore_index}.")
         if check_values:
             values = labels.detach()
             wrong = values[~((values >= 0) & (values <= 1))]
             if len(wrong):
-                raise ValueError(f"labels must be probabilities from 0 to 1, got {wrong[0].item()!r}.")
+                raise InvalidArgument("labels", f"must be probabilities from 0 to 1, got {wrong[0].item()!r}.")
             sums = values.sum(-1, dtype=torch.float64).flatten()
             wrong = sums[(sums - 1).abs() > SUM_TOLERANCE]
             if len(wrong):
-                raise ValueError(
-                    f"labels must be probabilities that sum to 1 over the classes, got a sum of {wrong[0]:g}."
+                raise InvalidArgument(
+                    "labels", f"must be probabilities that sum to 1 over the classes, got a sum of {wrong[0]:g}."
                 )
         return labels
     if labels.dtype == torch.bool or labels.is_complex():
-        raise TypeError(f"labels must be class indices (int64) or floating point probabilities, got {labels.dtype}.")
+        raise InvalidArgumentType(
+            "labels", f"must be class indices (int64) or floating point probabilities, got {labels.dtype}."
+        )
     if list(labels.shape) != rows:
-        raise ValueError(f"labels must have shape {rows}, one class index per feature, got shape {list(labels.shape)}.")
+        raise InvalidArgument(
+            "labels", f"must have shape {rows}, one class index per feature, got shape {list(labels.shape)}."
+        )
     labels = labels.long()  # uint8 compares 156 as equal to -100
     if check_values:
         wrong = labels[((labels < 0) | (labels >= num_classes)) & (labels != ignore_index)]
         if len(wrong):
-            raise ValueError(
-                f"labels must be from 0 to {num_classes - 1} or ignore_index ({ignore_index}), got {wrong[0].item()}."
+            raise InvalidArgument(
+                "labels",
+                f"must be from 0 to {num_classes - 1} or ignore_index ({ignore_index}), got {wrong[0].item()}.",
             )
     return labels

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from spherenet._util.validation import OptionCheck, require_number, require_one_of
 from spherenet.angles import AngleFunction
+from spherenet.errors import InvalidArgument, InvalidArgumentType
 from spherenet.kernels.classes.sharded import ShardedOutput
 from spherenet.kernels.torch_internals import without_modes
 from spherenet.losses.arguments import (
@@ -84,7 +85,7 @@ class AngularLoss(OptionCheck, nn.Module):
         loss = super().__new__(cls, *arguments, **options)
         has_operator = "operator" in options or (arguments and options_of(cls)[0] == "operator")
         if has_operator and options.get("angle") is not None:
-            raise TypeError(f"angle must be left out if operator is given, got {options['angle']!r}.")
+            raise InvalidArgumentType("angle", f"must be left out if operator is given, got {options['angle']!r}.")
         return loss
 
     def __init__(
@@ -108,11 +109,11 @@ class AngularLoss(OptionCheck, nn.Module):
         # Not persistent: it is a setting that the constructor receives again.
         self.register_buffer("class_weight", checked_class_weight(class_weight), persistent=False)
         if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
-            raise TypeError(f"ignore_index must be an integer, got {ignore_index!r}.")
+            raise InvalidArgumentType("ignore_index", f"must be an integer, got {ignore_index!r}.")
         self.ignore_index = ignore_index
         self.label_smoothing = require_number("label_smoothing", label_smoothing)
         if not 0 <= self.label_smoothing <= 1:
-            raise ValueError(f"label_smoothing must be from 0 to 1, got {label_smoothing!r}.")
+            raise InvalidArgument("label_smoothing", f"must be from 0 to 1, got {label_smoothing!r}.")
         self.reduction = require_one_of("reduction", reduction, ("mean", "sum", "none"))
 
     def forward(
@@ -224,9 +225,9 @@ class AngularLoss(OptionCheck, nn.Module):
             cosine = torch.full((1,), math.sqrt(0.5), dtype=torch.float64, device=device)
             value = float(self.similarity(cosine).mean().item())
         if not value > 0:
-            raise ValueError(
-                f"{self._scale_argument} must be given for an angle function that is not positive at 45°, "
-                f"got {value!r} there."
+            raise InvalidArgument(
+                self._scale_argument,
+                f"must be given for an angle function that is not positive at 45°, got {value!r} there.",
             )
         return value
 

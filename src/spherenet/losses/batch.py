@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from spherenet._util.validation import require_floating
+from spherenet.errors import InvalidArgument, InvalidArgumentType
 from spherenet.kernels.classes.blockwise import angular_cross_entropy, has_kernel, with_label_column
 from spherenet.kernels.classes.sharded import ShardedOutput, sum_over_processes
 from spherenet.kernels.dispatch import blockwise
@@ -46,14 +47,16 @@ class Batch:
 
     def __init__(self, loss: AngularLoss, output: AngularOutput) -> None:
         if not isinstance(output, AngularOutput):
-            raise TypeError(f"output must be an AngularOutput of an AngularHead, got {type(output).__name__}.")
+            raise InvalidArgumentType(
+                "output", f"must be an AngularOutput of an AngularHead, got {type(output).__name__}."
+            )
         cosine, feature_norm, weight_norm, bias = output
         if not isinstance(cosine, Tensor) or not cosine.is_floating_point():
             require_floating("output.cosine", cosine)
         self.loss, self._shape = loss, cosine.shape
         if cosine.dim() < 1 or cosine.shape[-1] < 2:
-            raise ValueError(
-                f"output.cosine must have at least 2 classes in its last dimension, got {list(cosine.shape)}."
+            raise InvalidArgument(
+                "output.cosine", f"must have at least 2 classes in its last dimension, got {list(cosine.shape)}."
             )
         rows, classes = cosine.shape[:-1], cosine.shape[-1:]
         for name, tensor, shape in (
@@ -62,9 +65,10 @@ class Batch:
             ("bias", bias, classes),
         ):
             if tensor is not None and tensor.shape != shape:
-                raise ValueError(
-                    f"output.{name} must have shape {list(shape)} for cosines of shape {list(cosine.shape)}, "
-                    f"got {list(tensor.shape)}."
+                raise InvalidArgument(
+                    f"output.{name}",
+                    f"must have shape {list(shape)} for cosines of shape {list(cosine.shape)}, "
+                    f"got {list(tensor.shape)}.",
                 )
         dtype = working_dtype(cosine.dtype)
         self.num_classes = cosine.shape[-1]
@@ -193,5 +197,5 @@ def batch_of(loss: AngularLoss, output: AngularOutput | ShardedOutput) -> AnyBat
     """Return the batch of a head's output."""
     batch = ShardedBatch(loss, output) if isinstance(output, ShardedOutput) else Batch(loss, output)
     if loss.class_weight is not None and len(loss.class_weight) != batch.num_classes:
-        raise ValueError(f"class_weight must have {batch.num_classes} entries, got {len(loss.class_weight)}.")
+        raise InvalidArgument("class_weight", f"must have {batch.num_classes} entries, got {len(loss.class_weight)}.")
     return batch

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from spherenet._util.validation import require_number, require_one_of, require_positive
+from spherenet.errors import InvalidArgument, InvalidArgumentType
 from spherenet.losses.pairs import PairLoss, checked_features, checked_labels, in_blocks, unit
 
 if TYPE_CHECKING:
@@ -224,8 +225,8 @@ def _pair_of_views(first: Tensor, second: Tensor, eps: float) -> tuple[Tensor, T
     first = checked_features("first", first)
     second = checked_features("second", second, first)
     if len(first) != len(second):
-        raise ValueError(f"second must have {len(first)} samples as first, got {len(second)}.")
+        raise InvalidArgument("second", f"must have {len(first)} samples as first, got {len(second)}.")
     x, y = unit(first, eps), unit(second, eps)
     if x.dtype != y.dtype:
-        raise TypeError(f"second must have the dtype of first, {first.dtype}, got {second.dtype}.")
+        raise InvalidArgumentType("second", f"must have the dtype of first, {first.dtype}, got {second.dtype}.")
     return x, y

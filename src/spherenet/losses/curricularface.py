@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from spherenet._util.validation import require_number
+from spherenet.errors import InvalidArgument, InvalidArgumentType
 from spherenet.losses.adaptive import AdaptiveLoss
 from spherenet.losses.batch import AnyBatch
 from spherenet.ops.angular import AngularLogits, additive_angle
@@ -51,10 +52,10 @@ class CurricularFaceLoss(AdaptiveLoss):
     ) -> None:
         super().__init__(m, s, "full", **cross_entropy)
         if not 0 <= self.m < math.pi:
-            raise ValueError(f"m must be at least 0 and less than π, got {m!r}.")
+            raise InvalidArgument("m", f"must be at least 0 and less than π, got {m!r}.")
         self.momentum = require_number("momentum", momentum)
         if not 0 < self.momentum <= 1:
-            raise ValueError(f"momentum must be greater than 0 and at most 1, got {momentum!r}.")
+            raise InvalidArgument("momentum", f"must be greater than 0 and at most 1, got {momentum!r}.")
         self._running("progress")
 
     def reset_parameters(self) -> None:
@@ -64,7 +65,9 @@ class CurricularFaceLoss(AdaptiveLoss):
     def with_margin(self, logits: AngularLogits, batch: AnyBatch, labels: Tensor) -> AngularLogits:
         """Return logits with the margins of a batch; in training mode t changes first."""
         if torch.is_floating_point(labels):
-            raise TypeError(f"labels must be class indices (int64) for CurricularFaceLoss, got {labels.dtype}.")
+            raise InvalidArgumentType(
+                "labels", f"must be class indices (int64) for CurricularFaceLoss, got {labels.dtype}."
+            )
         label_cosine = batch.label_cosine(labels).clamp(-1, 1)
         if self.training:
             count, total = batch.total(torch.stack([torch.ones_like(label_cosine), label_cosine]), labels)

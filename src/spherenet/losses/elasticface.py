@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from spherenet._util.validation import require_number, require_one_of
+from spherenet.errors import InvalidArgument, InvalidArgumentType
 from spherenet.losses.additive_margins import FaceLoss
 from spherenet.losses.batch import AnyBatch
 from spherenet.ops.angular import AngularLogits, additive_angle
@@ -59,17 +60,17 @@ class ElasticFaceLoss(FaceLoss):
         self.form, self.sort = self_form, sort
         limit, shown = (math.pi, "π") if form == "arc" else (2.0, "2")
         if not 0 <= self.m < limit:
-            raise ValueError(f"m must be at least 0 and less than {shown}, got {m!r}.")
+            raise InvalidArgument("m", f"must be at least 0 and less than {shown}, got {m!r}.")
         self.std = require_number("std", std)
         if self.std < 0:
-            raise ValueError(f"std must be at least 0, got {std!r}.")
+            raise InvalidArgument("std", f"must be at least 0, got {std!r}.")
         if not isinstance(sort, bool):
-            raise TypeError(f"sort must be True or False, got {sort!r}.")
+            raise InvalidArgumentType("sort", f"must be True or False, got {sort!r}.")
 
     def with_margin(self, logits: AngularLogits, batch: AnyBatch, labels: Tensor) -> AngularLogits:
         """Return logits with a margin per row, drawn in training mode."""
         if self.sort and torch.is_floating_point(labels):
-            raise TypeError(f"labels must be class indices (int64) if sort is True, got {labels.dtype}.")
+            raise InvalidArgumentType("labels", f"must be class indices (int64) if sort is True, got {labels.dtype}.")
         margin = torch.full_like(batch.feature_norm, self.m, requires_grad=False)
         if self.training and self.std > 0:
             margin = margin + self.std * torch.randn_like(margin)

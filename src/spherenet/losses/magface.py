@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from torch import Tensor
 
 from spherenet._util.validation import require_number, require_positive
+from spherenet.errors import InvalidArgument
 from spherenet.losses.additive_margins import FaceLoss
 from spherenet.losses.batch import AnyBatch
 from spherenet.ops.angular import AngularLogits, additive_angle
@@ -54,18 +55,18 @@ class MagFaceLoss(FaceLoss):
         super().__init__(m, s, "full", **cross_entropy)
         self.largest_m = require_number("largest_m", largest_m)
         if self.m < 0:
-            raise ValueError(f"m must be at least 0, got {m!r}.")
+            raise InvalidArgument("m", f"must be at least 0, got {m!r}.")
         if not self.m <= self.largest_m < math.pi:
-            raise ValueError(f"largest_m must be at least m ({self.m:g}) and less than π, got {largest_m!r}.")
+            raise InvalidArgument("largest_m", f"must be at least m ({self.m:g}) and less than π, got {largest_m!r}.")
         self.smallest_norm = require_positive("smallest_norm", smallest_norm)
         self.largest_norm = require_positive("largest_norm", largest_norm)
         if self.largest_norm <= self.smallest_norm:
-            raise ValueError(
-                f"largest_norm must be greater than smallest_norm ({self.smallest_norm:g}), got {largest_norm!r}."
+            raise InvalidArgument(
+                "largest_norm", f"must be greater than smallest_norm ({self.smallest_norm:g}), got {largest_norm!r}."
             )
         self.norm_weight = require_number("norm_weight", norm_weight)
         if self.norm_weight < 0:
-            raise ValueError(f"norm_weight must be at least 0, got {norm_weight!r}.")
+            raise InvalidArgument("norm_weight", f"must be at least 0, got {norm_weight!r}.")
 
     def with_margin(self, logits: AngularLogits, batch: AnyBatch, labels: Tensor) -> AngularLogits:
         """Return logits with the margin m(a) of each row."""

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from spherenet._util.validation import require_number, require_one_of, require_positive
 from spherenet.angles import AngleFunction, angle_from_cosine
+from spherenet.errors import InvalidArgument, InvalidArgumentType
 from spherenet.losses.arguments import CrossEntropyOptions, MarginOptions, Scale, angle_of_loss
 from spherenet.losses.base import AngularLoss
 from spherenet.losses.scales import default_scale
@@ -69,9 +70,9 @@ class Annealing:
     def __post_init__(self) -> None:
         for name in ("start", "decay", "floor", "power"):
             if require_number(name, getattr(self, name)) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)!r}.")
+                raise InvalidArgument(name, f"must be at least 0, got {getattr(self, name)!r}.")
         if self.start < self.floor:
-            raise ValueError(f"start must be at least floor ({self.floor!r}), got {self.start!r}.")
+            raise InvalidArgument("start", f"must be at least floor ({self.floor!r}), got {self.start!r}.")
 
     @classmethod
     def sphereface(cls) -> Annealing:
@@ -106,7 +107,7 @@ class Annealing:
         """
         length = require_positive("iterations", iterations)
         if require_positive("floor_at", floor_at) > 1:
-            raise ValueError(f"floor_at must be a fraction of the run, at most 1, got {floor_at!r}.")
+            raise InvalidArgument("floor_at", f"must be a fraction of the run, at most 1, got {floor_at!r}.")
         ratio = require_number("start", start) / require_positive("floor", floor)
         return cls(start, max(0.0, ratio - 1) / (floor_at * length), floor)
 
@@ -144,7 +145,7 @@ class MarginLoss(AngularLoss):
     ) -> None:
         super().__init__(operator=angle, scale=scale, margin_gradient=margin_gradient, **cross_entropy)
         if require_number("m", m) < 1:
-            raise ValueError(f"m must be at least 1, got {m!r}.")
+            raise InvalidArgument("m", f"must be at least 1, got {m!r}.")
         self.m = float(m)
         self.form = require_one_of("form", form, MARGIN_FORMS)
         self.annealing = annealing
@@ -153,17 +154,18 @@ class MarginLoss(AngularLoss):
         self._feature_norm = None if automatic else require_positive("feature_norm", feature_norm)
         self.penalty_form = require_one_of("penalty_form", penalty_form, PENALTY_FORMS)
         if self.feature_penalty < 0:
-            raise ValueError(f"feature_penalty must be at least 0, got {feature_penalty!r}.")
+            raise InvalidArgument("feature_penalty", f"must be at least 0, got {feature_penalty!r}.")
         if self.feature_penalty > 0 and scale != "norm":
-            raise ValueError(
-                f'feature_penalty must be 0 unless scale is "norm", got {feature_penalty!r} with scale={scale!r}, '
-                "which does not depend on the norm."
+            raise InvalidArgument(
+                "feature_penalty",
+                f'must be 0 unless scale is "norm", got {feature_penalty!r} with scale={scale!r}, '
+                "which does not depend on the norm.",
             )
         if self.feature_penalty == 0:
             defaults = {"feature_norm": (self.feature_norm, "auto"), "penalty_form": (penalty_form, "squared")}
             for name, (value, default) in defaults.items():
                 if value != default:
-                    raise ValueError(f"{name} must be left out unless feature_penalty is set, got {value!r}.")
+                    raise InvalidArgument(name, f"must be left out unless feature_penalty is set, got {value!r}.")
         if self.feature_penalty > 0 and automatic:
             self._similarity_at_45 = self._measure_similarity_at_45()
 
@@ -175,7 +177,7 @@ class MarginLoss(AngularLoss):
     @annealing.setter
     def annealing(self, annealing: Annealing | None) -> None:
         if annealing is not None and not isinstance(annealing, Annealing):
-            raise TypeError(f"annealing must be an Annealing or None, got {annealing!r}.")
+            raise InvalidArgumentType("annealing", f"must be an Annealing or None, got {annealing!r}.")
         self._annealing = annealing
         self.lambda_ = 0.0 if annealing is None else float(annealing.floor)
 
@@ -187,7 +189,7 @@ class MarginLoss(AngularLoss):
     @lambda_.setter
     def lambda_(self, value: float) -> None:
         if require_number("lambda_", value) < 0:
-            raise ValueError(f"lambda_ must be at least 0, got {value!r}.")
+            raise InvalidArgument("lambda_", f"must be at least 0, got {value!r}.")
         self._lambda = float(value)
 
     @property
@@ -218,7 +220,7 @@ class MarginLoss(AngularLoss):
             ValueError: If it is negative.
         """
         if require_number("step", step) < 0:
-            raise ValueError(f"step must be at least 0, got {step!r}.")
+            raise InvalidArgument("step", f"must be at least 0, got {step!r}.")
         if self._annealing is not None:
             self.lambda_ = self._annealing.at(step)
 

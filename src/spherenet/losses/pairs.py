@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from spherenet._util.validation import OptionCheck, require_floating, require_integer, require_positive
+from spherenet.errors import InvalidArgument, InvalidArgumentType
 from spherenet.ops.norms import norm, without_autocast, working_dtype
 
 __all__ = ["PAIR_EPS", "PairLoss", "checked_features", "checked_labels", "gather", "in_blocks", "unit"]
@@ -42,7 +43,7 @@ class PairLoss(OptionCheck, nn.Module):
         self.eps = require_positive("eps", eps)
         self.block_size = None if block_size is None else require_integer("block_size", block_size, minimum=1)
         if not isinstance(gather, bool):
-            raise TypeError(f"gather must be True or False, got {gather!r}.")
+            raise InvalidArgumentType("gather", f"must be True or False, got {gather!r}.")
         self.gather = gather
 
     def _mean(self, rows: Tensor, counted: Tensor) -> Tensor:
@@ -77,20 +78,20 @@ def checked_features(name: str, features: Tensor, like: Tensor | None = None) ->
     """Return features [N, D]; raise an error for another shape or dtype."""
     require_floating(name, features)
     if features.dim() != 2:
-        raise ValueError(f"{name} must have the shape [samples, features], got {list(features.shape)}.")
+        raise InvalidArgument(name, f"must have the shape [samples, features], got {list(features.shape)}.")
     if like is not None and features.shape[1] != like.shape[1]:
-        raise ValueError(f"{name} must have {like.shape[1]} features, got {features.shape[1]}.")
+        raise InvalidArgument(name, f"must have {like.shape[1]} features, got {features.shape[1]}.")
     return features
 
 
 def checked_labels(name: str, labels: Tensor, features: Tensor) -> Tensor:
     """Return labels [N] on the device of the features; raise an error for another shape or dtype."""
     if not isinstance(labels, Tensor):
-        raise TypeError(f"{name} must be a tensor, got {type(labels).__name__}.")
+        raise InvalidArgumentType(name, f"must be a tensor, got {type(labels).__name__}.")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise TypeError(f"{name} must be a tensor of integers, got {labels.dtype}.")
+        raise InvalidArgumentType(name, f"must be a tensor of integers, got {labels.dtype}.")
     if labels.shape != features.shape[:1]:
-        raise ValueError(f"{name} must have the shape {[len(features)]}, got {list(labels.shape)}.")
+        raise InvalidArgument(name, f"must have the shape {[len(features)]}, got {list(labels.shape)}.")
     return labels.to(features.device)
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from spherenet._util.validation import require_positive
+from spherenet.errors import InvalidArgument
 from spherenet.losses.contrastive import PairOptions
 from spherenet.losses.pairs import PairLoss, checked_features, checked_labels, in_blocks, unit
 
@@ -51,10 +52,10 @@ class PrototypicalLoss(PairLoss):
         sums = support.new_zeros(len(classes), support.shape[1]).index_add(0, indices, support)
         if queries is None:
             if query_labels is not None:
-                raise ValueError("query_labels must be left out without queries.")
+                raise InvalidArgument("query_labels", "must be left out without queries.")
             rows, row_labels, itself = own, labels, own
         elif query_labels is None:
-            raise ValueError("query_labels must be given with queries.")
+            raise InvalidArgument("query_labels", "must be given with queries.")
         else:
             rows = unit(checked_features("queries", queries, features), self.eps)
             row_labels = checked_labels("query_labels", query_labels, queries)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from spherenet.errors import InvalidArgument, InvalidArgumentType
 from spherenet.kernels.classes.blockwise import has_kernel
 from spherenet.kernels.classes.logits import ClassLogits, DirectLogits, FormulaLogits
 from spherenet.kernels.classes.reduction import Reduced, reduce_classes
@@ -54,7 +55,9 @@ class ShardedBatch:
         error: Exception | None = None
         try:
             if isinstance(labels, Tensor) and torch.is_floating_point(labels):
-                raise TypeError(f"labels must be class indices (int64) if the head is sharded, got {labels.dtype}.")
+                raise InvalidArgumentType(
+                    "labels", f"must be class indices (int64) if the head is sharded, got {labels.dtype}."
+                )
             own = checked_labels(labels, (*output.leading, shard.num_classes), device, self.loss.ignore_index)
             message[1 : own.numel() + 1] = own.reshape(-1)
         except (TypeError, ValueError) as wrong:
@@ -219,7 +222,7 @@ def _require_one_angle(logits: AngularLogits) -> None:
     """Raise ValueError if the angle function has parameters per class, which would have to be sharded too."""
     angle = logits.angle
     if angle is not None and any(tensor.numel() > 1 for tensor in (*angle.parameters(), *angle.buffers())):
-        raise ValueError("angle must have the same parameters for all classes if the head is sharded.")
+        raise InvalidArgument("angle", "must have the same parameters for all classes if the head is sharded.")
 
 
 def _sample(output: ShardedOutput, columns: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None]:

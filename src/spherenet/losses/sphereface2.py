@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from spherenet._util.validation import require_number, require_positive
 from spherenet.angles import AngleFunction
+from spherenet.errors import InvalidArgument
 from spherenet.losses.base import AngularLoss
 from spherenet.losses.batch import AnyBatch
 from spherenet.ops.angular import AngularLogits, AngularOutput
@@ -76,7 +77,7 @@ class SphereFace2Loss(AngularLoss):
         reduction: str = "mean",
     ) -> None:
         if require_number("t", t) < 1:
-            raise ValueError(f"t must be at least 1, got {t!r}.")
+            raise InvalidArgument("t", f"must be at least 1, got {t!r}.")
         super().__init__(
             operator=_PowerAngle(float(t)),
             scale=require_positive("s", s),
@@ -85,9 +86,11 @@ class SphereFace2Loss(AngularLoss):
             reduction=reduction,
         )
         if not 0 <= require_number("m", m) < 2:
-            raise ValueError(f"m must be at least 0 and less than 2, got {m!r}.")
+            raise InvalidArgument("m", f"must be at least 0 and less than 2, got {m!r}.")
         if not 0 < require_number("positive_weight", positive_weight) < 1:
-            raise ValueError(f"positive_weight must be greater than 0 and less than 1, got {positive_weight!r}.")
+            raise InvalidArgument(
+                "positive_weight", f"must be greater than 0 and less than 1, got {positive_weight!r}."
+            )
         self.m, self.t, self.positive_weight = float(m), float(t), float(positive_weight)
 
     @property

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from spherenet._util.validation import require_number, require_positive
+from spherenet.errors import InvalidArgument
 from spherenet.losses.base import AngularLoss
 from spherenet.losses.batch import AnyBatch
 from spherenet.ops.angular import AngularLogits, AngularOutput
@@ -51,7 +52,7 @@ class UniFaceLoss(AngularLoss):
             operator="cosine", scale=require_positive("s", s), ignore_index=ignore_index, reduction=reduction
         )
         if not 0 <= require_number("m", m) < 2:
-            raise ValueError(f"m must be at least 0 and less than 2, got {m!r}.")
+            raise InvalidArgument("m", f"must be at least 0 and less than 2, got {m!r}.")
         self.m = float(m)
         self.negative_weight = require_positive("negative_weight", negative_weight)
         self.shift = nn.Parameter(torch.zeros(()))

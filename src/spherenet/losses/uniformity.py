@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from spherenet._util.validation import require_number, require_positive
+from spherenet.errors import InvalidArgument
 from spherenet.losses.contrastive import PairOptions, _pair_of_views
 from spherenet.losses.pairs import PAIR_EPS, PairLoss, checked_features, gather, in_blocks, process_count, unit
 
@@ -86,7 +87,7 @@ class AlignmentUniformityLoss(PairLoss):
         self.uniformity_weight = require_number("uniformity_weight", uniformity_weight)
         for name in ("alignment_weight", "uniformity_weight"):
             if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)!r}.")
+                raise InvalidArgument(name, f"must be at least 0, got {getattr(self, name)!r}.")
         self.power = require_positive("power", power)
         self.t = require_positive("t", t)
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from spherenet.errors import InvalidArgument
 from spherenet.models.networks import LayerFactory
 
 __all__ = ["AirFeatures", "Whitening"]
@@ -56,13 +57,16 @@ class Whitening(nn.Module):
         """
         patches = F.unfold(images.float(), 2).transpose(1, 2).flatten(0, 1).double()
         if len(patches) < patches.shape[1]:
-            raise ValueError(
-                f"images must have at least {patches.shape[1]} patches of 2×2 pixels for whitening, got {len(patches)}."
+            raise InvalidArgument(
+                "images",
+                f"must have at least {patches.shape[1]} patches of 2×2 pixels for whitening, got {len(patches)}.",
             )
         moments = patches.T @ patches / len(patches)
         mean = moments.diagonal().mean()
         if not bool(mean.isfinite() & (mean > 0)):
-            raise ValueError(f"images must be finite and not all 0 for whitening, got a mean square of {mean:g}.")
+            raise InvalidArgument(
+                "images", f"must be finite and not all 0 for whitening, got a mean square of {mean:g}."
+            )
         values, vectors = torch.linalg.eigh(moments)
         filters = vectors.T / (values + WHITENING_EPS * mean).sqrt()[:, None]
         filters = filters.flip(0).view(-1, self.in_channels, 2, 2)  # the largest eigenvalue first
@@ -130,9 +134,10 @@ class AirFeatures(nn.Module):
         super().__init__()
         smallest = 2 ** len(widths) + 1
         if min(input_size) < smallest:
-            raise ValueError(
-                f"input_size must be at least {smallest}×{smallest} for {len(widths)} poolings after whitening, "
-                f"got {input_size[0]}×{input_size[1]}."
+            raise InvalidArgument(
+                "input_size",
+                f"must be at least {smallest}×{smallest} for {len(widths)} poolings after whitening, "
+                f"got {input_size[0]}×{input_size[1]}.",
             )
         self.whitening = Whitening(in_channels)
         channels = [self.whitening.out_channels, *widths]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from spherenet._util.validation import require_integer, require_one_of, suggest_options
 from spherenet.angles import AngleFunction
+from spherenet.errors import InvalidArgument, InvalidArgumentType
 from spherenet.layers import AngularHead, SphereOptions
 from spherenet.layers.base import Proxy
 from spherenet.layers.options import NetworkKeywords
@@ -196,7 +197,7 @@ def create_model(
     height_width = cast(tuple[int, int], _positive_integers("input_size", size, 2))
     in_channels = require_integer("in_channels", in_channels, minimum=1)
     if loss_options is not None and not isinstance(loss_options, Mapping):
-        raise TypeError(f"loss_options must be a mapping, got {type(loss_options).__name__}.")
+        raise InvalidArgumentType("loss_options", f"must be a mapping, got {type(loss_options).__name__}.")
     criterion = make_loss(loss, **(loss_options or {}))
     features = network.features(layers, stage_widths, in_channels, height_width, **network.arguments)
     out_features = cast(int, features.out_features)
@@ -232,7 +233,7 @@ def _positive_integers(name: str, values: Any, count: int, purpose: str = "") ->
     try:
         numbers = tuple(index(value) for value in values)
     except TypeError:
-        raise TypeError(f"{name} must be {count} positive integers{purpose}, got {values!r}.") from None
+        raise InvalidArgumentType(name, f"must be {count} positive integers{purpose}, got {values!r}.") from None
     if len(numbers) != count or min(numbers) < 1:
-        raise ValueError(f"{name} must be {count} positive integers{purpose}, got {numbers}.")
+        raise InvalidArgument(name, f"must be {count} positive integers{purpose}, got {numbers}.")
     return numbers

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from spherenet._util.validation import require_one_of
 from spherenet.angles import AngleFunction
+from spherenet.errors import InvalidArgument
 from spherenet.kernels.dispatch import readable
 from spherenet.layers import FastConv2d, SphereConv2d, SphereLinear, SphereOptions
 from spherenet.layers.base import Proxy
@@ -53,9 +54,9 @@ class LayerFactory:
         require_one_of("shortcut", self.shortcut, ("plain", "operator"))
         require_one_of("engine", self.engine, ("torch", "winograd"))
         if type(self.group_norm) is not int or self.group_norm < 0:
-            raise ValueError(f"group_norm must be an integer of at least 0, got {self.group_norm!r}.")
+            raise InvalidArgument("group_norm", f"must be an integer of at least 0, got {self.group_norm!r}.")
         if self.group_norm and self.batch_norm:
-            raise ValueError(f"group_norm must be 0 unless batch_norm is False, got {self.group_norm}.")
+            raise InvalidArgument("group_norm", f"must be 0 unless batch_norm is False, got {self.group_norm}.")
         if operator is None or operator == "none":
             self.options = None
         else:
@@ -100,8 +101,9 @@ class LayerFactory:
             layers.append(nn.BatchNorm2d(channels_out))
         elif self.group_norm:
             if channels_out % self.group_norm:
-                raise ValueError(
-                    f"group_norm must divide the {channels_out} channels of every convolution, got {self.group_norm}."
+                raise InvalidArgument(
+                    "group_norm",
+                    f"must divide the {channels_out} channels of every convolution, got {self.group_norm}.",
                 )
             layers.append(nn.GroupNorm(self.group_norm, channels_out))
         if relu and self.relu:
@@ -144,9 +146,10 @@ class PlainFeatures(nn.Module):
         super().__init__()
         shrinkage = 2 ** len(widths)
         if min(input_size) < shrinkage:
-            raise ValueError(
-                f"input_size must be at least {shrinkage}×{shrinkage} for {len(widths)} poolings, "
-                f"got {input_size[0]}×{input_size[1]}."
+            raise InvalidArgument(
+                "input_size",
+                f"must be at least {shrinkage}×{shrinkage} for {len(widths)} poolings, "
+                f"got {input_size[0]}×{input_size[1]}.",
             )
         self.out_features = out_features
         self.stages = nn.ModuleList()
@@ -171,8 +174,8 @@ class PlainFeatures(nn.Module):
             expected = getattr(self.fully_connected, "in_features", flat.shape[-1])
             if flat.shape[-1] != expected:
                 size = " × ".join(map(str, self.input_size))
-                raise ValueError(
-                    f"images must be {size}, the input_size of this network, got shape {list(images.shape)}."
+                raise InvalidArgument(
+                    "images", f"must be {size}, the input_size of this network, got shape {list(images.shape)}."
                 )
         features: Tensor = self.fully_connected(flat)
         return features

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from spherenet._util.validation import require_one_of
+from spherenet.errors import InvalidArgument
 
 __all__ = ["TEST_TIME", "scores_of_views"]
 
@@ -45,7 +46,7 @@ def scores_of_views(model: nn.Module, images: Tensor, tta: str) -> Tensor:
         return both_sides(images)
     height, width = images.shape[2:]
     if min(height, width) < 2:
-        raise ValueError(f"images must have at least 2×2 pixels for tta 'mirror-shift', got {height}×{width}.")
+        raise InvalidArgument("images", f"must have at least 2×2 pixels for tta 'mirror-shift', got {height}×{width}.")
     padded = F.pad(images, (1, 1, 1, 1), "reflect")
     shifted = [padded[:, :, first : first + height, first : first + width] for first in (0, 2)]
     if images.is_contiguous(memory_format=torch.channels_last):

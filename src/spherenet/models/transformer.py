@@ -32,6 +32,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from spherenet._util.validation import require_integer, require_module, require_positive
+from spherenet.errors import InvalidArgument, InvalidArgumentType
 from spherenet.ops.norms import direction
 
 __all__ = ["Block", "EmbeddingMatrix", "LearnedScale", "SphereGPT", "SphereViT", "keep_normalized", "normalize_weights"]
@@ -170,7 +171,7 @@ class _Transformer(nn.Module):
         for name, size in sizes.items():
             require_integer(name, size, minimum=1)
         if dim % num_heads:
-            raise ValueError(f"num_heads must be a divisor of dim={dim}, got {num_heads}.")
+            raise InvalidArgument("num_heads", f"must be a divisor of dim={dim}, got {num_heads}.")
         mlp_dim = 8 * dim // 3 if mlp_dim is None else require_integer("mlp_dim", mlp_dim, minimum=1)
         alpha = 1 / depth if alpha is None else require_positive("alpha", alpha)
         self.sphere, self.num_steps = sphere, num_steps
@@ -243,9 +244,9 @@ class SphereGPT(_Transformer):
         """Return the hidden states [N, steps, dim] before the first block and after each block."""
         if not isinstance(inputs, Tensor) or inputs.dtype not in (torch.int32, torch.int64):
             got = inputs.dtype if isinstance(inputs, Tensor) else type(inputs).__name__
-            raise TypeError(f"tokens must be a tensor of integers, got {got}.")
+            raise InvalidArgumentType("tokens", f"must be a tensor of integers, got {got}.")
         if inputs.dim() != 2 or inputs.shape[1] > self.num_steps:
-            raise ValueError(f"tokens must have shape [N, at most {self.num_steps}], got {list(inputs.shape)}.")
+            raise InvalidArgument("tokens", f"must have shape [N, at most {self.num_steps}], got {list(inputs.shape)}.")
         return self._through_blocks(F.embedding(inputs, self.tokens.weight))
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -297,7 +298,7 @@ class SphereViT(_Transformer):
         patch_size = require_integer("patch_size", patch_size, minimum=1)
         in_channels = require_integer("in_channels", in_channels, minimum=1)
         if image_size % patch_size:
-            raise ValueError(f"patch_size must be a divisor of image_size={image_size}, got {patch_size}.")
+            raise InvalidArgument("patch_size", f"must be a divisor of image_size={image_size}, got {patch_size}.")
         num_patches = (image_size // patch_size) ** 2
         super().__init__(num_classes, num_patches, dim, depth, num_heads, mlp_dim, False, sphere, alpha)
         self.image_shape, self.patch_size = (in_channels, image_size, image_size), patch_size
@@ -306,7 +307,9 @@ class SphereViT(_Transformer):
     def hidden_states(self, inputs: Tensor) -> list[Tensor]:
         """Return the hidden states [N, patches, dim] before the first block and after each block."""
         if inputs.dim() != 4 or tuple(inputs.shape[1:]) != self.image_shape:
-            raise ValueError(f"images must have shape [N, {str(list(self.image_shape))[1:]}, got {list(inputs.shape)}.")
+            raise InvalidArgument(
+                "images", f"must have shape [N, {str(list(self.image_shape))[1:]}, got {list(inputs.shape)}."
+            )
         patches = F.unfold(inputs, self.patch_size, stride=self.patch_size).transpose(1, 2)
         h = self.patches(patches)
         return self._through_blocks(unit(h) if self.sphere else h)
@@ -341,7 +344,7 @@ def keep_normalized(optimizer: Optimizer, model: nn.Module) -> RemovableHandle:
         TypeError: If an argument has the wrong type.
     """
     if not isinstance(optimizer, Optimizer):
-        raise TypeError(f"optimizer must be a torch optimizer, got {type(optimizer).__name__}.")
+        raise InvalidArgumentType("optimizer", f"must be a torch optimizer, got {type(optimizer).__name__}.")
     normalize_weights(model)
 
     def after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

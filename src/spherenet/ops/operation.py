@@ -9,6 +9,7 @@ from torch import Tensor
 
 from spherenet._util.validation import require_floating
 from spherenet.angles import AngleFunction
+from spherenet.errors import InvalidArgument, InvalidArgumentType
 from spherenet.magnitudes import Magnitude
 from spherenet.ops.geometry import Geometry
 from spherenet.ops.norms import DEFAULT_EPS, autocast_is_on
@@ -62,7 +63,7 @@ def check_dtypes(input: Tensor, weight: Tensor) -> None:
     require_floating("input", input)
     require_floating("weight", weight)
     if input.dtype != weight.dtype and not autocast_is_on(input):
-        raise TypeError(f"input must have the dtype of weight, {weight.dtype}, got {input.dtype}.")
+        raise InvalidArgumentType("input", f"must have the dtype of weight, {weight.dtype}, got {input.dtype}.")
 
 
 def check_shapes(input: Sequence[int], weight: Sequence[int], geometry: Geometry) -> None:
@@ -70,23 +71,26 @@ def check_shapes(input: Sequence[int], weight: Sequence[int], geometry: Geometry
     spatial_dims = len(weight) - 2
     if spatial_dims == 0:
         if len(input) < 1 or input[-1] != weight[1]:
-            raise ValueError(
-                f"input must have {weight[1]} features in its last dimension for a weight of shape {list(weight)}, "
-                f"got shape {list(input)}."
+            raise InvalidArgument(
+                "input",
+                f"must have {weight[1]} features in its last dimension for a weight of shape {list(weight)}, "
+                f"got shape {list(input)}.",
             )
         return
     if len(input) not in (spatial_dims + 1, spatial_dims + 2):
-        raise ValueError(
-            f"input must have {spatial_dims + 1} (unbatched) or {spatial_dims + 2} (batched) dimensions, "
-            f"got {len(input)}: shape {list(input)}."
+        raise InvalidArgument(
+            "input",
+            f"must have {spatial_dims + 1} (unbatched) or {spatial_dims + 2} (batched) dimensions, "
+            f"got {len(input)}: shape {list(input)}.",
         )
     groups, channels = geometry.groups, input[-spatial_dims - 1]
     expected = weight[0] if geometry.transposed else weight[1] * groups
     if channels != expected:
         grouped = "" if geometry.transposed else f" and groups={groups}"
-        raise ValueError(
-            f"input must have {expected} channels for a weight of shape {list(weight)}{grouped}, "
-            f"got {channels}: shape {list(input)}."
+        raise InvalidArgument(
+            "input",
+            f"must have {expected} channels for a weight of shape {list(weight)}{grouped}, "
+            f"got {channels}: shape {list(input)}.",
         )
 
 
@@ -97,4 +101,6 @@ def require_per_filter(filters: int, **parameters: Tensor | float | None) -> Non
     """
     for name, value in parameters.items():
         if isinstance(value, Tensor) and (value.dim() > 1 or value.numel() not in (1, filters)):
-            raise ValueError(f"{name} must have one value or {filters}, one per filter, got shape {list(value.shape)}.")
+            raise InvalidArgument(
+                name, f"must have one value or {filters}, one per filter, got shape {list(value.shape)}."
+            )

@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from spherenet._util.validation import require_module, require_number
 from spherenet.angles import AngleFunction
+from spherenet.errors import InvalidArgument
 from spherenet.magnitudes import Magnitude
 from spherenet.optim.kernels import require_initialized, scale_invariance
 
@@ -77,7 +78,7 @@ def param_groups(
     require_module("model", model)
     weight_decay = require_number("weight_decay", weight_decay)
     if weight_decay < 0:
-        raise ValueError(f"weight_decay must be at least 0, got {weight_decay!r}.")
+        raise InvalidArgument("weight_decay", f"must be at least 0, got {weight_decay!r}.")
     invariant = scale_invariance(model)
     decayed: dict[nn.Parameter, bool] = {}
     matrices: dict[nn.Parameter, bool] = {}

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from spherenet._util.validation import require_number, require_one_of
+from spherenet.errors import InvalidArgument
 from spherenet.ops.norms import working_dtype
 from spherenet.optim.kernels import is_dtensor
 from spherenet.optim.mixed import ALGORITHMS
@@ -81,18 +82,19 @@ class Hyperball(Optimizer):
         group = self.param_groups[-1]
         try:
             if require_number("lr", group["lr"]) < 0:
-                raise ValueError(f"lr must be at least 0, got {group['lr']!r}.")
+                raise InvalidArgument("lr", f"must be at least 0, got {group['lr']!r}.")
             require_one_of("scope", group["scope"], SCOPES)
             require_matrices("Hyperball", group)
             if group.get("norm") is not None:
-                raise ValueError(
-                    f"norm must be None inside Hyperball, which keeps norms itself, got {group['norm']!r}."
+                raise InvalidArgument(
+                    "norm", f"must be None inside Hyperball, which keeps norms itself, got {group['norm']!r}."
                 )
             for weight in group["params"]:
                 if weight.device.type != "meta" and not bool(torch.count_nonzero(_local(weight))) and weight.numel():
-                    raise ValueError(
-                        f"params must not be zero for Hyperball, which keeps their norm, got a weight of shape "
-                        f"{list(weight.shape)} that is."
+                    raise InvalidArgument(
+                        "params",
+                        "must not be zero for Hyperball, which keeps their norm, got a weight of shape "
+                        f"{list(weight.shape)} that is.",
                     )
         except (TypeError, ValueError):
             self.param_groups.pop()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
+from spherenet.errors import InvalidArgument
 from spherenet.layers import AngularHead, SphereLayer
 from spherenet.losses import AngularLoss
 from spherenet.ops.norms import working_dtype
@@ -107,7 +108,9 @@ def invariant_kernels(model: nn.Module) -> dict[str, Kernels]:
         name = f"{prefix}.weight" if prefix else "weight"
         weight: Any = module._parameters.get("weight")
         if weight is None and getattr(module, "weight", None) is not None:
-            raise ValueError(f"model must own its scale-invariant weights, but a parametrization computes {name}.")
+            raise InvalidArgument(
+                "model", f"must own its scale-invariant weights, but a parametrization computes {name}."
+            )
         if weight is None or id(weight) in owners or len(layouts[id(weight)]) > 1:
             continue
         require_initialized(name, weight)
@@ -118,9 +121,10 @@ def invariant_kernels(model: nn.Module) -> dict[str, Kernels]:
         if is_dtensor(weight):
             sharded = [placement for placement in weight.placements if not placement.is_replicate()]
             if any(not placement.is_shard(0) for placement in sharded) or (sharded and groups is not None):
-                raise ValueError(
-                    f"model must have its scale-invariant weights sharded by kernels, but {name} has the placements "
-                    f"{tuple(weight.placements)}."
+                raise InvalidArgument(
+                    "model",
+                    f"must have its scale-invariant weights sharded by kernels, but {name} has the placements "
+                    f"{tuple(weight.placements)}.",
                 )
         kernels[name] = Kernels(weight, groups)
     return kernels
@@ -145,6 +149,6 @@ def is_dtensor(tensor: Tensor) -> bool:
 def require_initialized(name: str, parameter: nn.Parameter) -> None:
     """Raise ValueError if a parameter of a lazy module has no shape yet."""
     if isinstance(parameter, UninitializedParameter):
-        raise ValueError(
-            f"model must be initialized, but {name} is lazy and has no shape yet: run one batch through it first."
+        raise InvalidArgument(
+            "model", f"must be initialized, but {name} is lazy and has no shape yet: run one batch through it first."
         )

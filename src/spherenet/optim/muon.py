@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from spherenet._util.validation import require_integer, require_number, require_one_of
+from spherenet.errors import InvalidArgument, InvalidArgumentType
 from spherenet.ops.norms import working_dtype
 from spherenet.optim.kernels import is_dtensor
 
@@ -121,14 +122,14 @@ class Muon(Optimizer):
         try:
             for name in ("lr", "momentum", "weight_decay"):
                 if require_number(name, group[name]) < 0:
-                    raise ValueError(f"{name} must be at least 0, got {group[name]!r}.")
+                    raise InvalidArgument(name, f"must be at least 0, got {group[name]!r}.")
             if group["momentum"] >= 1:
-                raise ValueError(f"momentum must be less than 1, got {group['momentum']!r}.")
+                raise InvalidArgument("momentum", f"must be less than 1, got {group['momentum']!r}.")
             require_integer("steps", group["steps"], minimum=1)
             require_one_of("norm", group["norm"], NORMS)
             if group["norm"] is not None and group["weight_decay"]:
-                raise ValueError(
-                    f"weight_decay must be 0 if norms are kept, which undoes it, got {group['weight_decay']!r}."
+                raise InvalidArgument(
+                    "weight_decay", f"must be 0 if norms are kept, which undoes it, got {group['weight_decay']!r}."
                 )
             require_matrices("Muon", group)
         except (TypeError, ValueError):
@@ -201,9 +202,12 @@ def require_matrices(optimizer: str, group: dict[str, Any]) -> None:
     for name, parameter in zip(names, group["params"], strict=True):
         label = "params" if name is None else f"params[{name!r}]"
         if parameter.dim() < 2:
-            raise ValueError(
-                f"{label} must have two dimensions or more for {optimizer}, got shape {list(parameter.shape)}: "
-                "give it to another optimizer, see sn.param_groups and MixedOptimizer."
+            raise InvalidArgument(
+                label,
+                f"must have two dimensions or more for {optimizer}, got shape {list(parameter.shape)}: "
+                "give it to another optimizer, see sn.param_groups and MixedOptimizer.",
             )
         if not parameter.is_floating_point():
-            raise TypeError(f"{label} must be real floating point numbers for {optimizer}, got {parameter.dtype}.")
+            raise InvalidArgumentType(
+                label, f"must be real floating point numbers for {optimizer}, got {parameter.dtype}."
+            )

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from spherenet._util.validation import require_module, require_one_of
+from spherenet.errors import InvalidArgument, InvalidArgumentType
 from spherenet.optim.kernels import Kernels, invariant_kernels, num_kernels
 
 __all__ = ["KeptNorms", "keep_norms"]
@@ -62,16 +63,17 @@ def keep_norms(optimizer: Optimizer, model: nn.Module, mode: str = "renormalize"
         >>> kept = sn.keep_norms(optimizer, model, mode="project")
     """
     if not isinstance(optimizer, Optimizer):
-        raise TypeError(f"optimizer must be a torch optimizer, got {type(optimizer).__name__}.")
+        raise InvalidArgumentType("optimizer", f"must be a torch optimizer, got {type(optimizer).__name__}.")
     require_module("model", model)
     require_one_of("mode", mode, MODES)
     weights = {name: kernels for name, kernels in invariant_kernels(model).items() if kernels.weight.requires_grad}
     updated = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     kept = {name: kernels for name, kernels in weights.items() if id(kernels.weight) in updated}
     if weights and not kept:
-        raise ValueError(
-            f"optimizer must update the scale-invariant weights of the model, but has none of the {len(weights)}, of "
-            f"which the first is {next(iter(weights))!r}; was it created for another model?"
+        raise InvalidArgument(
+            "optimizer",
+            f"must update the scale-invariant weights of the model, but has none of the {len(weights)}, of "
+            f"which the first is {next(iter(weights))!r}; was it created for another model?",
         )
     return KeptNorms(optimizer, kept, mode)
 
@@ -137,9 +139,10 @@ class KeptNorms:
         actual = {name: list(norms.shape) for name, norms in state.items()}
         for name in {**expected, **actual}:
             if expected.get(name) != actual.get(name):
-                raise ValueError(
-                    f"state must hold the norms of the kept weights, but {name!r} has shape "
-                    f"{actual.get(name, 'none')} there and {expected.get(name, 'none')} here."
+                raise InvalidArgument(
+                    "state",
+                    f"must hold the norms of the kept weights, but {name!r} has shape "
+                    f"{actual.get(name, 'none')} there and {expected.get(name, 'none')} here.",
                 )
         self._norms = {name: self._weights[name].scatter(state[name], norms) for name, norms in self._norms.items()}
 

@@ -13,6 +13,7 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
+from spherenet.errors import InvalidArgument
 from spherenet.layers import SphereLayer
 from spherenet.regularizers.energy import hyperspherical_energy
 from spherenet.regularizers.kernels import (
@@ -218,7 +219,7 @@ def _number(value: Tensor) -> float | None:
 
 def _require_bins(bins: int) -> None:
     if isinstance(bins, bool) or not isinstance(bins, int) or bins < 1:
-        raise ValueError(f"bins must be an integer of at least 1, got {bins!r}.")
+        raise InvalidArgument("bins", f"must be an integer of at least 1, got {bins!r}.")
 
 
 def _norms_of(layer: SphereLayer) -> Tensor:
@@ -283,7 +284,8 @@ def _require_same(argument: str, snapshot: Mapping[str, Tensor], current: Mappin
     different = [name for name in {**expected, **actual} if expected.get(name) != actual.get(name)]
     if different:
         name = different[0]
-        raise ValueError(
-            f"{argument} must have the sphere layers of the snapshot, but {len(different)} differ: {name!r} has "
-            f"{expected.get(name, 'no')} kernels in the snapshot and {actual.get(name, 'no')} in {argument}."
+        raise InvalidArgument(
+            argument,
+            f"must have the sphere layers of the snapshot, but {len(different)} differ: {name!r} has "
+            f"{expected.get(name, 'no')} kernels in the snapshot and {actual.get(name, 'no')} in {argument}.",
         )

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from spherenet._util.validation import require_integer, require_number, require_one_of
 from spherenet.angles import angle_from_cosine
+from spherenet.errors import InvalidArgument
 from spherenet.ops.norms import without_autocast
 from spherenet.regularizers.kernels import KernelStack, Modules, cosines, kernel_stacks, zero_of
 
@@ -87,7 +88,7 @@ def hyperspherical_energy(
     """
     s = require_number("s", s)
     if not 0 <= s <= LARGEST_S:
-        raise ValueError(f"s must be from 0 to {LARGEST_S:g}, got {s!r}.")
+        raise InvalidArgument("s", f"must be from 0 to {LARGEST_S:g}, got {s!r}.")
     require_one_of("distance", distance, DISTANCES)
     require_one_of("reduction", reduction, REDUCTIONS)
     if compressed_dim is not None:
@@ -96,7 +97,7 @@ def hyperspherical_energy(
     weights = {False: hidden_weight, True: output_weight}
     for name, weight in (("hidden_weight", hidden_weight), ("output_weight", output_weight)):
         if require_number(name, weight) < 0:
-            raise ValueError(f"{name} must be at least 0, got {weight!r}.")
+            raise InvalidArgument(name, f"must be at least 0, got {weight!r}.")
     stacks = [stack for stack in kernel_stacks(model, include) if stack.kernels > 1]
     if reduction == "mean":
         for is_output in weights:

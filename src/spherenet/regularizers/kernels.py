@@ -30,6 +30,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import UninitializedParameter
 
 from spherenet._util.validation import require_one_of
+from spherenet.errors import InvalidArgument, InvalidArgumentType
 from spherenet.kernels.dispatch import readable
 from spherenet.layers import AngularHead, SphereLayer
 from spherenet.ops.norms import DEFAULT_EPS, without_autocast, working_dtype
@@ -103,12 +104,12 @@ def layers_with_kernels(modules: Modules, include: Collection[str] = ("sphere",)
     elif isinstance(modules, Iterable):
         roots = [(str(index), module) for index, module in enumerate(modules)]
     else:
-        raise TypeError(f"model must be a module or several modules, got {modules!r}.")
+        raise InvalidArgumentType("model", f"must be a module or several modules, got {modules!r}.")
     layers: dict[str, nn.Module] = {}
     owners: set[int] = set()
     for prefix, root in roots:
         if not isinstance(root, nn.Module):
-            raise TypeError(f"model must hold modules only, got an object of type {type(root).__name__}.")
+            raise InvalidArgumentType("model", f"must hold modules only, got an object of type {type(root).__name__}.")
         for name, module in root.named_modules(prefix=prefix):
             # Sphere layers are convolutions and linear layers too.
             if not isinstance(module, types) or (plain_only and isinstance(module, SphereLayer)):
@@ -116,9 +117,10 @@ def layers_with_kernels(modules: Modules, include: Collection[str] = ("sphere",)
             # A parametrized weight is computed on each access, so that only the layer itself can be shared.
             weight = module._parameters.get("weight")
             if isinstance(weight, UninitializedParameter):
-                raise ValueError(
-                    f"model must be initialized, but {name or type(module).__name__} is lazy and has no weight yet: "
-                    f"run one batch through it first."
+                raise InvalidArgument(
+                    "model",
+                    f"must be initialized, but {name or type(module).__name__} is lazy and has no weight yet: "
+                    f"run one batch through it first.",
                 )
             owner = id(module) if weight is None else id(weight)
             if owner not in owners:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from spherenet._util.files import atomic_file
 from spherenet._util.text import plain
-from spherenet.errors import require_extra
+from spherenet.errors import InvalidArgument, require_extra
 
 __all__ = ["FIGURE_SUFFIXES", "draw_confusion"]
 
@@ -22,7 +22,7 @@ def draw_confusion(confusion: Sequence[Sequence[int]], classes: Sequence[str], p
         MissingExtraError: matplotlib is not installed.
     """
     if not path.lower().endswith(FIGURE_SUFFIXES):
-        raise ValueError(f"path must end in one of {', '.join(FIGURE_SUFFIXES)}, got {path!r}.")
+        raise InvalidArgument("path", f"must end in one of {', '.join(FIGURE_SUFFIXES)}, got {path!r}.")
     require_extra("plot", "matplotlib")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

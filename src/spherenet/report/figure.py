@@ -9,6 +9,7 @@ from html import escape
 from statistics import fmean
 
 from spherenet._util.text import plain
+from spherenet.errors import InvalidArgument
 from spherenet.report.grids import Grid, GridCell, presets_of
 from spherenet.report.tables import GridLayout, cell_text, row_name
 
@@ -62,7 +63,7 @@ def draw_curves(grid: Grid) -> str:
     """
     cells = figure_cells(grid)
     if not cells:
-        raise ValueError(f"the grid must have runs to draw, got none of {grid.id}.")
+        raise InvalidArgument("the grid", f"must have runs to draw, got none of {grid.id}.")
     points = {cell.name: cell.points() for cell in cells}
     last = max(max(steps) for steps in points.values())
     axes = _Axes(last, _limits(points.values(), last))

@@ -27,6 +27,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spherenet.errors import InvalidArgument
+
 __all__ = [
     "ALTERNATING",
     "LAST",
@@ -147,8 +149,8 @@ def numerical_rank(eigenvalues: Tensor) -> int:
     rounding = _rounding(eigenvalues)
     rank = int((eigenvalues.abs() > rounding).sum())
     if rank == 0 or eigenvalues[rank - 1] <= RESOLVED * rounding:
-        raise ValueError(
-            "the Hessian has eigenvalues that cannot be distinguished from zero in float64; try another seed."
+        raise InvalidArgument(
+            "the Hessian", "has eigenvalues that cannot be distinguished from zero in float64; try another seed."
         )
     return rank
 
@@ -190,9 +192,10 @@ def fitted_exponent(scales: Sequence[float], values: Sequence[float | None], fit
     """
     pairs = [(math.log(c), math.log(v)) for c, v in zip(scales, values, strict=True) if c >= fit_from and v is not None]
     if len({x for x, _ in pairs}) < 2:
-        raise ValueError(
-            f"c must have two different values of at least {fit_from:g} whose κ float64 resolves, to fit an "
-            f"exponent, got {', '.join(f'{c:g}' for c in scales)}."
+        raise InvalidArgument(
+            "c",
+            f"must have two different values of at least {fit_from:g} whose κ float64 resolves, to fit an "
+            f"exponent, got {', '.join(f'{c:g}' for c in scales)}.",
         )
     mean_x, mean_y = (sum(column) / len(pairs) for column in zip(*pairs, strict=True))
     exponent: float = sum((x - mean_x) * (y - mean_y) for x, y in pairs) / sum((x - mean_x) ** 2 for x, _ in pairs)
@@ -238,16 +241,17 @@ def matrix_curves(n: int, m: int, k: int, scales: Sequence[float], seed: int = 0
 def require_sizes(n: int, m: int, k: int, scales: Sequence[float], layers: int = 2) -> None:
     """Raise ValueError for sizes and scales that `curve` does not support."""
     if not 2 <= k <= min(n, m):
-        raise ValueError(f"k must be from 2 to min(n, m), which is {min(n, m)}, got {k}.")
+        raise InvalidArgument("k", f"must be from 2 to min(n, m), which is {min(n, m)}, got {k}.")
     rows = (n + m) * k + (layers - 2) * k * k
     if rows > LARGEST_HESSIAN:
-        raise ValueError(
-            f"n, m and k must give a Hessian of at most {LARGEST_HESSIAN} rows, got {n}, {m} and {k} with {layers} "
-            f"layers ({rows} rows)."
+        raise InvalidArgument(
+            "n, m and k",
+            f"must give a Hessian of at most {LARGEST_HESSIAN} rows, got {n}, {m} and {k} with {layers} "
+            f"layers ({rows} rows).",
         )
     for c in scales:
         if not (math.isfinite(c) and c > 0):
-            raise ValueError(f"c must be finite and greater than 0, got {c:g}.")
+            raise InvalidArgument("c", f"must be finite and greater than 0, got {c:g}.")
 
 
 LAST = "last c^−(N−1)"
@@ -291,7 +295,7 @@ def depth_curves(n: int, m: int, k: int, depths: Sequence[int], scales: Sequence
     curves = []
     for layers in depths:
         if layers < 2:
-            raise ValueError(f"depths must be at least 2, got {layers}.")
+            raise InvalidArgument("depths", f"must be at least 2, got {layers}.")
         require_sizes(n, m, k, scales, layers)
         curves += _curves_of(balanced_layers(n, m, k, layers, seed), scales)
     return curves

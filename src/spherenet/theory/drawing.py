@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spherenet.errors import require_extra
+from spherenet.errors import InvalidArgument, require_extra
 from spherenet.theory.conditioning import ALTERNATING, LAST, RENORMALIZED, Curve, exponent_text
 
 if TYPE_CHECKING:
@@ -63,11 +63,11 @@ def require_output(path: str) -> Path:
     """
     target = Path(path)
     if target.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"--output must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}, got {path!r}.")
+        raise InvalidArgument("--output", f"must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}, got {path!r}.")
     if target.is_dir():
-        raise ValueError(f"--output must be a file, but {path!r} is a folder.")
+        raise InvalidArgument("--output", f"must be a file, but {path!r} is a folder.")
     if not target.parent.is_dir():
-        raise ValueError(f"--output must be in an existing folder, got {path!r}.")
+        raise InvalidArgument("--output", f"must be in an existing folder, got {path!r}.")
     require_extra("plot", "matplotlib")
     return target
 

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from spherenet.data import Batch, Split, load_dataset
 from spherenet.data.splits import Progress
-from spherenet.errors import TrainingError
+from spherenet.errors import InvalidArgument, TrainingError
 from spherenet.layers import AngularHead
 from spherenet.losses import AngularLoss, Annealing, GASoftmaxLoss, MarginLoss, SoftmaxLoss
 from spherenet.models import Classifier
@@ -160,7 +160,7 @@ def embed_digits(
         TrainingError: The loss is not finite.
     """
     if iterations < 1:
-        raise ValueError(f"iterations must be at least 1, got {iterations}.")
+        raise InvalidArgument("iterations", f"must be at least 1, got {iterations}.")
     margin = GASoftmaxLoss.paper(m=m, annealing=Annealing.for_run(iterations))
     cases: list[tuple[str, str | None, Callable[[], AngularLoss]]] = [
         ("CNN, softmax", None, SoftmaxLoss),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from spherenet._util.validation import require_one_of
 from spherenet.angles import OPERATORS
 from spherenet.data.splits import Progress
+from spherenet.errors import InvalidArgument
 from spherenet.theory import color as color_lab
 from spherenet.theory import features as features_lab
 from spherenet.theory import operators as operators_lab
@@ -250,7 +251,7 @@ def color(*, operator: str, seed: int, progress: Progress) -> LabResult:
 
 def _require_at_least(name: str, value: int, least: int) -> None:
     if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}.")
+        raise InvalidArgument(name, f"must be at least {least}, got {value}.")
 
 
 LABS: dict[str, Callable[..., LabResult]] = {

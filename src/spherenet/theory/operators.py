@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from spherenet.angles import AngleFunction, CosineAngle, LinearAngle, SigmoidAngle
+from spherenet.errors import InvalidArgument
 from spherenet.theory import drawing
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def margin_slopes(angles: dict[str, AngleFunction], m: int) -> list[MarginSlopes
         ValueError: m < 2, so that ψ_m has a single segment, or m > 1,000.
     """
     if not 2 <= m <= LARGEST_M:
-        raise ValueError(f"m must be a whole number from 2 to {LARGEST_M}, got {m}.")
+        raise InvalidArgument("m", f"must be a whole number from 2 to {LARGEST_M}, got {m}.")
     grid = torch.linspace(0, math.pi, 4001, dtype=torch.float64)
     slopes = []
     for name, angle in angles.items():

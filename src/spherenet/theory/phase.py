@@ -19,6 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from spherenet.data.images import FORMATS, ORIENTATION, decode
+from spherenet.errors import InvalidArgument
 from spherenet.theory import drawing
 
 if TYPE_CHECKING:
@@ -99,14 +100,14 @@ def reconstruct(original: Tensor, seed: int = 0) -> Reconstruction:
         ValueError: The image has a single color, hence no phases, or fewer than 2 × 2 pixels.
     """
     if original.dim() != 3 or min(original.shape[1:]) < 2:
-        raise ValueError(
-            f"image must be [channels, height, width] with at least 2 × 2 pixels, got {list(original.shape)}."
+        raise InvalidArgument(
+            "image", f"must be [channels, height, width] with at least 2 × 2 pixels, got {list(original.shape)}."
         )
     means = original.mean((1, 2), keepdim=True)
     centered = original.to(torch.float64) - means
     varies = (centered.abs() > 1e-9).any(2).any(1)
     if not bool(varies.any()):
-        raise ValueError("image must have more than a single color, because a constant has no phases.")
+        raise InvalidArgument("image", "must have more than a single color, because a constant has no phases.")
     generator = torch.Generator().manual_seed(seed)
     noise = torch.fft.fft2(torch.randn(original.shape, generator=generator, dtype=torch.float64))
     spectrum = torch.fft.fft2(centered)

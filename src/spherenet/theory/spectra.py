@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from spherenet.data.splits import Progress
-from spherenet.errors import TrainingError
+from spherenet.errors import InvalidArgument, TrainingError
 from spherenet.kernels.dispatch import backend
 from spherenet.layers import AngularHead
 from spherenet.losses import SoftmaxLoss
@@ -225,7 +225,7 @@ def compare_networks(
         TrainingError: The loss is not finite, or all units of a network are dead.
     """
     if steps < 1:
-        raise ValueError(f"steps must be at least 1, got {steps}.")
+        raise InvalidArgument("steps", f"must be at least 1, got {steps}.")
     digits = Digits(torch.float64, shrink=2)
     measured_on = digits.test(MEASURED_DIGITS)
     points = sorted({round(steps * index / (POINTS - 1)) for index in range(POINTS)})

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from spherenet._util.text import first_names
+from spherenet.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,9 +48,9 @@ def class_weights(option: Sequence[str], classes: Sequence[str], labels: Tensor)
         for entry in option:
             name, weight = _parsed(entry)
             if name not in classes:
-                raise ValueError(f"class_weights must name classes ({first_names(classes, 5)}), got {name!r}.")
+                raise InvalidArgument("class_weights", f"must name classes ({first_names(classes, 5)}), got {name!r}.")
             if name in given:
-                raise ValueError(f"class_weights must name each class once, got {name!r} twice.")
+                raise InvalidArgument("class_weights", f"must name each class once, got {name!r} twice.")
             given.add(name)
             weights[classes.index(name)] = weight
     return (weights * len(labels) / (weights * counts).sum()).float()
@@ -64,7 +65,7 @@ def _parsed(entry: str) -> tuple[str, float]:
         weight = 0.0
     if not name or not 1e-6 <= weight <= 1e6:
         allowed = "balanced alone, or NAME=WEIGHT per class with a weight from 0.000001 to 1,000,000"
-        raise ValueError(f"class_weights must be {allowed}, got {entry[:80]!r}.")
+        raise InvalidArgument("class_weights", f"must be {allowed}, got {entry[:80]!r}.")
     return name, weight
 
 

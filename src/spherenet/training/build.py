@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from spherenet._util.caches import use_private_compiler_cache
 from spherenet._util.validation import require_one_of
 from spherenet.data import AUGMENTATIONS, Augmentation, Dataset, default_augmentation, load_dataset, locate
+from spherenet.errors import InvalidArgument
 from spherenet.layers import SphereOptions
 from spherenet.losses import Annealing, MarginLoss, loss_arguments
 from spherenet.models import Classifier, create_model, list_models
@@ -67,7 +68,9 @@ def build_data(
         broken: Images of a folder to leave out, if they are known; None to find them if `on_broken` is "skip".
     """
     if config.folds and not (config.folds >= 2 and 0 <= config.fold < config.folds):
-        raise ValueError(f"fold must be from 0 to folds − 1 of at least 2, got {config.fold} of {config.folds}.")
+        raise InvalidArgument(
+            "fold", f"must be from 0 to folds − 1 of at least 2, got {config.fold} of {config.folds}."
+        )
     dataset = load_dataset(
         config.data,
         config.data_dir,
@@ -99,7 +102,7 @@ def split_folds(dataset: Dataset, folds: int, fold: int) -> Dataset:
     """
     labels = dataset.train.labels
     if folds > len(labels):
-        raise ValueError(f"folds must be at most {len(labels)}, the number of training images, got {folds}.")
+        raise InvalidArgument("folds", f"must be at most {len(labels)}, the number of training images, got {folds}.")
     fold_of_image = torch.empty_like(labels)
     fold_of_image[_sorted_by_class(labels)] = torch.arange(len(labels)) % folds
     test, train = (fold_of_image == fold).nonzero().flatten(), (fold_of_image != fold).nonzero().flatten()
@@ -113,10 +116,10 @@ def split_validation(dataset: Dataset, fraction: float) -> Dataset:
         ValueError: If no class has two training images, or if there are validation images.
     """
     if dataset.validation is not None:
-        raise ValueError(f"validation_fraction must be 0 for a folder with val/ and test/, got {fraction}.")
+        raise InvalidArgument("validation_fraction", f"must be 0 for a folder with val/ and test/, got {fraction}.")
     mask = dataset.train.held_out(fraction)
     if not mask.any():
-        raise ValueError("validation_fraction must be 0 if every class has a single training image.")
+        raise InvalidArgument("validation_fraction", "must be 0 if every class has a single training image.")
     train, validation = (dataset.train.subset(part.nonzero().flatten()) for part in (~mask, mask))
     return replace(dataset, train=train, validation=validation)
 
@@ -130,7 +133,7 @@ def subsample(dataset: Dataset, count: int) -> Dataset:
     labels = dataset.train.labels
     if not len(dataset.classes) <= count <= len(labels):
         allowed = f"from {len(dataset.classes)} (one image per class) to {len(labels)} (all images)"
-        raise ValueError(f"train_images must be {allowed}, got {count}.")
+        raise InvalidArgument("train_images", f"must be {allowed}, got {count}.")
     by_class = _sorted_by_class(labels)
     chosen = _evenly_spaced(by_class, count)
     if len(set(labels[chosen].tolist())) < len(set(labels.tolist())):
@@ -209,9 +212,10 @@ def _require_memory(model: Classifier, config: TrainConfig) -> None:
         return
     if needed > available:
         cause = "the number of classes" if 2 * of_head > needed else "widths"
-        raise ValueError(
-            f"{cause} must make a network that fits in memory: {'creating' if is_sharded else 'training'} this one "
-            f"takes {needed / 2**30:,.0f} GB, the machine has {available / 2**30:,.0f}."
+        raise InvalidArgument(
+            cause,
+            f"must make a network that fits in memory: {'creating' if is_sharded else 'training'} this one "
+            f"takes {needed / 2**30:,.0f} GB, the machine has {available / 2**30:,.0f}.",
         )
 
 
@@ -244,8 +248,8 @@ def _loss_options(config: TrainConfig, class_weight: Tensor | None) -> dict[str,
         value = getattr(config, name) or None
         if value is not None and name not in allowed:
             others = ", ".join(map(option_name, allowed))
-            message = f"{option_name(name)} must be left out with --loss {config.loss}, which has {others}"
-            raise ValueError(f"{message}, got {value}.")
+            problem = f"must be left out with --loss {config.loss}, which has {others}, got {value}."
+            raise InvalidArgument(option_name(name), problem)
         if value is not None:
             options[argument] = class_weight if name == "class_weights" else value
     return options
@@ -264,11 +268,10 @@ def _create(config: TrainConfig, dataset: Dataset, class_weight: Tensor | None =
             input_size=dataset.preprocessing.size,
             **{name: getattr(config, name) for name in (*sphere_options, *others)},
         )
-    except ValueError as error:
-        name, _, rest = str(error).partition(" ")
-        if name not in MODEL_ARGUMENTS:
+    except InvalidArgument as error:
+        if error.argument not in MODEL_ARGUMENTS:
             raise
-        raise ValueError(f"{MODEL_ARGUMENTS[name]} {rest}") from None
+        raise InvalidArgument(MODEL_ARGUMENTS[error.argument], error.problem) from None
 
 
 def lambda_setter(config: TrainConfig, model: nn.Module) -> Callable[[int], None] | None:

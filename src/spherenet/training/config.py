@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
 from typing import Any, Literal, get_type_hints
 
+from spherenet.errors import InvalidArgument
 from spherenet.training.option_checks import check_ranges, check_type
 
 __all__ = [
@@ -327,11 +328,11 @@ class TrainConfig:
             return config, messages
         iterations = max(1, math.ceil(self.epochs * max(1, num_images // config.batch_size)))
         if self.iterations not in (TrainConfig.iterations, iterations):
-            raise ValueError(
-                f"iterations must be left out with epochs, got {self.iterations} (epochs gives {iterations})."
+            raise InvalidArgument(
+                "iterations", f"must be left out with epochs, got {self.iterations} (epochs gives {iterations})."
             )
         if self.warmup >= iterations:
-            raise ValueError(f"warmup must be less than the {iterations} iterations, got {self.warmup}.")
+            raise InvalidArgument("warmup", f"must be less than the {iterations} iterations, got {self.warmup}.")
         return replace(config, iterations=iterations), messages
 
     def as_dict(self) -> dict[str, Any]:

@@ -36,6 +36,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from spherenet.errors import InvalidArgument
+
 __all__ = ["BLOCK_ELEMENTS", "Cost", "Workload", "costs", "recommend"]
 
 FLOAT, HALF, INTEGER = 4, 2, 8
@@ -86,13 +88,13 @@ class Workload:
     def __post_init__(self) -> None:
         for name, least in (("classes", 2), ("features", 1), ("processes", 1), ("parameters", 0)):
             if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}.")
+                raise InvalidArgument(name, f"must be at least {least}, got {getattr(self, name)}.")
         if self.batch_size < self.processes:
-            raise ValueError(
-                f"batch_size must be at least the number of processes, {self.processes}, got {self.batch_size}."
+            raise InvalidArgument(
+                "batch_size", f"must be at least the number of processes, {self.processes}, got {self.batch_size}."
             )
         if not 0 < self.sample_rate <= 1:
-            raise ValueError(f"sample_rate must be greater than 0 and at most 1, got {self.sample_rate:g}.")
+            raise InvalidArgument("sample_rate", f"must be greater than 0 and at most 1, got {self.sample_rate:g}.")
 
     @property
     def head_bytes(self) -> int:

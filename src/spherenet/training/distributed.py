@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from spherenet._util.text import first_line
 from spherenet._util.validation import require_device
-from spherenet.errors import LostProcessError, RunError, SphereNetError
+from spherenet.errors import InvalidArgument, LostProcessError, RunError, SphereNetError
 from spherenet.kernels.torch_internals import leave_out_of_ddp
 
 __all__ = ["TIMEOUT", "Processes"]
@@ -236,7 +236,7 @@ def _variable(name: str, default: int, least: int = 0, most: int | None = None) 
     number = int(text) if re.fullmatch("[0-9]{1,9}", text) else -1
     if number < least or (most is not None and number > most):
         allowed = f"at least {least}" if most is None else f"from {least} to {most}"
-        raise ValueError(f"the variable {name} must be an integer {allowed}, got {text[:40]!r}.")
+        raise InvalidArgument(f"the variable {name}", f"must be an integer {allowed}, got {text[:40]!r}.")
     return number
 
 

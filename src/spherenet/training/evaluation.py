@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from spherenet.data import Batch, Split
+from spherenet.errors import InvalidArgument
 from spherenet.layers import AngularHead
 from spherenet.models.test_time import scores_of_views
 from spherenet.ops.angular import AngularOutput
@@ -56,17 +57,19 @@ def training_order(
     """
     batch_size = config.batch_size
     if batch_size > len(labels):
-        raise ValueError(f"batch_size must be at most the {len(labels)} training images, got {batch_size}.")
+        raise InvalidArgument("batch_size", f"must be at most the {len(labels)} training images, got {batch_size}.")
     smallest = batch_size // processes.world // config.accumulate
     if smallest == 0:
-        raise ValueError(
-            f"batch_size must be at least {processes.world * config.accumulate} ({processes.world} processes × "
-            f"{config.accumulate} micro-batches), got {batch_size}."
+        raise InvalidArgument(
+            "batch_size",
+            f"must be at least {processes.world * config.accumulate} ({processes.world} processes × "
+            f"{config.accumulate} micro-batches), got {batch_size}.",
         )
     if smallest == 1 and config.feature_batch_norm:
-        raise ValueError(
-            f"batch_size must be at least {2 * processes.world * config.accumulate} with feature_batch_norm (two "
-            f"images per process and micro-batch), got {batch_size}."
+        raise InvalidArgument(
+            "batch_size",
+            f"must be at least {2 * processes.world * config.accumulate} with --feature-batch-norm (two "
+            f"images per process and micro-batch), got {batch_size}.",
         )
     return _micro_batches(labels, config, processes, first_step)
 

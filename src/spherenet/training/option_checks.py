@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
+from spherenet.errors import InvalidArgument, InvalidArgumentType
+
 if TYPE_CHECKING:
     from spherenet.training.config import TrainConfig
 
@@ -49,11 +51,11 @@ def check_type(name: str, value: Any, hint: Any) -> None:
     choices = _choices(hint)
     for entry in value if isinstance(value, (list, tuple)) else [value]:
         if choices and isinstance(entry, str) and entry not in choices:
-            raise ValueError(f"{name} must be one of {', '.join(choices)}, got {entry[:80]!r}.")
+            raise InvalidArgument(name, f"must be one of {', '.join(choices)}, got {entry[:80]!r}.")
         if isinstance(entry, str) and not entry.strip():  # as a path it would be the current folder
-            raise ValueError(f"{name} must not be empty, got {entry[:80]!r}.")
+            raise InvalidArgument(name, f"must not be empty, got {entry[:80]!r}.")
     if not _is_of(value, hint):
-        raise TypeError(f"{name} must be {_type_name(hint)}, got {repr(value)[:80]}.")
+        raise InvalidArgumentType(name, f"must be {_type_name(hint)}, got {repr(value)[:80]}.")
 
 
 def check_ranges(config: TrainConfig) -> None:
@@ -61,48 +63,58 @@ def check_ranges(config: TrainConfig) -> None:
     for name, value in vars(config).items():
         for number in value if isinstance(value, list) else [value]:
             if name in LIMITS and isinstance(number, (int, float)) and not number <= LIMITS[name]:
-                raise ValueError(f"{name} must be at most {LIMITS[name]:,}, got {str(number)[:40]}.")
+                raise InvalidArgument(name, f"must be at most {LIMITS[name]:,}, got {str(number)[:40]}.")
             if isinstance(number, int) and abs(number) >= 1 << 63:  # neither torch nor the command line takes it
-                raise ValueError(f"{name} must be below 2^63 in magnitude, got {str(number)[:40]}.")
+                raise InvalidArgument(name, f"must be below 2^63 in magnitude, got {str(number)[:40]}.")
     for name in AT_LEAST_ONE:
         if (value := getattr(config, name)) is not None and value < 1:
-            raise ValueError(f"{name} must be at least 1, got {str(value)[:40]}.")
+            raise InvalidArgument(name, f"must be at least 1, got {str(value)[:40]}.")
     for name in AT_LEAST_ZERO:
         if not 0 <= (value := getattr(config, name)) < float("inf"):
-            raise ValueError(f"{name} must be a finite number of at least 0, got {str(value)[:40]}.")
+            raise InvalidArgument(name, f"must be a finite number of at least 0, got {str(value)[:40]}.")
     if not 0 <= config.validation_fraction < 1:
-        raise ValueError(f"validation_fraction must be from 0 to less than 1, got {config.validation_fraction}.")
+        raise InvalidArgument(
+            "validation_fraction", f"must be from 0 to less than 1, got {config.validation_fraction}."
+        )
     if not 0 < config.sample_rate <= 1:
-        raise ValueError(f"sample_rate must be greater than 0 and at most 1, got {config.sample_rate}.")
+        raise InvalidArgument("sample_rate", f"must be greater than 0 and at most 1, got {config.sample_rate}.")
     if config.max_megapixels is not None and not config.max_megapixels > 0:
-        raise ValueError(f"max_megapixels must be greater than 0, got {config.max_megapixels}.")
+        raise InvalidArgument("max_megapixels", f"must be greater than 0, got {config.max_megapixels}.")
     if config.shard_head and config.tta != "none":
-        raise ValueError(f"tta must be none with shard_head, whose scores are not gathered, got {config.tta}.")
+        raise InvalidArgument(
+            "tta", f"must be none with --shard-head, whose scores are not gathered, got {config.tta}."
+        )
     if not config.timeout > 0:
-        raise ValueError(f"timeout must be greater than 0, got {config.timeout}.")
+        raise InvalidArgument("timeout", f"must be greater than 0, got {config.timeout}.")
     if config.epochs is not None and not config.epochs > 0:
-        raise ValueError(f"epochs must be greater than 0, got {config.epochs}.")
+        raise InvalidArgument("epochs", f"must be greater than 0, got {config.epochs}.")
     if config.class_weights == ["balanced"] and config.sampling == "balanced":
-        raise ValueError("class_weights must be left out with sampling balanced, which balances them, got balanced.")
+        raise InvalidArgument(
+            "class_weights", "must be left out with sampling balanced, which balances them, got balanced."
+        )
     if config.class_weights is not None and config.shard_head:
-        raise ValueError(f"class_weights must be left out with shard_head, got {config.class_weights[:3]}.")
+        raise InvalidArgument("class_weights", f"must be left out with --shard-head, got {config.class_weights[:3]}.")
     if not 0 <= config.bn_lag_momentum < 1:
-        raise ValueError(f"bn_lag_momentum must be at least 0 and below 1, got {config.bn_lag_momentum}.")
+        raise InvalidArgument("bn_lag_momentum", f"must be at least 0 and below 1, got {config.bn_lag_momentum}.")
     if config.bn_eval is not None and len(set(config.bn_eval)) != len(config.bn_eval or [""]):
-        raise ValueError(f"bn_eval must be different names of statistics, got {' '.join(config.bn_eval) or 'none'}.")
+        raise InvalidArgument(
+            "bn_eval", f"must be different names of statistics, got {' '.join(config.bn_eval) or 'none'}."
+        )
     if config.schedule != "step" and config.milestones is not None:
-        raise ValueError(f"milestones must be none with the schedule {config.schedule}, got {config.milestones[:5]}.")
+        raise InvalidArgument(
+            "milestones", f"must be none with the schedule {config.schedule}, got {config.milestones[:5]}."
+        )
     if config.epochs is None and config.warmup and config.warmup >= config.iterations:
-        raise ValueError(f"warmup must be less than the {config.iterations} iterations, got {config.warmup}.")
+        raise InvalidArgument("warmup", f"must be less than the {config.iterations} iterations, got {config.warmup}.")
     for name in ("momentum", "rest_momentum"):
         if not getattr(config, name) < 1:
-            raise ValueError(f"{name} must be less than 1, got {getattr(config, name)}.")
+            raise InvalidArgument(name, f"must be less than 1, got {getattr(config, name)}.")
     if any(milestone < 1 for milestone in config.milestones or []):
-        raise ValueError(f"milestones must be at least 1, got {min(config.milestones or [])}.")
+        raise InvalidArgument("milestones", f"must be at least 1, got {min(config.milestones or [])}.")
     if not config.lambda_floor > 0:
-        raise ValueError(f"lambda_floor must be greater than 0, got {config.lambda_floor}.")
+        raise InvalidArgument("lambda_floor", f"must be greater than 0, got {config.lambda_floor}.")
     if not 0 < config.lambda_floor_at <= 1:
-        raise ValueError(f"lambda_floor_at must be greater than 0 and at most 1, got {config.lambda_floor_at}.")
+        raise InvalidArgument("lambda_floor_at", f"must be greater than 0 and at most 1, got {config.lambda_floor_at}.")
 
 
 def _choices(hint: Any) -> tuple[str, ...]:

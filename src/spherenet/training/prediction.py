@@ -14,7 +14,7 @@ from spherenet._util.files import user_path
 from spherenet._util.validation import require_device, require_integer, require_one_of
 from spherenet.data import pixel_limit, read_image
 from spherenet.data.listing import image_files
-from spherenet.errors import DataError
+from spherenet.errors import DataError, InvalidArgumentType
 from spherenet.models.test_time import TEST_TIME, scores_of_views
 from spherenet.training.saved_runs import Predictor, SavedRun, load_predictor
 
@@ -69,9 +69,10 @@ def predict(
     if isinstance(model, (str, os.PathLike)):
         model = load_predictor(Path(model))
     if not isinstance(model, (SavedRun, Predictor)):
-        raise TypeError(
-            f"model must be a run of load_run or the folder of a run or exported model, got {type(model).__name__}; "
-            "the folder contains the names of the classes and the preprocessing."
+        raise InvalidArgumentType(
+            "model",
+            f"must be a run of load_run or the folder of a run or exported model, got {type(model).__name__}; "
+            "the folder contains the names of the classes and the preprocessing.",
         )
     several = [images] if isinstance(images, (str, os.PathLike)) else images
     paths = [path for image in several for path in _files(os.fspath(image))]

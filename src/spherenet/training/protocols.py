@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from spherenet.data import Split
-from spherenet.errors import CheckpointError
+from spherenet.errors import CheckpointError, InvalidArgument
 from spherenet.training.config import TrainConfig
 from spherenet.training.deferred import sum_dtype
 from spherenet.training.distributed import Processes
@@ -57,11 +57,13 @@ class Protocols:
         }
         self.names: tuple[str, ...] = tuple(config.bn_eval or ("running",)) if self._layers else ()
         if "batch" in self.names and config.eval_batch_size < 2:
-            raise ValueError(f"eval_batch_size must be at least 2 with bn_eval batch, got {config.eval_batch_size}.")
+            raise InvalidArgument(
+                "eval_batch_size", f"must be at least 2 with --bn-eval batch, got {config.eval_batch_size}."
+            )
         measured = min(config.bn_precise_images, len(train))
         if "precise" in self.names and measured < 2 * processes.world:
-            raise ValueError(
-                f"bn_precise_images must be at least {2 * processes.world}, two images per process, got {measured}."
+            raise InvalidArgument(
+                "bn_precise_images", f"must be at least {2 * processes.world}, two images per process, got {measured}."
             )
         self._lagging: dict[str, Tensor] = {}
         if "lagging" in self.names:
@@ -81,7 +83,7 @@ class Protocols:
         """Raise ValueError if a split has too few images for the statistics of batches."""
         smallest = 2 * self._processes.world
         if "batch" in self.names and len(split) < smallest:
-            raise ValueError(f"bn_eval must not have batch for fewer than {smallest} images, got {len(split)}.")
+            raise InvalidArgument("bn_eval", f"must not have batch for fewer than {smallest} images, got {len(split)}.")
 
     def buffers(self) -> list[Tensor]:
         """Return the lagging statistics, which a skipped step must not change."""

@@ -17,7 +17,7 @@ from spherenet._util.files import atomic_file, read_json, user_path, write_json
 from spherenet._util.text import markdown, plain, short
 from spherenet._util.validation import require_one_of
 from spherenet.data import Dataset, FolderSplit, Preprocessing, Split
-from spherenet.errors import CheckpointError, DataError, ModelError, RunError
+from spherenet.errors import CheckpointError, DataError, InvalidArgument, ModelError, RunError
 from spherenet.export import (
     ModelCard,
     PixelInput,
@@ -195,7 +195,9 @@ def load_predictor(path: str | Path, checkpoint: str = "last") -> Predictor:
         _require_image_size(run.model, run.preprocessing, path)
         return Predictor(run.model, run.classes, run.preprocessing, run.warnings)
     if checkpoint != "last":
-        raise ValueError(f"checkpoint must be last for an exported model, which has no others, got {checkpoint}.")
+        raise InvalidArgument(
+            "checkpoint", f"must be last for an exported model, which has no others, got {checkpoint}."
+        )
     metadata = load_metadata(path)
     model = load_model(path).float()  # images are float32
     try:
@@ -250,7 +252,7 @@ def export_run(
     """
     is_folder = (format_of(target) if format is None else format) == "folder"
     if with_preprocessing and is_folder:
-        raise ValueError("with_preprocessing must be left out for a folder, which contains its preprocessing.")
+        raise InvalidArgument("with_preprocessing", "must be left out for a folder, which contains its preprocessing.")
     format = format_of(target) if format is None else format
     file = user_path(target) if is_folder else output_file(target, f"model{SUFFIXES.get(format, '')}")
     record = None if is_folder else preprocessing_file(file)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from spherenet.errors import InvalidArgument, RunError
 from spherenet.layers import AngularHead, shard_head
 from spherenet.training.config import TrainConfig
 from spherenet.training.distributed import Processes
@@ -33,22 +34,23 @@ def is_sharded(config: TrainConfig, processes: Processes) -> bool:
 def require_shardable(config: TrainConfig, processes: Processes) -> None:
     """Raise ValueError for options that sharded training does not support."""
     if config.sample_rate < 1 and not (config.shard_head and processes.world > 1):
-        raise ValueError(
-            f"sample_rate must be 1 unless several processes train with --shard-head, got {config.sample_rate:g}."
+        raise InvalidArgument(
+            "sample_rate", f"must be 1 unless several processes train with --shard-head, got {config.sample_rate:g}."
         )
     if not is_sharded(config, processes):
         return
     if config.precision == "float16":
-        raise ValueError("precision must be float32 or bfloat16 if weights are sharded, got float16.")
+        raise InvalidArgument("precision", "must be float32 or bfloat16 if weights are sharded, got float16.")
     if config.compile:
-        raise ValueError("compile must be off if weights are sharded.")
+        raise InvalidArgument("compile", "must be off if weights are sharded.")
 
 
 def shard_model(model: nn.Module, config: TrainConfig, processes: Processes) -> None:
     """Divide the weights of a model among the processes as configured, in place, before the optimizer is created.
 
     Raises:
-        ValueError: If the head cannot be divided, or the processes per machine do not divide all processes.
+        ValueError: If the head cannot be divided.
+        RunError: If the processes per machine do not divide all processes.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -67,7 +69,7 @@ def shard_model(model: nn.Module, config: TrainConfig, processes: Processes) -> 
     else:
         per_machine = int(os.environ.get("LOCAL_WORLD_SIZE", world))
         if world % per_machine:
-            raise ValueError(f"every machine must have the same number of processes, got {world} with {per_machine}.")
+            raise RunError(f"every machine must have the same number of processes, got {world} with {per_machine}.")
         names = ("replicate", "shard")
         mesh = init_device_mesh(device, (world // per_machine, per_machine), mesh_dim_names=names)
     # FSDP does not divide numbers without a dimension, such as a k that all filters share.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from spherenet.data import Batch, Dataset, Split
-from spherenet.errors import DataError
+from spherenet.errors import DataError, InvalidArgument
 from spherenet.optim import keep_norms
 from spherenet.runs import RunDirectory
 from spherenet.training.balance import single_class_warning, total_weight
@@ -100,7 +100,7 @@ class Trainer:
                 "--bn-eval has no effect: the network has no BatchNorm layers with running statistics."
             )
         if self.sharded and "lagging" in self.protocols.names:
-            raise ValueError("bn_eval must be without lagging if weights are sharded, got lagging.")
+            raise InvalidArgument("bn_eval", "must be without lagging if weights are sharded, got lagging.")
         self.buffers = [*self.model.buffers(), *self.protocols.buffers()]  # what a forward pass changes
         self.forward = compiled(self.ddp) if config.compile else self.ddp
         self.autocast = torch.autocast(
