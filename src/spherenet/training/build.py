@@ -74,6 +74,7 @@ def build_data(
         image_size=config.image_size,
         channels=config.channels,
         resize=config.resize,
+        standardize=config.standardize,
         test_fraction=config.test_fraction,
         seed=0,  # the held-out images must not depend on the seed of the run
         split_rule=config.split_rule,

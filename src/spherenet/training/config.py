@@ -77,7 +77,9 @@ class TrainConfig:
     )
     data_dir: str | None = _option(None, DATA, "folder of the data set or for its download; default: $SPHERENET_DATA")
     augmentation: str | None = _option(
-        None, DATA, "none, flip, flip-crop, flips-crop, translate or imagenet; default: that of the data set"
+        None,
+        DATA,
+        "none, flip, flip-crop, flips-crop, translate, imagenet, flip-light or light; default: that of the data set",
     )
     image_size: int | None = _option(
         None, DATA, "side length to which images are resized; default: that of the data set, 224 for a folder"
@@ -85,6 +87,9 @@ class TrainConfig:
     channels: int | None = _option(None, DATA, "channels of a folder's images: 1 for gray, 3 for color; default: 3")
     resize: Literal["squash", "crop"] = _option(
         "crop", DATA, "a folder's images made square: crop cuts the longer side, squash distorts"
+    )
+    standardize: Literal["data", "image"] = _option(
+        "data", DATA, "scaling of pixels: the same for all (data), or also mean 0 and deviation 1 of each image (image)"
     )
     test_fraction: float = _option(
         0.1, DATA, "fraction of each class of a folder without val/ or test/ that is held out for testing"
