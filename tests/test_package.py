@@ -13,8 +13,8 @@ from spherenet.training import TrainConfig
 from spherenet.training.build import build_model
 
 SUBMODULES = [
-    *("angles", "convert", "data", "errors", "estimators", "export", "functional", "layers", "losses", "magnitudes"),
-    *("metrics", "models", "optim", "regularizers", "training"),
+    *("angles", "convert", "data", "distributions", "errors", "estimators", "export", "functional", "layers"),
+    *("losses", "magnitudes", "metrics", "models", "optim", "regularizers", "training"),
 ]
 
 

@@ -1,13 +1,14 @@
-"""Metrics of embeddings: verification of pairs (same class or not) and retrieval of images of the same class.
+"""Metrics of embeddings: verification of pairs (same class or not), retrieval of images of the same class, geometry.
 
 Scores are similarities: a larger score means "more likely the same". Scores, labels and embeddings may be tensors,
-numpy arrays or lists. Rates are computed in float64. `docs/verification.md` shows their use.
+numpy arrays or lists. Rates are computed in float64. `docs/verification.md` shows their use. The scores for unknown
+inputs are large for images like those of the training; `roc_auc` measures how well they separate others.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,18 +16,29 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from spherenet._util.matrices import as_labels, as_matrix, as_tensor, unit_rows
 from spherenet._util.validation import require_integer, require_number
+from spherenet.spread import NeuralCollapse, alignment, neural_collapse, uniformity
+from spherenet.unknowns import energy_score, knn_cosine_score, max_cosine_score, max_softmax_score
 
 __all__ = [
+    "NeuralCollapse",
     "RocCurve",
     "VerificationAccuracy",
+    "alignment",
+    "energy_score",
     "equal_error_rate",
+    "knn_cosine_score",
+    "max_cosine_score",
+    "max_softmax_score",
     "mean_average_precision_at_r",
+    "neural_collapse",
     "pair_similarities",
     "recall_at_k",
     "roc_auc",
     "roc_curve",
     "true_positive_rate_at",
+    "uniformity",
     "verification_accuracy",
 ]
 
@@ -78,10 +90,10 @@ def pair_similarities(first: Any, second: Any) -> Tensor:
         TypeError: An argument is not a matrix of numbers.
         ValueError: The shapes differ, or a value is not finite.
     """
-    first, second = _embeddings("first", first), _embeddings("second", second)
+    first, second = as_matrix("first", first), as_matrix("second", second)
     if first.shape != second.shape:
         raise ValueError(f"second must have the shape {list(first.shape)} of first, got {list(second.shape)}.")
-    return (_unit(first) * _unit(second)).sum(1)
+    return (unit_rows(first) * unit_rows(second)).sum(1)
 
 
 def roc_curve(scores: Any, same: Any) -> RocCurve:
@@ -257,16 +269,16 @@ class _Search:
     """Queries and the images that are searched for them."""
 
     def __init__(self, embeddings: Any, labels: Any, gallery: Any, gallery_labels: Any) -> None:
-        self.queries = _unit(_embeddings("embeddings", embeddings))
-        self.labels = _label_array("labels", labels, len(self.queries))
+        self.queries = unit_rows(as_matrix("embeddings", embeddings))
+        self.labels = as_labels("labels", labels, len(self.queries))
         self.own_gallery = gallery is None
         if self.own_gallery != (gallery_labels is None):
             raise ValueError("gallery_labels must be given exactly if gallery is given.")
         if gallery is None:
             self.gallery, gallery_array = self.queries, self.labels
         else:
-            self.gallery = _unit(_embeddings("gallery", gallery)).to(self.queries.dtype)
-            gallery_array = _label_array("gallery_labels", gallery_labels, len(self.gallery))
+            self.gallery = unit_rows(as_matrix("gallery", gallery)).to(self.queries.dtype)
+            gallery_array = as_labels("gallery_labels", gallery_labels, len(self.gallery))
             if self.gallery.shape[1] != self.queries.shape[1]:
                 raise ValueError(
                     f"gallery must have {self.queries.shape[1]} columns as embeddings, got {self.gallery.shape[1]}."
@@ -297,7 +309,7 @@ class _Search:
 
 def _pairs(scores: Any, same: Any) -> tuple[Tensor, Tensor]:
     """Return checked scores as float64 and labels as bool, on the CPU."""
-    values, is_same = _tensor("scores", scores), _tensor("same", same)
+    values, is_same = as_tensor("scores", scores), as_tensor("same", same)
     for name, tensor in (("scores", values), ("same", is_same)):
         if tensor.dim() != 1:
             raise TypeError(f"{name} must be a vector, one value per pair, got shape {list(tensor.shape)}.")
@@ -314,52 +326,3 @@ def _pairs(scores: Any, same: Any) -> tuple[Tensor, Tensor]:
         kind = "different" if count == 0 else "same"
         raise ValueError(f"same must have pairs of both kinds, got {len(is_same)} pairs, all {kind}.")
     return values, is_same
-
-
-def _embeddings(name: str, value: Any) -> Tensor:
-    tensor = _tensor(name, value)
-    if tensor.dim() != 2 or tensor.numel() == 0:
-        raise TypeError(f"{name} must be a matrix, one row per image, got shape {list(tensor.shape)}.")
-    tensor = tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
-    if not bool(tensor.isfinite().all()):
-        row = int((~tensor.isfinite()).any(1).nonzero()[0])
-        raise ValueError(f"{name} must be finite, got another value in row {row}.")
-    return tensor
-
-
-def _unit(embeddings: Tensor) -> Tensor:
-    """Return rows of norm 1, or 0 for rows of zeros."""
-    # Divided by the largest entry first, so that no square overflows or underflows.
-    largest = embeddings.abs().amax(1, keepdim=True)
-    return F.normalize(embeddings / largest.where(largest > 0, 1))
-
-
-def _tensor(name: str, value: Any) -> Tensor:
-    """Return numbers as a tensor on the CPU; lists of numbers with a decimal point as float64, as numpy does."""
-    try:
-        if isinstance(value, Tensor):
-            return value.detach().cpu()
-        if isinstance(value, (list, tuple)) and any(isinstance(element, Tensor) for element in value):
-            return torch.as_tensor(value).detach().cpu()
-        array = np.asarray(value)
-        # A copy, because tensors have neither negative strides nor another byte order.
-        return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
-    except (TypeError, ValueError, RuntimeError):
-        raise TypeError(
-            f"{name} must be numbers in a tensor, an array or a list, got {type(value).__name__}."
-        ) from None
-
-
-def _label_array(name: str, labels: Tensor | Sequence[Any], count: int) -> np.ndarray[Any, Any]:
-    if isinstance(labels, Tensor):
-        labels = labels.detach().cpu()
-        array = (labels.float() if labels.dtype == torch.bfloat16 else labels).numpy()
-    else:
-        array = np.asarray(labels)
-    if array.dtype.kind == "O" and all(isinstance(label, str) for label in array.flat):  # as pandas returns them
-        array = array.astype(str)
-    if array.ndim != 1 or array.dtype.kind not in "biufUS":
-        raise TypeError(f"{name} must be a sequence of numbers or strings, one per image.")
-    if len(array) != count:
-        raise ValueError(f"{name} must have one value per embedding ({count}), got {len(array)}.")
-    return array

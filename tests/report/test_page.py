@@ -95,6 +95,19 @@ def test_page_follows_a_change_of_the_color_scheme(browser, page_file):
     page.close()
 
 
+@pytest.mark.parametrize("accuracies", [[0.1, 0.101, 0.102], [0.9, 0.95, 0.99], [0.0, 0.5, 1.0]])
+def test_ticks_of_accuracies_differ(browser, tmp_path, accuracies):
+    run = read_run(make_run(tmp_path / "run", accuracies))
+    write_page([section_of_runs([run])], tmp_path / "page.html", "Ticks")
+    page = browser.new_page()
+    page.goto((tmp_path / "page.html").as_uri())
+    page.wait_for_selector(".ytick text")
+    ticks = page.locator(".js-plotly-plot").first.locator(".ytick text").all_text_contents()
+    assert len(ticks) > 2
+    assert len(set(ticks)) == len(ticks)
+    page.close()
+
+
 def test_experiment_without_runs_has_no_plots_and_no_claims(tmp_path):
     cells = {name: (name, "softmax", None, {}) for name in ("cosine", "none")}
     grid = make_grid(tmp_path / "grid", cells, [("cosine beats none", [["cosine", "none"]], "accuracy")])

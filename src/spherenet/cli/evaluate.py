@@ -12,11 +12,13 @@ from spherenet.cli.options import Parser
 from spherenet.cli.output import print_json, stdout_console, warn
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from spherenet.data import Split
     from spherenet.training.evaluation import Evaluation
     from spherenet.training.saved_runs import SavedRun
+    from spherenet.training.unknowns import Separation
 
 __all__ = ["add_checkpoint", "evaluate_parser", "export_parser", "run_evaluate", "run_export"]
 
@@ -39,6 +41,7 @@ def evaluate_parser() -> Parser:
         examples="""\
   spherenet evaluate runs/mnist5k-cnn-3-cosine
   spherenet evaluate runs/mnist5k-cnn-3-cosine --checkpoint best --image confusion.png
+  spherenet evaluate runs/flowers --ood photos-of-cars   # does the network know what it does not know?
   spherenet evaluate runs/mnist5k-cnn-3-cosine --corrupt spot:0.85 gamma:2.2 noise:20
   spherenet evaluate runs/flowers --data-dir other-photos --allow-changes --json""",
         aliases={"--picture": "--image"},
@@ -58,6 +61,8 @@ def evaluate_parser() -> Parser:
     add_option(parser, "--precision", type=precisions, help="floating point format; by default the one of the training")
     text = "views of each image whose mean score gives a second accuracy; shift: by one pixel"
     add_option(parser, "--tta", type=Literal["none", "mirror", "mirror-shift"], default="none", help=text)
+    text = "folder of images of other classes; prints how well four scores tell them from those of the run"
+    add_option(parser, "--ood", metavar="DIR", help=text)
     text = (
         "corruptions of the images, each evaluated as well, e.g. spot:0.85: spot, ramp, shadow, gamma, cast, contrast, "
         "dark, bright, noise, blur or jpeg"
@@ -78,12 +83,13 @@ def run_evaluate(arguments: Namespace) -> None:
 
     if arguments.image is not None and not arguments.image.lower().endswith(FIGURE_SUFFIXES):
         raise ValueError(f"--image must end in one of {', '.join(FIGURE_SUFFIXES)}, got {arguments.image!r}.")
+    unknown_files = _unknown_files(arguments)
     corruptions = [parse_corruption(text) for text in arguments.corrupt or []]
     saved = load_run(arguments.run, arguments.checkpoint)
     for message in saved.warnings:
         warn(message)
     workers = min(saved.config.workers, os.cpu_count() or 1)  # a run of somebody else does not choose it
-    split = _split_of(saved, arguments, workers)
+    split, train = _splits_of(saved, arguments, workers)
     splits = [split, *(split.corrupted(corruption) for corruption in corruptions)]
     with Processes.joined(arguments.device) as processes:
         weights = [tensor.double().sum().item() for tensor in saved.model.state_dict().values()]
@@ -101,6 +107,9 @@ def run_evaluate(arguments: Namespace) -> None:
             )
             for images in splits
         )
+    separation = None
+    if unknown_files:  # not in the block, since the processes that embed images join by themselves
+        separation = _separate(saved, train, split, unknown_files, arguments, workers, processes.device)
     if warning := single_class_warning(result, saved.classes, SPLITS[arguments.split]):
         warn(warning)
     confusion = result.confusion
@@ -110,7 +119,7 @@ def run_evaluate(arguments: Namespace) -> None:
         draw_confusion(confusion.tolist(), saved.classes, arguments.image)
     per_class = [] if confusion is None else _per_class(confusion, saved.classes)
     if arguments.json:
-        numbers = {
+        numbers: dict[str, Any] = {
             "run": arguments.run,
             "checkpoint": arguments.checkpoint,
             "step": saved.step,
@@ -137,6 +146,9 @@ def run_evaluate(arguments: Namespace) -> None:
             "classes": per_class,
             "confusion": None if confusion is None else confusion.tolist(),
         }
+        if separation is not None:
+            areas, _, unknown, neighbors = separation
+            numbers["ood"] = {"folder": arguments.ood, "count": unknown, "neighbors": neighbors, "auroc": areas}
         print_json(numbers)
         return
     selection = "" if saved.selected_on is None else f", selected on the {saved.selected_on} images"
@@ -152,12 +164,64 @@ def run_evaluate(arguments: Namespace) -> None:
         _print_corruptions(dict(zip(names, [result, *corrupted], strict=True)), arguments.tta)
     if confusion is not None:
         _print_tables(per_class, confusion, saved.classes)
+    if separation is not None:
+        shown = ", ".join(f"{name.replace('_', ' ')} {area:.2%}" for name, area in separation.areas.items())
+        print(
+            f"AUROC of {separation.known} known against {separation.unknown} images of {plain(arguments.ood)}: {shown} "
+            f"(k = {separation.neighbors})"
+        )
     if arguments.image is not None:
         print(f"Confusion matrix: {plain(arguments.image)}")
 
 
-def _split_of(saved: SavedRun, arguments: Namespace, workers: int) -> Split:
-    """Return the images to evaluate on, which must be those of the run unless --allow-changes is given."""
+def _unknown_files(arguments: Namespace) -> list[str]:
+    """Return the images in the folder of --ood; none without it."""
+    from spherenet.training.embedding import find_images
+
+    if arguments.ood is None:
+        return []
+    if arguments.split == "train":
+        raise ValueError("--split must be test or validation with --ood: training images are too close to themselves.")
+    if not os.path.isdir(arguments.ood):
+        raise ValueError(f"--ood must be a folder of images, got {arguments.ood!r}.")
+    return find_images([arguments.ood])[0]
+
+
+def _separate(
+    saved: SavedRun,
+    train: Split,
+    known: Split,
+    files: list[str],
+    arguments: Namespace,
+    workers: int,
+    device: torch.device,
+) -> Separation:
+    """Return how well scores separate known from unknown images, and warn of files that cannot be read."""
+    from spherenet.training.unknowns import separate_unknowns
+
+    failures: dict[str, str] = {}
+    separation = separate_unknowns(
+        saved,
+        train,
+        known,
+        files,
+        device=device,
+        batch_size=arguments.batch_size,
+        workers=workers,
+        max_megapixels=arguments.max_megapixels,
+        failures=failures,
+    )
+    if failures:
+        first = next(iter(failures.values()))
+        warn(f"{len(failures)} of {len(files)} images of --ood cannot be read and are left out (first: {first})")
+    return separation
+
+
+def _splits_of(saved: SavedRun, arguments: Namespace, workers: int) -> tuple[Split, Split]:
+    """Return the images to evaluate on, which must be those of the run unless --allow-changes is given.
+
+    The second result is the training images.
+    """
     from dataclasses import replace
 
     import torch
@@ -199,7 +263,7 @@ def _split_of(saved: SavedRun, arguments: Namespace, workers: int) -> Split:
         if len(broken) == len(split):
             raise DataError("at least one image must be readable, got none.")
         split = split.subset(torch.tensor([index for index in range(len(split)) if index not in broken]))
-    return split
+    return split, dataset.train
 
 
 def _per_class(confusion: Tensor, classes: tuple[str, ...]) -> list[dict[str, Any]]:

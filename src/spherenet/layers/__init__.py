@@ -1,5 +1,6 @@
-"""Sphere layers as modules: convolutions, linear and recurrent layers, and the head of a classifier."""
+"""Sphere layers as modules: convolutions, linear and recurrent layers, attention, and the head of a classifier."""
 
+from spherenet.layers.attention import SphereMultiheadAttention
 from spherenet.layers.base import SphereLayer
 from spherenet.layers.conv import (
     LazySphereConv1d,
@@ -12,7 +13,9 @@ from spherenet.layers.conv import (
     SphereLinear,
 )
 from spherenet.layers.fast_conv import FastConv2d
+from spherenet.layers.fixed_head import FixedHead, etf_directions
 from spherenet.layers.head import AngularHead
+from spherenet.layers.magnitude_preserving import MPConv2d, MPLinear, mp_cat, mp_silu, mp_sum
 from spherenet.layers.options import SphereOptions
 from spherenet.layers.other_tools import watch_modules
 from spherenet.layers.recurrent import SphereGRU, SphereGRUCell, SphereLSTM, SphereLSTMCell
@@ -22,10 +25,13 @@ from spherenet.layers.transposed import SphereConvTranspose1d, SphereConvTranspo
 __all__ = [
     "AngularHead",
     "FastConv2d",
+    "FixedHead",
     "LazySphereConv1d",
     "LazySphereConv2d",
     "LazySphereConv3d",
     "LazySphereLinear",
+    "MPConv2d",
+    "MPLinear",
     "ShardedHead",
     "SphereConv1d",
     "SphereConv2d",
@@ -39,7 +45,12 @@ __all__ = [
     "SphereLSTMCell",
     "SphereLayer",
     "SphereLinear",
+    "SphereMultiheadAttention",
     "SphereOptions",
+    "etf_directions",
+    "mp_cat",
+    "mp_silu",
+    "mp_sum",
     "shard_head",
 ]
 

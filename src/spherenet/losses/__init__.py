@@ -1,4 +1,7 @@
-"""Losses on an `AngularOutput`, and their registry. They own no class weights, which belong to the head."""
+"""Losses on an `AngularOutput` and their registry, and losses on pairs of features.
+
+They own no class weights, which belong to the head.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,23 @@ from spherenet.losses.adaface import AdaFaceLoss
 from spherenet.losses.additive_margins import ArcFaceLoss, CosFaceLoss
 from spherenet.losses.arguments import options_of, reject_unknown
 from spherenet.losses.base import AngularLoss
+from spherenet.losses.contrastive import InfoNCELoss, SigLIPLoss, SupConLoss
 from spherenet.losses.curricularface import CurricularFaceLoss
 from spherenet.losses.elasticface import ElasticFaceLoss
 from spherenet.losses.magface import MagFaceLoss
 from spherenet.losses.margins import Annealing, ASoftmaxLoss, GASoftmaxLoss, MarginLoss, obsolete_state
+from spherenet.losses.prototypical import PrototypicalLoss
 from spherenet.losses.scales import default_scale
 from spherenet.losses.softmax import SoftmaxLoss, SSoftmaxLoss, WSoftmaxLoss
 from spherenet.losses.sphereface2 import SphereFace2Loss
 from spherenet.losses.subcenter import SubcenterArcFaceLoss
 from spherenet.losses.uniface import UniFaceLoss
+from spherenet.losses.uniformity import AlignmentUniformityLoss, alignment_loss, uniformity_loss
 
 __all__ = [
     "ASoftmaxLoss",
     "AdaFaceLoss",
+    "AlignmentUniformityLoss",
     "AngularLoss",
     "Annealing",
     "ArcFaceLoss",
@@ -30,20 +37,26 @@ __all__ = [
     "CurricularFaceLoss",
     "ElasticFaceLoss",
     "GASoftmaxLoss",
+    "InfoNCELoss",
     "MagFaceLoss",
     "MarginLoss",
+    "PrototypicalLoss",
     "SSoftmaxLoss",
+    "SigLIPLoss",
     "SoftmaxLoss",
     "SphereFace2Loss",
     "SubcenterArcFaceLoss",
+    "SupConLoss",
     "UniFaceLoss",
     "WSoftmaxLoss",
+    "alignment_loss",
     "default_scale",
     "list_losses",
     "loss_arguments",
     "make_loss",
     "obsolete_state",
     "options_of_earlier_versions",
+    "uniformity_loss",
 ]
 
 _LOSSES: dict[str, tuple[type[AngularLoss], dict[str, Any]]] = {

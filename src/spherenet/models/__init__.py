@@ -1,5 +1,14 @@
-"""Networks of the paper. The operator decides whether a network is a SphereNet or its CNN twin."""
+"""Networks of the paper, whose operator decides whether a network is a SphereNet or its CNN twin, and transformers."""
 
 from spherenet.models.create import Classifier, create_model, list_models
+from spherenet.models.transformer import SphereGPT, SphereViT, keep_normalized, normalize_weights
 
-__all__ = ["Classifier", "create_model", "list_models"]
+__all__ = [
+    "Classifier",
+    "SphereGPT",
+    "SphereViT",
+    "create_model",
+    "keep_normalized",
+    "list_models",
+    "normalize_weights",
+]

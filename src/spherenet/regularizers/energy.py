@@ -7,12 +7,14 @@ kernels than fan-in too. (Liu et al., *Learning towards Minimum Hyperspherical E
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from spherenet._util.validation import require_number, require_one_of
+from spherenet._util.validation import require_integer, require_number, require_one_of
 from spherenet.angles import angle_from_cosine
+from spherenet.ops.norms import without_autocast
 from spherenet.regularizers.kernels import KernelStack, Modules, cosines, kernel_stacks, zero_of
 
 __all__ = ["DISTANCES", "LARGEST_S", "REDUCTIONS", "SOFTENING", "hyperspherical_energy"]
@@ -42,6 +44,9 @@ def hyperspherical_energy(
     hidden_weight: float = 1.0,
     output_weight: float = 10.0,
     reduction: str = "mean",
+    compressed_dim: int | None = None,
+    projections: int = 1,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
     """Return the Riesz s-energy of the unit kernels of hidden layers and of the class weights of heads (Eq. 11).
 
@@ -67,6 +72,11 @@ def hyperspherical_energy(
         hidden_weight: Weight of the hidden layers, at least 0.
         output_weight: Weight of the class weights, at least 0.
         reduction: "mean" or "sum" over layers.
+        compressed_dim: Number of dimensions to which random projections map the kernels of layers with a larger fan-in
+            before distances are computed (compressive MHE; Lin et al., CVPR 2020); None for no projection. Published:
+            30.
+        projections: Number of random projections per call whose energies are averaged, at least 1.
+        generator: Generator of the projections, on the device of the layers.
 
     Returns:
         A scalar; the constant 0, with a warning, for a model without pairs.
@@ -80,6 +90,9 @@ def hyperspherical_energy(
         raise ValueError(f"s must be from 0 to {LARGEST_S:g}, got {s!r}.")
     require_one_of("distance", distance, DISTANCES)
     require_one_of("reduction", reduction, REDUCTIONS)
+    if compressed_dim is not None:
+        compressed_dim = require_integer("compressed_dim", compressed_dim, minimum=1)
+    projections = require_integer("projections", projections, minimum=1)
     weights = {False: hidden_weight, True: output_weight}
     for name, weight in (("hidden_weight", hidden_weight), ("output_weight", output_weight)):
         if require_number(name, weight) < 0:
@@ -91,13 +104,27 @@ def hyperspherical_energy(
             weights[is_output] /= max(1, num_layers)
     total: Tensor | None = None
     for stack in stacks:
-        energies = _energy_of_groups(stack, s, half_space, distance)
+        if compressed_dim is None or compressed_dim >= stack.fan_in:
+            energies = _energy_of_groups(stack, s, half_space, distance)
+        else:
+            compressed = [_compressed(stack, compressed_dim, generator) for _ in range(projections)]
+            energies = torch.stack([_energy_of_groups(each, s, half_space, distance) for each in compressed]).mean(0)
         groups = [len(matrix) for matrix in stack.matrices]
         if max(groups) > 1:
             energies = torch.stack([of_layer.mean() for of_layer in torch.split(energies, groups)])
         energy = energies.sum() * weights[stack.is_output]
         total = energy if total is None else total + energy.to(total.device)
     return zero_of(model, "pair of kernels to include", include) if total is None else total
+
+
+def _compressed(stack: KernelStack, dim: int, generator: torch.Generator | None) -> KernelStack:
+    """Return the kernels in a random subspace: P·w with normal entries of P, which keeps angles on average."""
+    like = stack.matrices[0]
+    shape = (stack.fan_in, dim)
+    projection = torch.randn(shape, generator=generator, dtype=like.dtype, device=like.device) / dim**0.5
+    with without_autocast(like):
+        matrices = [matrix @ projection for matrix in stack.matrices]
+    return replace(stack, fan_in=dim, matrices=matrices)
 
 
 def _energy_of_groups(stack: KernelStack, s: float, half_space: bool, distance: str) -> Tensor:

@@ -1,0 +1,145 @@
+"""What distributions around a mean direction have in common."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Size, Tensor
+from torch.distributions import Distribution
+from torch.distributions.constraints import Constraint
+
+from spherenet.distributions.constraints import concentrations, unit_vectors
+
+__all__ = ["AroundDirection", "broadcast", "half_squared_distance", "log_surface", "uniform_directions"]
+
+
+def broadcast(*shapes: Size) -> Size:
+    """Return the shape to which all shapes broadcast."""
+    return Size(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
+
+
+def log_surface(dimension: int) -> float:
+    """Return the log of the surface 2 π^(d/2) / Γ(d/2) of the unit sphere in d dimensions."""
+    return math.log(2) + dimension / 2 * math.log(math.pi) - math.lgamma(dimension / 2)
+
+
+def half_squared_distance(left: Tensor, right: Tensor) -> Tensor:
+    """Return ‖l − r‖² / 2, which is 1 − l·r for unit vectors, without its cancellation and its rounding."""
+    return (left.double() - right.double()).square().sum(-1) / 2
+
+
+def uniform_directions(shape: Size, like: Tensor) -> Tensor:
+    """Return normalized normal numbers in float64 on the device of `like`."""
+    return F.normalize(torch.randn(shape, dtype=torch.float64, device=like.device), dim=-1)
+
+
+class AroundDirection(Distribution):
+    """A distribution whose density depends on μ·x only.
+
+    Computed in float64 and rounded to the dtype of the parameters.
+    """
+
+    arg_constraints: ClassVar[dict[str, Constraint]] = {
+        "mean_direction": unit_vectors,
+        "concentration": concentrations,
+    }
+    support = unit_vectors
+    has_rsample = True
+
+    mean_direction: Tensor
+    concentration: Tensor
+
+    def __init__(
+        self, mean_direction: Tensor, concentration: Tensor | float, validate_args: bool | None = None
+    ) -> None:
+        if not isinstance(mean_direction, Tensor) or not mean_direction.is_floating_point():
+            given = mean_direction.dtype if isinstance(mean_direction, Tensor) else type(mean_direction).__name__
+            raise TypeError(f"mean_direction must be a tensor of floating point numbers, got {given}.")
+        if mean_direction.dim() == 0 or mean_direction.shape[-1] < 2:
+            raise ValueError(
+                f"mean_direction must have at least 2 entries in its last dimension, got shape "
+                f"{list(mean_direction.shape)}."
+            )
+        if not isinstance(concentration, Tensor):
+            concentration = torch.as_tensor(concentration, dtype=mean_direction.dtype, device=mean_direction.device)
+        dtype = torch.promote_types(mean_direction.dtype, concentration.dtype)
+        try:
+            batch_shape = broadcast(mean_direction.shape[:-1], concentration.shape)
+        except RuntimeError:
+            raise ValueError(
+                f"concentration must have a shape that broadcasts with {list(mean_direction.shape[:-1])}, "
+                f"got {list(concentration.shape)}."
+            ) from None
+        self.mean_direction = mean_direction.to(dtype).expand(*batch_shape, -1)
+        self.concentration = concentration.to(dtype).expand(batch_shape)
+        super().__init__(batch_shape, mean_direction.shape[-1:], validate_args=validate_args)
+
+    @property
+    def dimension(self) -> int:
+        """Number of entries of a sample: d on the sphere of d − 1 dimensions."""
+        return self._event_shape[0]
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean of the samples: the mean direction times `mean_resultant_length`."""
+        return self.mean_resultant_length.unsqueeze(-1) * self.mean_direction
+
+    @property
+    def mode(self) -> Tensor:
+        """Direction of the largest density."""
+        return self.mean_direction
+
+    @property
+    def variance(self) -> Tensor:
+        """Variance of each entry of the samples."""
+        along, across = (value.to(self.concentration.dtype).unsqueeze(-1) for value in self._variances())
+        return across + (along - across) * self.mean_direction.square()
+
+    @property
+    @abstractmethod
+    def mean_resultant_length(self) -> Tensor:
+        """Mean of μ·x: 0 for concentration 0, toward 1 for large ones."""
+
+    @abstractmethod
+    def _variances(self) -> tuple[Tensor, Tensor]:
+        """Return the variances along the mean direction and in each direction across it."""
+
+    @abstractmethod
+    def _angles(self, shape: Size) -> Tensor:
+        """Return random angles to the mean direction in float64, with gradients for the concentration."""
+
+    @abstractmethod
+    def _kl_to_uniform(self) -> Tensor:
+        """Return the divergence from this to the uniform distribution in float64."""
+
+    def rsample(self, sample_shape: Any = ()) -> Tensor:
+        """Return samples [*sample_shape, *batch_shape, d] with gradients for the parameters.
+
+        A sample is cos θ μ + sin θ v: θ is a random angle, and v a random direction across μ, whose gradient for μ is
+        that of the projection of a fixed random vector.
+        """
+        shape = self._extended_shape(sample_shape)
+        direction = self.mean_direction.double()
+        across = uniform_directions(shape, direction)
+        for _ in range(2):  # twice, because the first projection of a vector close to the direction is inexact
+            across = F.normalize(across - (across * direction).sum(-1, keepdim=True) * direction, dim=-1)
+        angle = self._angles(shape[:-1]).unsqueeze(-1)
+        return (angle.cos() * direction + angle.sin() * across).to(self.mean_direction.dtype)
+
+    def entropy(self) -> Tensor:
+        """Return the differential entropy: that of the uniform distribution less the divergence to it."""
+        return (log_surface(self.dimension) - self._kl_to_uniform()).to(self.concentration.dtype)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
+        """Return the distribution with a larger batch shape, without copies of the parameters."""
+        new: Any = self._get_checked_instance(AroundDirection, _instance)  # type: ignore[no-untyped-call]
+        batch_shape = Size(batch_shape)
+        new.mean_direction = self.mean_direction.expand(batch_shape + self._event_shape)
+        new.concentration = self.concentration.expand(batch_shape)
+        Distribution.__init__(new, batch_shape, self._event_shape, validate_args=False)
+        new._validate_args = self._validate_args
+        return new
