@@ -137,8 +137,11 @@ class TrainConfig:
     group_norm: int = _option(
         0, NETWORK, "number of groups of GroupNorm after each convolution, without BatchNorm; 0 for none"
     )
-    center: Literal["auto", "none", "weight", "patch"] = _option(
-        "auto", NETWORK, "mean removed from kernels (weight), or also from patches (patch); auto: patch if no BatchNorm"
+    center: Literal["auto", "none", "weight", "patch", "first-patch"] = _option(
+        "auto",
+        NETWORK,
+        "mean removed from kernels (weight), or also from patches (patch), or that in the first sphere layer alone "
+        "(first-patch); auto: patch if no BatchNorm",
     )
     magnitude: Literal["sphere", "ball", "tanh", "linear", "segmented", "log", "mixed"] | None = _option(
         None, NETWORK, "function of the patch norm that multiplies the operator; default: sphere, a constant of 1"
@@ -222,6 +225,9 @@ class TrainConfig:
     keep_norms: bool = _option(False, TRAINING, "sphere weights kept at their initial norm")
     keep_norms_mode: Literal["renormalize", "project"] = _option(
         "renormalize", TRAINING, "kept norms: weights rescaled after each step (renormalize) or only rotated (project)"
+    )
+    average_weights: float = _option(
+        0.0, TRAINING, "decay of a moving average of weights that is evaluated and saved, e.g. 0.99; 0 for none"
     )
     init_from: str | None = _option(
         None,

@@ -42,6 +42,8 @@ def require_shardable(config: TrainConfig, processes: Processes) -> None:
         raise ValueError("precision must be float32 or bfloat16 if weights are sharded, got float16.")
     if config.compile:
         raise ValueError("compile must be off if weights are sharded.")
+    if config.average_weights:
+        raise ValueError(f"average_weights must be 0 if weights are sharded, got {config.average_weights:g}.")
 
 
 def shard_model(model: nn.Module, config: TrainConfig, processes: Processes) -> None:
