@@ -143,3 +143,42 @@ def test_alternating_flips_show_both_sides_in_two_epochs():
 def test_alternating_needs_a_flip():
     with pytest.raises(ValueError, match=r"^alternating must be false without horizontal_flip, got true\.$"):
         Augmentation(alternating=True)
+
+
+def test_light_changes_brightness_contrast_and_color_of_each_image_alone():
+    values = torch.arange(256).to(torch.uint8)
+    images = values.view(1, 16, 16, 1).repeat(200, 1, 1, 3)
+    light = Augmentation(light=0.5)
+    indices = torch.arange(200)
+    changed = augment(images, indices, light, seed=3, epoch=1)
+    assert changed.dtype == torch.uint8
+    assert changed.shape == images.shape
+    some = torch.tensor([7, 150, 2])
+    assert torch.equal(augment(images[some], some, light, seed=3, epoch=1), changed[some])
+    assert not torch.equal(augment(images, indices, light, seed=3, epoch=2), changed)
+    # 127.5 + c·(b·k·p − 127.5): the value of a black pixel gives c, the slope gives b·k.
+    darkest, middle = changed[:, 0, 0].double(), changed[:, 6, 4].double()
+    assert (changed.view(200, 256, 3).int().diff(dim=1) >= 0).all()
+    assert len(changed[:, 8, 0].unique(dim=0)) > 190
+    assert darkest.max() <= 64
+    slopes = (middle - darkest)[(darkest[:, 0] > 0) & (middle.amax(1) < 255)] / 100
+    assert slopes.min() >= 0.5 * 0.5 * 0.75 - 0.02
+    assert slopes.max() <= 1.25 * 1.5
+    gray = augment(images[..., :1], indices, light, seed=3, epoch=1)
+    assert gray.shape == (200, 16, 16, 1)
+    assert torch.equal(augment(images, indices, Augmentation(light=0.0), seed=3, epoch=1), images)
+
+
+def test_light_is_combined_with_flips_and_translation():
+    images = torch.randint(0, 256, (8, 9, 9, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    indices = torch.arange(8)
+    for name, moved in (("light", "translate"), ("flip-light", "flip")):
+        lit = augment(images, indices, Augmentation(light=0.5), seed=0, epoch=1)
+        expected = augment(lit, indices, AUGMENTATIONS[moved], seed=0, epoch=1)
+        assert torch.equal(augment(images, indices, AUGMENTATIONS[name], seed=0, epoch=1), expected)
+
+
+@pytest.mark.parametrize("light", [-0.1, 1.5, float("nan"), "much", True])
+def test_light_out_of_range_is_refused(light):
+    with pytest.raises(ValueError, match=r"^light must be a number from 0 to 1, got "):
+        Augmentation(light=light)

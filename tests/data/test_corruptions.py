@@ -18,7 +18,7 @@ STRENGTHS = {
 UNCHANGED = {name: 1 if name == "gamma" else 0 for name in STRENGTHS if name != "jpeg"}
 
 
-def pictures(count=6, channels=3, height=12, width=17):
+def random_images(count=6, channels=3, height=12, width=17):
     generator = torch.Generator().manual_seed(0)
     return torch.randint(0, 256, (count, channels, height, width), dtype=torch.uint8, generator=generator)
 
@@ -33,7 +33,7 @@ def test_every_corruption_is_tested():
 
 @pytest.mark.parametrize("name", STRENGTHS)
 def test_corruption_depends_on_the_index_and_not_on_the_batch(name):
-    images, corruption = pictures(), Corruption(name, STRENGTHS[name])
+    images, corruption = random_images(), Corruption(name, STRENGTHS[name])
     before = images.clone()
     changed = corrupt(images, corruption)
     assert torch.equal(images, before)
@@ -49,7 +49,7 @@ def test_corruption_depends_on_the_index_and_not_on_the_batch(name):
 
 @pytest.mark.parametrize("name", UNCHANGED)
 def test_weakest_strength_changes_nothing(name):
-    images = pictures()
+    images = random_images()
     assert torch.equal(corrupt(images, Corruption(name, UNCHANGED[name])), images)
 
 
@@ -57,11 +57,11 @@ def test_weakest_strength_changes_nothing(name):
 @pytest.mark.parametrize("edge", ["lowest", "highest"])
 def test_edges_of_the_range_and_tiny_images(name, edge):
     corruption = Corruption(name, getattr(CORRUPTIONS[name], edge))
-    assert corrupt(pictures(2, height=1, width=1), corruption).shape == (2, 3, 1, 1)
-    assert corrupt(pictures(2, height=9, width=2), corruption).shape == (2, 3, 9, 2)
-    assert corrupt(pictures(0), corruption).shape == (0, 3, 12, 17)
+    assert corrupt(random_images(2, height=1, width=1), corruption).shape == (2, 3, 1, 1)
+    assert corrupt(random_images(2, height=9, width=2), corruption).shape == (2, 3, 9, 2)
+    assert corrupt(random_images(0), corruption).shape == (0, 3, 12, 17)
     if name != "cast":
-        assert corrupt(pictures(2, channels=1), corruption).shape == (2, 1, 12, 17)
+        assert corrupt(random_images(2, channels=1), corruption).shape == (2, 1, 12, 17)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_cast_dims_the_colors_in_all_orders():
     assert gains == {(255, 178, 102), (255, 102, 178), (178, 255, 102), (178, 102, 255), (102, 255, 178),
                      (102, 178, 255)}  # fmt: skip
     with pytest.raises(ValueError, match=r"^images must have 3 channels for the corruption 'cast', got 1\.$"):
-        corrupt(pictures(channels=1), "cast:0.6")
+        corrupt(random_images(channels=1), "cast:0.6")
 
 
 def test_noise_has_the_stated_deviation():
@@ -177,11 +177,11 @@ def test_wrong_arguments_are_refused():
     with pytest.raises(ValueError, match=r"^images must have 1 or 3 channels, got 2"):
         corrupt(torch.zeros(1, 2, 2, 2, dtype=torch.uint8), "dark:0.5")
     with pytest.raises(TypeError, match=r"^indices must be int64 \[6\], got torch.int64 \[2\]"):
-        corrupt(pictures(), "dark:0.5", torch.arange(2))
+        corrupt(random_images(), "dark:0.5", torch.arange(2))
 
 
 def test_corrupted_split_corrupts_by_index_and_leaves_the_original():
-    pixels = pictures(8).permute(0, 2, 3, 1).contiguous()
+    pixels = random_images(8).permute(0, 2, 3, 1).contiguous()
     split = TensorSplit(pixels, torch.arange(8), Preprocessing.standard((12, 17), 3))
     corrupted = split.corrupted(Corruption("spot", 0.85))
     order = [(0, torch.tensor([5, 2]))]
@@ -190,7 +190,7 @@ def test_corrupted_split_corrupts_by_index_and_leaves_the_original():
         batch = next(of.batches(order, device=torch.device("cpu"), augmentation=None))
         return (batch.images * 128 + 127.5).round().to(torch.uint8)
 
-    originals = pictures(8)[[5, 2]]
+    originals = random_images(8)[[5, 2]]
     assert torch.equal(images(corrupted), corrupt(originals, "spot:0.85", torch.tensor([5, 2])))
     assert torch.equal(images(split), originals)
     assert torch.equal(images(corrupted.corrupted(None)), originals)

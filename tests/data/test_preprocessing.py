@@ -31,10 +31,43 @@ def test_standard_preprocessing_is_exact():
     assert images.flatten().tolist() == [(pixel - 127.5) / 128 for pixel in range(256)]
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_standardized_images_have_mean_0_and_deviation_1_in_every_batch(channels):
+    preprocessing = Preprocessing.standard((6, 5), channels, standardize="image")
+    pixels = torch.randint(0, 128, (4, 6, 5, channels), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    images = normalize(pixels, preprocessing)
+    assert images.dtype == torch.float32
+    assert images.is_contiguous(memory_format=torch.channels_last)
+    assert images.mean((1, 2, 3)).abs().max() < 1e-6
+    torch.testing.assert_close(images.std((1, 2, 3), correction=0), torch.ones(4))
+    for index in range(4):
+        assert torch.equal(normalize(pixels[index : index + 1], preprocessing)[0], images[index])
+    torch.testing.assert_close(normalize(2 * pixels, preprocessing), images)
+    torch.testing.assert_close(normalize(pixels + 100, preprocessing), images)
+
+
+def test_standardization_leaves_empty_images_empty():
+    preprocessing = Preprocessing.standard((6, 5), 3, standardize="image")
+    assert normalize(torch.full((1, 6, 5, 3), 200, dtype=torch.uint8), preprocessing).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("value", ["images", 1, None, ["image"]])
+def test_wrong_standardization_is_refused(value):
+    with pytest.raises(ValueError, match=r"^standardize must be 'data' or 'image', got "):
+        Preprocessing.standard((6, 5), 3, standardize=value)
+    with pytest.raises(DataError, match=r"^the saved preprocessing is wrong: standardize must be"):
+        Preprocessing.from_dict({**GOOD, "standardize": value})
+
+
+def test_defaults_are_left_out_of_saved_preprocessing():
+    assert list(Preprocessing.standard((28, 28), 1).as_dict()) == ["size", "channels", "mean", "std", "resize"]
+
+
 CROPPED = Preprocessing.standard((28, 28), 1, keep_aspect=True)
+STANDARDIZED = Preprocessing.standard((28, 28), 1, standardize="image")
 
 
-@pytest.mark.parametrize("preprocessing", [COLOR, Preprocessing.standard((28, 28), 1), CROPPED])
+@pytest.mark.parametrize("preprocessing", [COLOR, Preprocessing.standard((28, 28), 1), CROPPED, STANDARDIZED])
 def test_json_round_trip_is_identical(preprocessing):
     assert Preprocessing.from_dict(json.loads(json.dumps(preprocessing.as_dict()))) == preprocessing
 

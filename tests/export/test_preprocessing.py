@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
+import spherenet as sn
 from command_line import one_sentence, spherenet
 from spherenet.data import Preprocessing, read_image, read_pixels
 from spherenet.data.images import TRANSPOSES
@@ -40,11 +41,11 @@ def photographs(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def run(photographs, tmp_path_factory):
+@pytest.fixture(scope="module", params=["data", "image"])
+def run(request, photographs, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "run"
     options = ["--image-size", 21, "--widths", 4, 4, 4, "--batch-size", 4, "--iterations", 2, "--eval-every", 2,
-               "--workers", 0, "--checkpoint-every", 2]  # fmt: skip
+               "--workers", 0, "--checkpoint-every", 2, "--standardize", request.param]  # fmt: skip
     assert spherenet("train", "--data", "folder", "--data-dir", photographs, *options, "--output", folder) == 0
     return folder
 
@@ -118,13 +119,18 @@ def test_onnx_file_agrees_with_predict_on_jpegs(run, photographs, tmp_path, with
     assert spherenet("predict", *paths, "--run", run, "--top", 2, "--json") == 0
     rows = json.loads(capsys.readouterr().out)
     pixels = np.stack([follow(record["steps"], path) for path in paths])
-    assert [step["step"] for step in record["steps"] if step["in_model"]] == (
-        ["normalize", "transpose"] if with_preprocessing else []
-    )
+    standardize = next((step for step in record["steps"] if step["step"] == "standardize"), None)
+    assert (standardize is None) == ("standardize" not in record["preprocessing"])
+    inside = ["normalize", *(["standardize"] if standardize else []), "transpose"]
+    assert [step["step"] for step in record["steps"] if step["in_model"]] == (inside if with_preprocessing else [])
     if not with_preprocessing:
         normalize = next(step for step in record["steps"] if step["step"] == "normalize")
         mean, std = (np.float32(normalize[name]) for name in ("mean", "std"))
-        pixels = ((pixels.astype(np.float32) - mean) / std).transpose(0, 3, 1, 2)
+        pixels = (pixels.astype(np.float32) - mean) / std
+        if standardize:
+            pixels = pixels - pixels.mean((1, 2, 3), keepdims=True)
+            pixels = pixels / np.maximum(pixels.std((1, 2, 3), keepdims=True), np.float32(standardize["smallest"]))
+        pixels = pixels.transpose(0, 3, 1, 2)
     assert record["input"]["dtype"] == str(pixels.dtype)
     assert record["input"]["shape"][1:] == list(pixels.shape[1:])
     properties = {entry.key: json.loads(entry.value) for entry in onnx.load(file).metadata_props}
@@ -136,6 +142,14 @@ def test_onnx_file_agrees_with_predict_on_jpegs(run, photographs, tmp_path, with
         assert predicted == pytest.approx(dict(zip(record["classes"], values, strict=True)), abs=1e-5)
     spread = probabilities[:, 0].max() - probabilities[:, 0].min()
     assert spread > 1e-3, "the images must have different scores"
+
+
+def test_model_folder_predicts_the_same_as_the_run(run, photographs, tmp_path):
+    assert spherenet("export", run, tmp_path / "model") == 0
+    paths = sorted(photographs.glob("*/*.jpg"))
+    expected, loaded = (sn.predict(source, paths, top=2) for source in (run, tmp_path / "model"))
+    for own, other in zip(expected, loaded, strict=True):
+        assert dict(own.classes) == dict(other.classes)
 
 
 @pytest.mark.parametrize("suffix", ["pt2", "ts"])

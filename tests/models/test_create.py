@@ -295,6 +295,36 @@ def test_center_is_patch_by_default_without_batch_norm_only(name, options, expec
     assert str(again) == str(model)
 
 
+@pytest.mark.parametrize("name", ["cnn-9", "resnet-32", "air"])
+@pytest.mark.parametrize("options", [{}, {"batch_norm": False}, {"k_sharing": "network", "operator": "learnable"}])
+def test_first_patch_centers_the_first_sphere_layer_alone(name, options):
+    options = {"operator": "cosine", "widths": (4, 4, 8), **options}
+    model = sn.create_model(name, center="first-patch", **options)
+    again = sn.create_model(**model.config)
+    for network in (model, again):
+        first, *others = sn.regularizers.sphere_layers(network)
+        layers = sn.regularizers.sphere_layers(network)
+        assert first == {"cnn-9": "features.stages.0.0.0", "resnet-32": "features.begin.0"}.get(
+            name, "features.groups.0.first"
+        )
+        assert layers[first].center == "patch"
+        assert {layers[other].center for other in others} == {None}
+    assert model.config["center"] == again.config["center"] == "first-patch"
+    chosen = sn.SphereOptions("cosine", center="first-patch")
+    assert sn.create_model(name, operator=chosen, widths=(4, 4, 8)).config["center"] == "first-patch"
+
+
+def test_first_patch_belongs_to_networks():
+    for make in (
+        lambda: sn.SphereConv2d(3, 4, 3, center="first-patch"),
+        lambda: sn.to_sphere(nn.Sequential(nn.Conv2d(3, 4, 3)), center="first-patch"),
+    ):
+        with pytest.raises(ValueError, match=r"^center must be one of .*, got 'first-patch'\."):
+            make()
+    with pytest.raises(ValueError, match=r"^center must be None if operator is None"):
+        sn.create_model("air", operator=None, center="first-patch")
+
+
 @pytest.mark.parametrize("operator", [None, "none"])
 def test_plain_networks_are_never_centered(operator):
     model = sn.create_model("cnn-3", operator=operator, batch_norm=False, widths=(2, 2, 2))
@@ -342,7 +372,7 @@ def test_group_norm_replaces_batch_norm():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"center": "kernel"}, "center must be one of None, 'none', 'auto', 'weight', 'patch', got 'kernel'"),
+        ({"center": "kernel"}, "center must be one of None, 'none', 'auto', 'weight', 'patch', 'first-patch', got 'kernel'"),
         ({"magnitude": "bal"}, "magnitude must be one of .* Did you mean 'ball'"),
         ({"radius": 1.0}, "radius must be None for the magnitude 'sphere'"),
         ({"group_norm": 8}, "group_norm must be 0 unless batch_norm is False, got 8"),

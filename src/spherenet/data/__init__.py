@@ -120,6 +120,7 @@ def load_dataset(
     image_size: int | None = None,
     channels: int | None = None,
     resize: str = "crop",
+    standardize: str = "data",
     test_fraction: float = 0.1,
     seed: int = 0,
     split_rule: Literal["name", "index"] = "name",
@@ -141,6 +142,8 @@ def load_dataset(
         channels: 1 (gray) or 3 (RGB); by default as in the data set.
         resize: How the images of a folder become square: "crop" keeps their aspect ratio and cuts off two sides,
             "squash" distorts them. No effect on other data sets, whose images are square.
+        standardize: "data" scales the pixels of all images alike, "image" also standardizes each image by its own mean
+            and standard deviation; see `Preprocessing`.
         test_fraction: Fraction of each class that a folder without `val/` keeps for testing.
         seed: Seed of this choice.
         split_rule: How these images are chosen: "name" by a hash of the file name, which is independent of other files,
@@ -165,7 +168,8 @@ def load_dataset(
     if image_size is not None and (type(image_size) is not int or not 1 <= image_size <= MAX_IMAGE_SIZE):
         raise InvalidArgument("image_size", f"must be an integer from 1 to {MAX_IMAGE_SIZE}, got {image_size!r}.")
     size = info.size if image_size is None else (image_size, image_size)
-    preprocessing = Preprocessing.standard(size, info.channels if channels is None else channels)
+    channels = info.channels if channels is None else channels
+    preprocessing = Preprocessing.standard(size, channels, standardize=standardize)
     size_in_memory = ((info.train or 0) + (info.test or 0)) * size[0] * size[1] * preprocessing.channels
     if size_in_memory > MAX_BYTES_IN_MEMORY:
         raise InvalidArgument(

@@ -1,4 +1,4 @@
-"""Random flips and crops of batches, drawn from (seed, epoch, index) alone.
+"""Random flips, crops and light of batches, drawn from (seed, epoch, index) alone.
 
 The augmentation of an image must not depend on its batch, worker, process or device, or on earlier draws. Hence there
 is no generator with a state: each number is the output of SplitMix64 (Steele, Lea and Flood, 2014) started at a key
@@ -42,6 +42,11 @@ class Purpose(IntEnum):
     CORRUPTION_ANGLE = 9
     CORRUPTION_COLOR = 10
     CORRUPTION_NOISE = 11
+    BRIGHTNESS = 12
+    CONTRAST = 13
+    FIRST_COLOR = 14
+    SECOND_COLOR = 15
+    THIRD_COLOR = 16
 
 
 def _key(seed: int, epoch: int, purpose: Purpose) -> int:
@@ -91,6 +96,9 @@ class Augmentation:
         reflect: Pad with the mirrored image instead of black pixels.
         alternating: Mirror each image in every other epoch, starting at random, so that two epochs show both sides.
             `horizontal_flip` must be true.
+        light: Random light of at most this strength, from 0 to 1: a pixel p becomes 127.5 + c·(b·k·p − 127.5), rounded
+            and clipped, with contrast c and brightness b uniform in 1 ± light per image, and k uniform in 1 ± light/2
+            per color of an RGB image.
     """
 
     horizontal_flip: bool = False
@@ -99,6 +107,7 @@ class Augmentation:
     random_crop: bool = False
     reflect: bool = False
     alternating: bool = False
+    light: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("horizontal_flip", "vertical_flip", "random_crop", "reflect", "alternating"):
@@ -108,6 +117,8 @@ class Augmentation:
             raise InvalidArgument(
                 "crop_padding", f"must be an integer from 0 to {MAX_PADDING}, got {self.crop_padding!r}."
             )
+        if type(self.light) not in (int, float) or not 0 <= self.light <= 1:
+            raise InvalidArgument("light", f"must be a number from 0 to 1, got {self.light!r}.")
         if self.alternating and not self.horizontal_flip:
             raise InvalidArgument("alternating", "must be false without horizontal_flip, got true.")
 
@@ -119,9 +130,12 @@ AUGMENTATIONS: dict[str, Augmentation] = {
     "flips-crop": Augmentation(horizontal_flip=True, vertical_flip=True, crop_padding=4),
     "translate": Augmentation(horizontal_flip=True, crop_padding=2, reflect=True, alternating=True),
     "imagenet": Augmentation(horizontal_flip=True, random_crop=True),
+    "flip-light": Augmentation(horizontal_flip=True, light=0.5),
+    "light": Augmentation(horizontal_flip=True, crop_padding=2, reflect=True, alternating=True, light=0.5),
 }
 """Augmentations by name. The paper uses `flip` for CIFAR-10, `flips-crop` for CIFAR-10+ and CIFAR-100 and `imagenet`
-for ImageNet; its released code uses `flip-crop` in place of `flips-crop`. `translate` belongs to the speed recipe."""
+for ImageNet; its released code uses `flip-crop` in place of `flips-crop`. `translate` belongs to the speed recipe.
+`flip-light` and `light` are `flip` and `translate` with random brightness, contrast and color."""
 
 
 def _reflected(positions: Tensor, length: int) -> Tensor:
@@ -133,8 +147,26 @@ def _reflected(positions: Tensor, length: int) -> Tensor:
     return torch.minimum(positions, period - positions)
 
 
+def _relit(images: Tensor, indices: Tensor, light: float, *, seed: int, epoch: int) -> Tensor:
+    """Return images with random brightness, contrast and color, see `Augmentation`: uint8 [N, H, W, C] to the same."""
+
+    def factor(purpose: Purpose, spread: float) -> Tensor:
+        return 1 + spread * (draw(seed, epoch, indices, purpose, 1 << 31).double() / (1 << 30) - 1)
+
+    gains = factor(Purpose.BRIGHTNESS, light)[:, None]
+    if images.shape[3] == 3:
+        colors = (Purpose.FIRST_COLOR, Purpose.SECOND_COLOR, Purpose.THIRD_COLOR)
+        gains = gains * torch.stack([factor(color, light / 2) for color in colors], 1)
+    contrast = factor(Purpose.CONTRAST, light)[:, None]
+    # 127.5 + contrast·(gain·p − 127.5) as one product and one sum
+    scale, offset = (
+        values.to(images.device, torch.float32)[:, None, None] for values in (contrast * gains, 127.5 * (1 - contrast))
+    )
+    return (images * scale).add_(offset).round_().clamp_(0, 255).to(torch.uint8)
+
+
 def augment(images: Tensor, indices: Tensor, augmentation: Augmentation, *, seed: int, epoch: int) -> Tensor:
-    """Flip and crop images: uint8 [N, H, W, C] to the same, on their device.
+    """Flip, crop and relight images: uint8 [N, H, W, C] to the same, on their device.
 
     Pixel (y, x) of output n is read from (rows[n, y], columns[n, x]) of the padded image n, so that one gather performs
     both flips and the crop.
@@ -148,6 +180,8 @@ def augment(images: Tensor, indices: Tensor, augmentation: Augmentation, *, seed
     """
     count, height, width, channels = images.shape
     padding = augmentation.crop_padding
+    if augmentation.light and count:
+        images = _relit(images, indices, augmentation.light, seed=seed, epoch=epoch)
     if count == 0 or not (augmentation.horizontal_flip or augmentation.vertical_flip or padding):
         return images
 

@@ -49,6 +49,7 @@ def _load(options: LoadOptions) -> Dataset:
         options.preprocessing.channels,
         resize=(resize, resize),
         keep_aspect=options.resize == "crop",
+        standardize=options.preprocessing.standardize,
     )
 
     def listing_without(skipped: Collection[str]) -> Listing:

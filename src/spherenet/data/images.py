@@ -14,7 +14,7 @@ import os
 import stat
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -32,6 +32,8 @@ __all__ = [
     "EARLIER_SUFFIXES",
     "FORMATS",
     "MAX_PIXELS",
+    "SMALLEST_DEVIATION",
+    "STANDARDIZATIONS",
     "SUFFIXES",
     "Pixels",
     "Preprocessing",
@@ -75,6 +77,9 @@ SWAPS_SIDES = {TRANSPOSES[orientation] for orientation in (5, 6, 7, 8)}
 
 logging.getLogger("PIL").addHandler(logging.NullHandler())  # errors are raised as DataError instead
 
+STANDARDIZATIONS = ("data", "image")
+SMALLEST_DEVIATION = 0.01  # of a standardized image, in units of normalized pixels: an empty image stays empty
+
 Pixels = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 
 
@@ -82,8 +87,9 @@ Pixels = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 class Preprocessing:
     """Conversion of an image to a network's input, saved with the network.
 
-    The image is resized and center-cropped to `size`; a pixel p becomes (p − mean)/std. `export.preprocessing_steps`
-    states every step exactly.
+    The image is resized and center-cropped to `size`; a pixel p becomes x = (p − mean)/std. With `standardize` "image",
+    x becomes (x − m)/max(σ, 0.01), where m and σ are mean and standard deviation of all values of the image, so that
+    the input does not depend on its brightness and contrast. `export.preprocessing_steps` states every step exactly.
 
     Args:
         size: (height, width) of the input.
@@ -93,6 +99,7 @@ class Preprocessing:
         resize: (height, width) before the center crop; None resizes directly to `size`.
         keep_aspect: Whether the image is resized by the same factor in both directions, so that it covers `resize`, and
             the parts on both sides are cut off. Otherwise it is stretched or compressed to `resize`.
+        standardize: "data" for the same scaling of all images, "image" to standardize each image as well.
 
     Raises:
         TypeError: An argument has a wrong type.
@@ -105,6 +112,7 @@ class Preprocessing:
     std: tuple[float, ...]
     resize: tuple[int, int] | None = None
     keep_aspect: bool = False
+    standardize: str = "data"
 
     def __post_init__(self) -> None:
         _require_sides("size", self.size)
@@ -120,6 +128,9 @@ class Preprocessing:
                 raise InvalidArgument("resize", f"must be at least size {self.size!r}, got {self.resize!r}.")
         if not isinstance(self.keep_aspect, bool):
             raise InvalidArgumentType("keep_aspect", f"must be true or false, got {_shorten(self.keep_aspect)}.")
+        if not isinstance(self.standardize, str) or self.standardize not in STANDARDIZATIONS:
+            allowed = " or ".join(map(repr, STANDARDIZATIONS))
+            raise InvalidArgument("standardize", f"must be {allowed}, got {_shorten(self.standardize)}.")
 
     @property
     def outer(self) -> tuple[int, int]:
@@ -128,18 +139,27 @@ class Preprocessing:
 
     @classmethod
     def standard(
-        cls, size: tuple[int, int], channels: int, resize: tuple[int, int] | None = None, keep_aspect: bool = False
+        cls,
+        size: tuple[int, int],
+        channels: int,
+        resize: tuple[int, int] | None = None,
+        keep_aspect: bool = False,
+        standardize: str = "data",
     ) -> Preprocessing:
         """Return the scaling of the paper's released code: (pixel − 127.5)/128 in every channel."""
-        return cls(size, channels, (127.5,) * channels, (128.0,) * channels, resize, keep_aspect)
+        return cls(size, channels, (127.5,) * channels, (128.0,) * channels, resize, keep_aspect, standardize)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values: numbers, lists and None.
 
-        `keep_aspect` is left out if it is False, so that earlier versions can read what they can reproduce.
+        Defaults of `keep_aspect` and `standardize` are left out, so that earlier versions can read what they can
+        reproduce.
         """
-        values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-        return values if self.keep_aspect else {name: values[name] for name in _REQUIRED_FIELDS}
+        return {
+            field.name: list(value) if isinstance(value, tuple) else value
+            for field in fields(self)
+            if (value := getattr(self, field.name)) != field.default or field.name in _REQUIRED_FIELDS
+        }
 
     @classmethod
     def from_dict(cls, saved: object) -> Preprocessing:
@@ -156,7 +176,7 @@ class Preprocessing:
         ):
             raise DataError(
                 f"the saved preprocessing must have the fields {', '.join(_REQUIRED_FIELDS)} and no others except "
-                "keep_aspect."
+                "keep_aspect and standardize."
             )
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in saved.items()
@@ -196,7 +216,7 @@ def _shorten(value: object) -> str:
 
 
 def normalize(images: Tensor, preprocessing: Preprocessing) -> Tensor:
-    """Return (pixel − mean)/std of uint8 [N, H, W, C] as float32 [N, C, H, W], channels-last in memory."""
+    """Return pixels as a network's input: uint8 [N, H, W, C] to float32 [N, C, H, W], channels-last in memory."""
     count, height, width, channels = images.shape
     # Whole rows, so that the innermost loop has length W·C instead of C.
     rows = images.reshape(count, height, width * channels).to(torch.float32)
@@ -205,6 +225,11 @@ def normalize(images: Tensor, preprocessing: Preprocessing) -> Tensor:
             apply(values[0])
         else:
             apply(torch.tensor(values).to(rows.device, non_blocking=rows.device.type != "mps").repeat(width))
+    if preprocessing.standardize == "image":
+        # float64, so that an image has the same values in every batch; MPS has none.
+        exact = rows.to(torch.float32 if rows.device.type == "mps" else torch.float64)
+        variance, mean = torch.var_mean(exact, (1, 2), correction=0, keepdim=True)
+        rows = ((exact - mean) / variance.sqrt().clamp_min(SMALLEST_DEVIATION)).to(torch.float32)
     return rows.view(count, height, width, channels).permute(0, 3, 1, 2)
 
 
@@ -317,9 +342,9 @@ def _orientation(image: Image.Image) -> int:
 def _convert(image: Image.Image, mode: str) -> Image.Image:
     """Convert to 8 bits per channel of the given mode, on white where the image is transparent."""
     if image.mode == "F":
-        raise ValueError("floating point pixels are not supported, because they have no standard range")
+        raise InvalidArgument("floating", "point pixels are not supported, because they have no standard range")
     if image.mode == "I":
-        raise ValueError("pixels of 32-bit integers are not supported, because they have no standard range")
+        raise InvalidArgument("pixels", "of 32-bit integers are not supported, because they have no standard range")
     if image.mode.startswith("I"):  # 16 bits in one of several byte orders
         values = np.asarray(image).astype(np.int32)
         image = Image.fromarray(((values + 128) // 257).astype(np.uint8))

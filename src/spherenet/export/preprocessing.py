@@ -14,7 +14,7 @@ import PIL
 import torch
 from torch import Tensor, nn
 
-from spherenet.data.images import FORMATS, Preprocessing, center_offset, draft_side
+from spherenet.data.images import FORMATS, SMALLEST_DEVIATION, Preprocessing, center_offset, draft_side
 
 __all__ = [
     "PixelInput",
@@ -42,12 +42,17 @@ class PixelInput(nn.Module):
     def __init__(self, model: nn.Module, preprocessing: Preprocessing) -> None:
         super().__init__()
         self.model = model
+        self.standardize = preprocessing.standardize
         self.register_buffer("mean", torch.tensor(preprocessing.mean), persistent=False)
         self.register_buffer("std", torch.tensor(preprocessing.std), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the scores of a batch of pixels."""
         normalized = (images.to(self.mean.dtype) - self.mean) / self.std
+        if self.standardize == "image":
+            normalized = normalized - normalized.mean((1, 2, 3), keepdim=True)
+            deviation = (normalized * normalized).mean((1, 2, 3), keepdim=True).sqrt()
+            normalized = normalized / deviation.clamp(min=SMALLEST_DEVIATION)
         scores: Tensor = self.model(normalized.permute(0, 3, 1, 2))
         return scores
 
@@ -63,7 +68,7 @@ def preprocessing_steps(preprocessing: Preprocessing, *, pixel_input: bool = Fal
 
     Args:
         preprocessing: The preprocessing of the network.
-        pixel_input: Whether the model is a `PixelInput`, which contains the last two steps.
+        pixel_input: Whether the model is a `PixelInput`, which contains the steps after the crop.
 
     Returns:
         One object per step, in order. `in_model` states whether the exported model contains the step.
@@ -128,6 +133,18 @@ def preprocessing_steps(preprocessing: Preprocessing, *, pixel_input: bool = Fal
             "mean": list(preprocessing.mean),
             "std": list(preprocessing.std),
         },
+        *(
+            [
+                {
+                    "step": "standardize",
+                    "rule": "(value - m) / max(s, smallest), with mean m and standard deviation s (divided by their "
+                    "number) of all values of the image over rows, columns and channels",
+                    "smallest": SMALLEST_DEVIATION,
+                }
+            ]
+            if preprocessing.standardize == "image"
+            else []
+        ),
         {"step": "transpose", "from": "NHWC", "to": "NCHW"},
     ]
     steps = [step | {"in_model": False} for step in outside]

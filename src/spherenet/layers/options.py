@@ -19,7 +19,10 @@ from spherenet.magnitudes import Magnitude
 from spherenet.ops.norms import DEFAULT_EPS
 from spherenet.ops.operation import CENTERS
 
-__all__ = ["NetworkKeywords", "SphereKeywords", "SphereOptions"]
+__all__ = ["FIRST_PATCH", "NetworkKeywords", "SphereKeywords", "SphereOptions"]
+
+FIRST_PATCH = "first-patch"
+"""Center of a network whose first sphere layer alone has the center "patch"."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,8 @@ class SphereOptions:
         k_sharing: One learned k per "filter", per "layer", or for all layers of a "network".
         rescale: None, "learned" or a pair of numbers (β, γ).
         eps: Number added under both square roots of the norms.
-        center: None, "weight" or "patch"; "auto" lets a network or a conversion decide.
+        center: None, "weight" or "patch"; "auto" lets a network or a conversion decide; "first-patch" is "patch" in the
+            first layer of a network and None in the others.
         magnitude: Name of a magnitude function or a `Magnitude` object; None for h = 1.
         radius: Radius of the magnitude function: a number, "learned" or "learned:10".
 
@@ -88,10 +92,13 @@ class SphereOptions:
         """Return the options as keyword arguments of a layer."""
         return cast(SphereKeywords, {field.name: getattr(self, field.name) for field in fields(self)})
 
-    def for_network(self, center: str | None) -> SphereOptions:
-        """Return the options for the layers of a network, where "auto" stands for `center`."""
+    def for_network(self, center: str | None, *, has_first: bool = False) -> SphereOptions:
+        """Return the options for the layers of a network, where "auto" stands for `center`.
+
+        `has_first` states whether there is a first layer, so that the center "first-patch" is allowed.
+        """
         require_one_of("k_sharing", self.k_sharing, ("filter", "layer", "network"))
-        require_one_of("center", self.center, (None, "none", "auto", *CENTERS))
+        require_one_of("center", self.center, (None, "none", "auto", *CENTERS, *([FIRST_PATCH] if has_first else [])))
         chosen = {"auto": center, "none": None}
         return replace(self, center=chosen[self.center]) if self.center in chosen else self
 

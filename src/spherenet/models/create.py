@@ -166,6 +166,7 @@ def create_model(
         feature_batch_norm: Whether the features are followed by BatchNorm, so that their norm cannot collapse.
         center: None or "none", "weight" or "patch" as in `SphereConv2d`. "auto" is "patch" for a SphereNet without
             BatchNorm and GroupNorm, otherwise None, since centering slows the start of deep networks with BatchNorm.
+            "first-patch" is "patch" in the first sphere layer alone; in "air" that is the one after the whitening.
         group_norm: Number of groups of a GroupNorm after each convolution, which requires `batch_norm=False`; 0 for
             none.
         engine: Engine of plain convolutions: "torch", or "winograd" for that of sphere layers on CPUs (`FastConv2d`),
@@ -186,7 +187,7 @@ def create_model(
     network = _NETWORKS[require_one_of("name", name, _NETWORKS)]
     is_plain = operator is None or operator == "none"
     chosen = SphereOptions.collect("cosine" if is_plain else operator, k, center, options)
-    chosen = chosen.for_network(None if is_plain or batch_norm or group_norm else "patch")
+    chosen = chosen.for_network(None if is_plain or batch_norm or group_norm else "patch", has_first=True)
     if is_plain:
         chosen.require_unused()
     layers = LayerFactory(None if is_plain else chosen, batch_norm, relu, shortcut, group_norm, engine)

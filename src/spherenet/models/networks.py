@@ -20,6 +20,7 @@ from spherenet.errors import InvalidArgument
 from spherenet.kernels.dispatch import readable
 from spherenet.layers import FastConv2d, SphereConv2d, SphereLinear, SphereOptions
 from spherenet.layers.base import Proxy
+from spherenet.layers.options import FIRST_PATCH, SphereKeywords
 
 __all__ = ["LayerFactory", "PlainFeatures", "ResidualFeatures"]
 
@@ -30,7 +31,8 @@ class LayerFactory:
 
     Args:
         operator: Operator as in `SphereConv2d`, or all options of the sphere layers as `SphereOptions`; None or "none"
-            for plain convolutions. Kernels with a single entry are not centered.
+            for plain convolutions. Kernels with a single entry are not centered. With the center "first-patch", only
+            the first layer that the factory creates is.
         batch_norm: Whether `unit` adds BatchNorm.
         relu: Whether `unit` adds ReLU.
         shortcut: 1×1 shortcut convolutions: "plain", or with the "operator".
@@ -49,6 +51,7 @@ class LayerFactory:
     group_norm: int = 0
     engine: str = "torch"
     options: SphereOptions | None = field(init=False)
+    _has_first: bool = field(init=False, default=False)
 
     def __post_init__(self, operator: str | AngleFunction | SphereOptions | None) -> None:
         require_one_of("shortcut", self.shortcut, ("plain", "operator"))
@@ -61,12 +64,19 @@ class LayerFactory:
             self.options = None
         else:
             options = operator if isinstance(operator, SphereOptions) else SphereOptions(operator)
-            self.options = options.for_network(None).share_angle()
+            self.options = options.for_network(None, has_first=True).share_angle()
 
     @property
     def for_shortcuts(self) -> LayerFactory:
         """Factory of the shortcut convolutions."""
         return self if self.shortcut == "operator" else replace(self, operator=None)
+
+    def _next_options(self, options: SphereOptions, entries: int) -> SphereKeywords:
+        """Return the options of the next sphere layer, whose kernels have this size."""
+        if options.center == FIRST_PATCH:
+            options = replace(options, center=None if self._has_first else "patch")
+        self._has_first = True
+        return options.for_kernel(entries).keywords()
 
     def convolution(self, channels_in: int, channels_out: int, kernel: int, stride: int = 1) -> nn.Conv2d:
         """Return a convolution without bias that keeps the image size, apart from its stride.
@@ -77,7 +87,7 @@ class LayerFactory:
         layer = (
             (FastConv2d if self.engine == "winograd" else nn.Conv2d)(*geometry, bias=False)
             if self.options is None
-            else SphereConv2d(*geometry, **self.options.for_kernel(channels_in * kernel * kernel).keywords())
+            else SphereConv2d(*geometry, **self._next_options(self.options, channels_in * kernel * kernel))
         )
         nn.init.kaiming_normal_(layer.weight)
         return layer
@@ -87,7 +97,7 @@ class LayerFactory:
         layer = (
             nn.Linear(features_in, features_out, bias=False)
             if self.options is None
-            else SphereLinear(features_in, features_out, **self.options.for_kernel(features_in).keywords())
+            else SphereLinear(features_in, features_out, **self._next_options(self.options, features_in))
         )
         nn.init.kaiming_normal_(layer.weight)
         return layer

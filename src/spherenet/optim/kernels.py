@@ -47,6 +47,13 @@ class Kernels:
         norms: Tensor = torch.linalg.vector_norm(values, dim=dims, keepdim=True, dtype=working_dtype(values.dtype))
         return norms
 
+    def norms_of(self, weight: Tensor) -> Tensor:
+        """Return ‖w‖ of each kernel of a whole weight, in a shape that multiplies the weight."""
+        if self.groups is None:
+            return self.norms(weight)
+        values: Tensor = weight.unflatten(0, (self.groups, -1))  # type: ignore[no-untyped-call]
+        return self.norms(values).expand(-1, values.shape[1], *[-1] * (values.dim() - 2)).flatten(0, 1)
+
     def gather(self, norms: Tensor) -> Tensor:
         """Return the norms of all processes, [kernels]."""
         weight: Any = self.weight

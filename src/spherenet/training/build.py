@@ -77,6 +77,7 @@ def build_data(
         image_size=config.image_size,
         channels=config.channels,
         resize=config.resize,
+        standardize=config.standardize,
         test_fraction=config.test_fraction,
         seed=0,  # the held-out images must not depend on the seed of the run
         split_rule=config.split_rule,
@@ -198,12 +199,12 @@ IMAGES_FOR_WHITENING = 5000
 
 
 def _require_memory(model: Classifier, config: TrainConfig) -> None:
-    """Raise ValueError if weights, gradients and the moments of the optimizer exceed the memory of the machine.
+    """Raise ValueError if weights, gradients, moments and the average of weights exceed the memory of the machine.
 
     Sharded weights and heads are divided after they are created, so that they must fit once.
     """
     is_sharded = config.shard_head or config.sharding != "ddp"
-    copies = 1 if is_sharded else 3 if config.optimizer == "sgd" else 4
+    copies = 1 if is_sharded else (3 if config.optimizer == "sgd" else 4) + bool(config.average_weights)
     of_head = copies * sum(parameter.nbytes for parameter in model.head.parameters())
     needed = copies * sum(parameter.nbytes for parameter in model.parameters())
     try:

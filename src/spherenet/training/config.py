@@ -78,7 +78,9 @@ class TrainConfig:
     )
     data_dir: str | None = _option(None, DATA, "folder of the data set or for its download; default: $SPHERENET_DATA")
     augmentation: str | None = _option(
-        None, DATA, "none, flip, flip-crop, flips-crop, translate or imagenet; default: that of the data set"
+        None,
+        DATA,
+        "none, flip, flip-crop, flips-crop, translate, imagenet, flip-light or light; default: that of the data set",
     )
     image_size: int | None = _option(
         None, DATA, "side length to which images are resized; default: that of the data set, 224 for a folder"
@@ -86,6 +88,9 @@ class TrainConfig:
     channels: int | None = _option(None, DATA, "channels of a folder's images: 1 for gray, 3 for color; default: 3")
     resize: Literal["squash", "crop"] = _option(
         "crop", DATA, "a folder's images made square: crop cuts the longer side, squash distorts"
+    )
+    standardize: Literal["data", "image"] = _option(
+        "data", DATA, "scaling of pixels: the same for all (data), or also mean 0 and deviation 1 of each image (image)"
     )
     test_fraction: float = _option(
         0.1, DATA, "fraction of each class of a folder without val/ or test/ that is held out for testing"
@@ -133,8 +138,11 @@ class TrainConfig:
     group_norm: int = _option(
         0, NETWORK, "number of groups of GroupNorm after each convolution, without BatchNorm; 0 for none"
     )
-    center: Literal["auto", "none", "weight", "patch"] = _option(
-        "auto", NETWORK, "mean removed from kernels (weight), or also from patches (patch); auto: patch if no BatchNorm"
+    center: Literal["auto", "none", "weight", "patch", "first-patch"] = _option(
+        "auto",
+        NETWORK,
+        "mean removed from kernels (weight), or also from patches (patch), or that in the first sphere layer alone "
+        "(first-patch); auto: patch if no BatchNorm",
     )
     magnitude: Literal["sphere", "ball", "tanh", "linear", "segmented", "log", "mixed"] | None = _option(
         None, NETWORK, "function of the patch norm that multiplies the operator; default: sphere, a constant of 1"
@@ -218,6 +226,9 @@ class TrainConfig:
     keep_norms: bool = _option(False, TRAINING, "sphere weights kept at their initial norm")
     keep_norms_mode: Literal["renormalize", "project"] = _option(
         "renormalize", TRAINING, "kept norms: weights rescaled after each step (renormalize) or only rotated (project)"
+    )
+    average_weights: float = _option(
+        0.0, TRAINING, "decay of a moving average of weights that is evaluated and saved, e.g. 0.99; 0 for none"
     )
     init_from: str | None = _option(
         None,

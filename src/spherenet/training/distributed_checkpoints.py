@@ -106,7 +106,7 @@ def load_distributed(run: RunDirectory, model: nn.Module, processes: Processes) 
     own_state = model.state_dict()
     for group, tensors in shapes.tensors.items():
         for name, shape in tensors.items():
-            like = own_state.get(name) if group == "model" else parameters.get(name.partition("/")[2])
+            like = own_state.get(name) if group in ("model", "trained") else parameters.get(name.partition("/")[2])
             if like is None or like.shape != shape.shape:
                 like = shape  # a number of steps, norms, or a tensor that does not fit, which the caller reports
             targets[f"{group}/{name}"] = torch.empty_like(like, device=processes.device)

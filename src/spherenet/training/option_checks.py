@@ -43,7 +43,7 @@ AT_LEAST_ONE = ("iterations", "batch_size", "accumulate", "threads", "log_every"
                 "checkpoint_every", "patience", "bn_precise_images")  # fmt: skip
 AT_LEAST_ZERO = ("learning_rate", "rest_learning_rate", "head_learning_rate", "momentum", "rest_momentum",
                  "weight_decay", "orthogonality", "energy", "workers", "seed", "group_norm", "warmup",
-                 "bn_lag_variance")  # fmt: skip
+                 "bn_lag_variance", "average_weights")  # fmt: skip
 
 
 def check_type(name: str, value: Any, hint: Any) -> None:
@@ -106,7 +106,7 @@ def check_ranges(config: TrainConfig) -> None:
         )
     if config.epochs is None and config.warmup and config.warmup >= config.iterations:
         raise InvalidArgument("warmup", f"must be less than the {config.iterations} iterations, got {config.warmup}.")
-    for name in ("momentum", "rest_momentum"):
+    for name in ("momentum", "rest_momentum", "average_weights"):
         if not getattr(config, name) < 1:
             raise InvalidArgument(name, f"must be less than 1, got {getattr(config, name)}.")
     if any(milestone < 1 for milestone in config.milestones or []):

@@ -30,6 +30,7 @@ from spherenet.training.config import TrainConfig
 from spherenet.training.deferred import sum_dtype
 from spherenet.training.distributed import Processes
 from spherenet.training.evaluation import mixed_batches
+from spherenet.training.sharding import is_sharded
 
 __all__ = ["Protocols"]
 
@@ -60,6 +61,8 @@ class Protocols:
             raise InvalidArgument(
                 "eval_batch_size", f"must be at least 2 with --bn-eval batch, got {config.eval_batch_size}."
             )
+        if "lagging" in self.names and is_sharded(config, processes):
+            raise InvalidArgument("bn_eval", "must be without lagging if weights are sharded, got lagging.")
         measured = min(config.bn_precise_images, len(train))
         if "precise" in self.names and measured < 2 * processes.world:
             raise InvalidArgument(

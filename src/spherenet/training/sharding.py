@@ -43,6 +43,8 @@ def require_shardable(config: TrainConfig, processes: Processes) -> None:
         raise InvalidArgument("precision", "must be float32 or bfloat16 if weights are sharded, got float16.")
     if config.compile:
         raise InvalidArgument("compile", "must be off if weights are sharded.")
+    if config.average_weights:
+        raise InvalidArgument("average_weights", f"must be 0 if weights are sharded, got {config.average_weights:g}.")
 
 
 def shard_model(model: nn.Module, config: TrainConfig, processes: Processes) -> None:

@@ -32,6 +32,8 @@ def snapshot(trainer: Trainer) -> tuple[dict[str, Mapping[str, Tensor]], dict[st
         "model": trainer.model.state_dict(),
         "optimizer": optimizer_tensors(trainer.optimizer, trainer.model),
     }
+    if trainer.config.average_weights:  # the average is what other commands load
+        tensors |= {"model": trainer.average.state_dict(), "trained": tensors["model"]}
     if trainer.kept_norms is not None:
         tensors["kept_norms"] = trainer.kept_norms.state_dict()
     if lagging := trainer.protocols.state_dict():
@@ -69,7 +71,10 @@ def restore(trainer: Trainer) -> list[str]:
             raise CheckpointError(f"{run.path} has no valid checkpoint: {warnings[0]}")
         return ["there is no checkpoint yet: the run starts from the beginning."]
     source = f"the checkpoint of step {checkpoint.step}"
-    load_model_tensors(model, checkpoint.tensors.get("model", {}), source)
+    average = checkpoint.tensors.get("model", {})
+    trained = checkpoint.tensors.get("trained")  # only if weights were averaged
+    load_model_tensors(model, average if trained is None else trained, source)
+    warnings += trainer.average.load_state_dict(None if trained is None else average, source)
     warnings += load_optimizer_tensors(optimizer, model, checkpoint.tensors.get("optimizer", {}), source)
     if trainer.kept_norms is not None:
         trainer.kept_norms.load_state_dict(checkpoint.tensors.get("kept_norms", {}))

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from spherenet.data import Batch, Dataset, Split
-from spherenet.errors import DataError, InvalidArgument
+from spherenet.errors import DataError
 from spherenet.optim import keep_norms
 from spherenet.runs import RunDirectory
+from spherenet.training.averaging import WeightAverage
 from spherenet.training.balance import single_class_warning, total_weight
 from spherenet.training.build import build_augmentation, build_penalty, compiled, lambda_setter
 from spherenet.training.config import TrainConfig
@@ -24,13 +25,7 @@ from spherenet.training.evaluation import Evaluation, Probes, epoch_seed, evalua
 from spherenet.training.faults import MAX_SKIPPED_IN_A_ROW, fault_error, require_finite_weights, skip_error
 from spherenet.training.optimizers import build_optimizer, set_learning_rates
 from spherenet.training.protocols import Protocols
-from spherenet.training.sharding import (
-    gradient_norm,
-    is_sharded,
-    joint_micro_batches,
-    require_shardable,
-    shard_model,
-)
+from spherenet.training.sharding import gradient_norm, is_sharded, joint_micro_batches, require_shardable, shard_model
 from spherenet.training.signals import Reporter, StopRequested, StopSignals
 from spherenet.training.snapshots import restore, snapshot, write
 from spherenet.training.state import Outcome, Progress, buffer_copies, optimizer_tensors, restore_buffers
@@ -92,6 +87,7 @@ class Trainer:
         self.ddp = processes.wrap(model, sync_batch_norm=config.sync_batch_norm) if self.uses_ddp else model
         # SyncBatchNorm may have replaced modules: the model that is saved and evaluated is the one that is trained.
         self.model: nn.Module = self.ddp.get_submodule("module") if self.uses_ddp else self.ddp
+        self.average = WeightAverage(self.model, self.optimizer, config)
         self.protocols = Protocols(self.model, dataset.train, config, processes)
         for split in filter(None, (dataset.validation, dataset.test)):
             self.protocols.require_batches(split)
@@ -99,8 +95,6 @@ class Trainer:
             self.reporter.warned(
                 "--bn-eval has no effect: the network has no BatchNorm layers with running statistics."
             )
-        if self.sharded and "lagging" in self.protocols.names:
-            raise InvalidArgument("bn_eval", "must be without lagging if weights are sharded, got lagging.")
         self.buffers = [*self.model.buffers(), *self.protocols.buffers()]  # what a forward pass changes
         self.forward = compiled(self.ddp) if config.compile else self.ddp
         self.autocast = torch.autocast(
@@ -166,10 +160,13 @@ class Trainer:
         try:
             with stop.deferred():
                 if self.step == config.iterations and progress.best_step < 0:  # the evaluations were forgotten
-                    self._evaluate()
+                    with self.average.applied():
+                        self._evaluate()
                     self._save()
                 while self.step < config.iterations and not stopped and progress.not_better < self.patience:
                     stopped = self._step(micro_batches, stop)
+                    if config.average_weights:
+                        self.average.update(self.step)
                     every = (config.log_every, config.eval_every, config.checkpoint_every)
                     due = self.step == config.iterations or any(self.step % interval == 0 for interval in every)
                     if self.deferred is not None and (stopped or due):
@@ -336,13 +333,14 @@ class Trainer:
         if evaluates or saves:
             self._require_finite()
         if evaluates:
-            self._evaluate()
+            with self.average.applied():
+                self._evaluate()
         if saves or progress.not_better >= self.patience:
             self._save()
 
     def _require_finite(self) -> None:
         """Raise TrainingError in all processes if something that would be saved is not finite."""
-        state = {**optimizer_tensors(self.optimizer, self.model), **self.protocols.state_dict()}
+        state = optimizer_tensors(self.optimizer, self.model) | self.protocols.state_dict() | self.average.tensors()
         require_finite_weights(self.model, self.processes, self.step, state, self.run_directory.checkpoints)
 
     def _log(self, split: str, **values: Any) -> None:
@@ -357,7 +355,6 @@ class Trainer:
 
         `protocol` are the BatchNorm statistics, by default the first of `config.bn_eval`.
         """
-        self.processes.broadcast(self.model.buffers())
         protocol = protocol or self.protocols.primary
         config, classes = self.config, len(self.dataset.classes)
         split = self.dataset.test if split is None else split
@@ -366,8 +363,10 @@ class Trainer:
         options["progress"] = self.reporter.evaluating
         if self.step == config.iterations:  # several views take several times as long
             options["tta"] = config.tta
-        with self.protocols.applied(protocol):
-            return evaluate(self.model, split, classes, self.processes, **options)
+        with self.average.applied():
+            self.processes.broadcast(self.model.buffers())
+            with self.protocols.applied(protocol):
+                return evaluate(self.model, split, classes, self.processes, **options)
 
     def _evaluate(self) -> None:
         """Evaluate, log, and save the best checkpoint, selected on the validation images if there are any."""
