@@ -34,7 +34,16 @@ from torch.utils.hooks import RemovableHandle
 from spherenet._util.validation import require_integer, require_module, require_positive
 from spherenet.ops.norms import direction
 
-__all__ = ["Block", "EmbeddingMatrix", "LearnedScale", "SphereGPT", "SphereViT", "keep_normalized", "normalize_weights"]
+__all__ = [
+    "Block",
+    "EmbeddingMatrix",
+    "LearnedScale",
+    "SphereGPT",
+    "SphereViT",
+    "keep_normalized",
+    "normalize_weights",
+    "sphere_gpt_tiny",
+]
 
 
 def unit(x: Tensor, axis: int = -1) -> Tensor:
@@ -315,6 +324,23 @@ class SphereViT(_Transformer):
         """Return the logits of the classes."""
         h = self.hidden_states(images)[-1].mean(1)
         return self._logits(unit(h) if self.sphere else h)
+
+
+def sphere_gpt_tiny(num_tokens: int, *, sphere: bool = True) -> SphereGPT:
+    """Return "sphere-gpt-tiny": a `SphereGPT` of 4 blocks with 96 dimensions and 4 heads for 128 characters.
+
+    Args:
+        num_tokens: Size of the vocabulary.
+        sphere: False for the plain counterpart.
+
+    Raises:
+        TypeError: If `num_tokens` is not an integer.
+        ValueError: If `num_tokens` is less than 1.
+
+    Example:
+        >>> model = sn.models.sphere_gpt_tiny(num_tokens=128)
+    """
+    return SphereGPT(num_tokens, context=128, dim=96, depth=4, num_heads=4, sphere=sphere)
 
 
 def normalize_weights(model: nn.Module) -> None:
