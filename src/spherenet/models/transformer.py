@@ -292,7 +292,8 @@ class _PatchTransformer(_Transformer):
 
     def hidden_states(self, inputs: Tensor) -> list[Tensor]:
         """Return the hidden states [N, patches, dim] before the first block and after each block."""
-        is_checked = not torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]  # sizes are tensors there, and a comparison would warn
+        # Sizes are tensors in torch.jit.trace, which warns if they are compared.
+        is_checked = not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
         if is_checked and (inputs.dim() != 4 or tuple(inputs.shape[1:]) != self.image_shape):
             raise ValueError(f"images must have shape [N, {str(list(self.image_shape))[1:]}, got {list(inputs.shape)}.")
         # [N, C, rows, p, columns, p] → [N, rows·columns, C·p·p]; not `unfold`, which exporters know less well.
