@@ -102,12 +102,13 @@ def test_network_with_attention_in_its_class_name_converts():
     assert plain_layers(model) == ["out"]
 
 
-def test_multihead_attention_is_never_converted():
+def test_multihead_attention_is_not_converted_by_default():
     model = module(attn=nn.MultiheadAttention(4, 2), mlp=linear(), norm=nn.LayerNorm(4))
-    sphere = to_sphere(model, attention=True)
+    sphere = to_sphere(model)
     summary = sphere_summary(sphere)
+    assert type(sphere.attn) is nn.MultiheadAttention
     assert type(sphere.attn.out_proj) is type(model.attn.out_proj)
-    assert summary["attn"].reason == "not converted: MultiheadAttention applies its weights itself"
+    assert summary["attn"].reason == "attention"
     assert "applies its weight itself" in summary["attn.out_proj"].reason
     assert summary["mlp"].kind == "sphere"
 

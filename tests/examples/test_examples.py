@@ -163,6 +163,29 @@ def test_sequences(run):
     assert all("never, never" in row for row in rows)
 
 
+def test_characters(run):
+    header, *rows = run("characters.py", "--steps 20 --seeds 2")
+    assert header == "loss per held-out character; 20 steps, rates 0.01 and 0.003, n = 2 seeds"
+    losses = named(rows[:2], ["SphereGPT", "plain"])
+    for first, *_, last in losses.values():
+        assert 2 < last < first < 4.7  # chance is ln 103 = 4.63
+    pattern = r"loss (\d\.\d{3}): SphereGPT after (\d+) steps, plain after (\d+)"
+    for goal, *steps in (re.fullmatch(pattern, row).groups() for row in rows[2:]):
+        assert 2 < float(goal) < 4.7
+        # The goal is the loss at the end of one of them, which the last step, with learning rate 0, does not change.
+        assert 19 <= max(map(int, steps)) <= 20
+        assert min(map(int, steps)) >= 1
+    assert len(rows) == 4
+
+
+def test_magnitudes(run):
+    header, *rows = run("magnitudes.py", "--iterations 10 --seeds 2")
+    assert header.endswith("n = 2 seeds")
+    measured = named(rows, ["plain", "MP"])
+    assert measured["MP"][0] == pytest.approx(1, abs=0.2)
+    assert all(accuracy > 20 for *_, accuracy in measured.values())  # chance is 10
+
+
 def test_reinforcement(run):
     pytest.importorskip("gymnasium")
     header, *rows = run("reinforcement.py", "--updates 4 --seeds 2")

@@ -1,5 +1,6 @@
 """SphereMultiheadAttention replaces torch's layer, and its scores are scaled cosines."""
 
+import copy
 import inspect
 import math
 import warnings
@@ -316,6 +317,114 @@ def test_exports_with_any_batch_size(need_weights):
     program = torch.export.export(layer.eval(), tuple(inputs), options, dynamic_shapes={**shapes, "need_weights": None})
     larger = tuple(torch.cat([x, x, x]) for x in inputs)
     torch.testing.assert_close(program.module()(*larger, **options)[0], layer(*larger, **options)[0])
+
+
+def differentiable_oracle(layer, query, key, value, added):
+    """Return the output of the definition with plain torch operations, one head at a time, for autograd."""
+    weights = (layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight)
+    weights = layer.in_proj_weight.split(E) if layer.in_proj_weight is not None else weights
+    q, k, v = (x @ w.T + b for x, w, b in zip((query, key, value), weights, layer.in_proj_bias.split(E), strict=True))
+    heads = []
+    for h, (q_h, k_h, v_h) in enumerate(zip(*(x.split(E // H, -1) for x in (q, k, v)), strict=True)):
+        norms = [(x.square().sum(-1, keepdim=True) + layer.eps).sqrt() for x in (q_h, k_h)]
+        cosines = torch.einsum("nld,nsd->nls", q_h / norms[0], k_h / norms[1])
+        scores = layer.max_scale / (1 + layer.temperature[h].exp()) * cosines + added[:, h]
+        exponentials = (scores - scores.amax(-1, keepdim=True).clamp(min=-1e30)).exp()
+        shares = exponentials / exponentials.sum(-1, keepdim=True).clamp(min=1e-300)
+        heads.append(shares @ v_h)
+    return layer.out_proj(torch.cat(heads, -1))
+
+
+@both_paths
+@every_mask
+@pytest.mark.parametrize("sizes", [{}, {"kdim": 4, "vdim": 3}], ids=["same", "kdim-vdim"])
+def test_gradients_equal_those_of_the_oracle(need_weights, masks, sizes):
+    layer, *inputs = layer_and_inputs(**sizes)
+    leaves = [tensor.requires_grad_() for tensor in (*inputs, *layer.parameters())]
+    output, _ = layer(*inputs, need_weights=need_weights, **masks)
+    expected = differentiable_oracle(layer, *inputs, added_by(**masks))
+    torch.testing.assert_close(output, expected)
+    direction = torch.randn_like(output)
+    ours, theirs = (torch.autograd.grad(x, leaves, direction, allow_unused=True) for x in (output, expected))
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+
+
+@both_paths
+@pytest.mark.parametrize("scale", [99.0, 999.0])
+def test_bfloat16_with_large_scales(need_weights, scale):
+    """Scores of ±scale have errors of up to scale/128 in bfloat16, but weights are finite and sum to 1."""
+    layer, *inputs = layer_and_inputs(torch.bfloat16, scale=scale, max_scale=scale + 1)
+    nn.init.constant_(layer.temperature, -10)  # the bound
+    mask = torch.zeros(L, S, dtype=torch.bool)
+    mask[1] = True
+    mask[2, 1:] = True
+    for tensor in inputs:
+        tensor.requires_grad_()
+    output, weights = layer(*inputs, need_weights=need_weights, average_attn_weights=False, attn_mask=mask)
+    output.float().square().sum().backward()
+    assert output.isfinite().all()
+    assert all(tensor.grad.isfinite().all() for tensor in (*inputs, *layer.parameters()))
+    assert torch.equal(output[:, 1], layer.out_proj.bias.expand(N, E))
+    exact, _ = copy.deepcopy(layer).double()(*(x.detach().double() for x in inputs), attn_mask=mask)
+    torch.testing.assert_close(output[:, 2].double(), exact[:, 2], rtol=0.05, atol=0.1)  # one key: no softmax
+    if need_weights:
+        rows = weights.float().sum(-1)
+        torch.testing.assert_close(rows[:, :, 0], torch.ones(N, H), rtol=0, atol=0.02)
+        assert not rows[:, :, 1].any()
+
+
+@pytest.mark.parametrize("average", [True, False])
+@pytest.mark.parametrize(("batch", "steps", "keys"), [(0, L, S), (N, 0, S), (N, L, 0), (0, 0, 0)])
+def test_weights_of_empty_inputs_have_shapes_and_gradients(average, batch, steps, keys):
+    layer = SphereMultiheadAttention(E, H, batch_first=True)
+    query, key = torch.randn(batch, steps, E, requires_grad=True), torch.randn(batch, keys, E, requires_grad=True)
+    padding = torch.zeros(batch, keys, dtype=torch.bool)
+    output, weights = layer(query, key, key, key_padding_mask=padding, average_attn_weights=average)
+    assert weights.shape == ((batch, steps, keys) if average else (batch, H, steps, keys))
+    output.sum().backward()
+    assert query.grad.shape == query.shape
+    assert layer.in_proj_weight.grad.isfinite().all()
+
+
+class SelfAttention(nn.Module):
+    """Attention of a sequence to itself, with a causal mask and padding where the input is 0."""
+
+    def __init__(self, need_weights):
+        super().__init__()
+        self.attention, self.need_weights = SphereMultiheadAttention(E, H, batch_first=True), need_weights
+
+    def forward(self, x):
+        padding, causal = x.abs().sum(-1) == 0, torch.ones(L, L, dtype=torch.bool).triu(1)
+        options = {"key_padding_mask": padding, "attn_mask": causal, "need_weights": self.need_weights}
+        return self.attention(x, x, x, **options)[0]
+
+
+@both_paths
+@pytest.mark.parametrize("ending", ["pt2", "onnx"])
+def test_exported_attention_masks_rows_fully(need_weights, ending, tmp_path):
+    network, x = SelfAttention(need_weights).eval(), torch.randn(N, L, E)
+    x[1, 0] = 0  # its first step may attend to nothing
+    file = sn.export.export_model(network, tmp_path / f"x.{ending}", example=x)
+    other = torch.randn(N, L, E)
+    other[0, :2] = 0
+    for inputs in (x, other):
+        expected = network(inputs).detach()
+        if ending == "pt2":
+            actual = torch.export.load(file).module()(inputs)
+        else:
+            session = pytest.importorskip("onnxruntime").InferenceSession(file)
+            actual = torch.from_numpy(session.run(None, {session.get_inputs()[0].name: inputs.numpy()})[0])
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("average", [True, False])
+def test_compiled_weights_equal_eager_ones(average):
+    layer, *inputs = layer_and_inputs(torch.float32)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    options = {"attn_mask": MASKS["3-D"]["attn_mask"], "average_attn_weights": average}
+    for a, b in zip(compiled(*inputs, **options), layer(*inputs, **options), strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_fx_records_one_node():

@@ -127,6 +127,30 @@ def test_keep_norms_forces_the_norm_after_each_step(optimizer_class):
     assert not torch.allclose(before, model[0].weight)
 
 
+@pytest.mark.parametrize("optimizer_class", [torch.optim.SGD, torch.optim.Adam])
+def test_training_equals_the_algorithm_of_the_paper(optimizer_class):
+    """There each training step scales the stored kernel to √n, then uses w/‖w‖ in the graph; here after each step."""
+    layer = MPLinear(6, 4, dtype=torch.float64)
+    weight = layer.weight.detach().clone().requires_grad_()
+    ours, theirs = optimizer_class(layer.parameters(), lr=0.1), optimizer_class([weight], lr=0.1)
+    sn.keep_norms(ours, layer)
+    for _ in range(5):
+        x = torch.randn(8, 6, dtype=torch.float64)
+        with torch.no_grad():
+            weight *= math.sqrt(6) / weight.norm(dim=1, keepdim=True)
+        expected = x @ (weight / weight.norm(dim=1, keepdim=True)).T
+        output = layer(x)
+        torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)  # eps = 1e-4 changes norms of √6 by 1e-5
+        for out, optimizer in ((output, ours), (expected, theirs)):
+            optimizer.zero_grad()
+            (out - x[:, :4]).square().sum().backward()
+            optimizer.step()
+    is_scaled = [
+        torch.allclose(w.detach().norm(dim=1), torch.tensor(6.0).sqrt().double()) for w in (layer.weight, weight)
+    ]
+    assert is_scaled == [True, False]  # theirs is scaled in the next forward pass only
+
+
 def test_normalize_resets_norms_and_leaves_zero_kernels():
     layer = MPLinear(6, 3)
     with torch.no_grad():

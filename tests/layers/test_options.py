@@ -143,7 +143,7 @@ def test_selection_keeps_layers_that_cannot_be_converted():
         def forward(self, input):
             return 2 * super().forward(input)
 
-    model = nn.Sequential(nn.Linear(3, 4), Odd(4, 4), nn.MultiheadAttention(4, 1))
+    model = nn.Sequential(nn.Linear(3, 4), Odd(4, 4), nn.MultiheadAttention(4, 1, add_zero_attn=True))
     summary = sn.sphere_summary(sn.to_sphere(model, select=lambda name, module: True))
     assert summary["1"].reason == "not converted: Odd overrides forward"
     assert summary["2.out_proj"].reason == "attention projection: MultiheadAttention applies its weight itself"

@@ -262,3 +262,108 @@ def test_black_images_have_finite_logits_and_gradients():
 def test_wrong_arguments(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def classifier(operator="cosine", **options):
+    return sn.create_model("sphere-vit-tiny", 3, operator, **{"widths": (8,), "input_size": 8, **options})
+
+
+@with_and_without_sphere
+def test_network_of_the_registry_is_the_vision_transformer(sphere):
+    """With the head as output matrix, the scores are those of `SphereViT`, up to the constant √dim."""
+    model = classifier("cosine" if sphere else None, input_size=(8, 8))
+    vit = sn.SphereViT(3, image_size=8, in_channels=3, dim=8, depth=6, num_heads=1, sphere=sphere)
+    state = model.features.state_dict() | {"out.weight": model.head.weight.detach()}
+    vit.load_state_dict(state | ({"s_z.stored": vit.s_z.stored.detach()} if sphere else {}))
+    images = torch.randn(2, 3, 8, 8)
+    torch.testing.assert_close(model(images), vit(images) * (math.sqrt(8) if sphere else 1))
+
+
+def test_tiny_vision_transformer_has_the_sizes_of_its_name():
+    with torch.device("meta"):
+        model, twin = (sn.create_model("sphere-vit-tiny", operator=operator) for operator in ("cosine", None))
+    assert len(model.features.blocks) == 6
+    assert model.features.blocks[0].num_heads == 3
+    assert {m.weight.shape for m in matrices(model)} == {m.weight.shape for m in matrices(twin)}
+    assert model.features.positions.weight.shape == (64, 192)
+    # Four matrices of 192·192, two of 192·512 to read and one to write per block; positions, patches and head.
+    blocks = 6 * (4 * 192 * 192 + 3 * 192 * 512)
+    assert sum(m.weight.numel() for m in matrices(twin)) == blocks + 64 * 192 + 48 * 192
+    assert model.head.weight.shape == (10, 192)
+
+
+def test_patches_have_the_order_of_unfold():
+    model, images = vit(patch_size=2), torch.randn(2, 2, 8, 8)
+    patches = F.unfold(images, 2, stride=2).transpose(1, 2)
+    expected = F.normalize(patches @ model.patches.weight.T, dim=-1) + model.positions.weight
+    torch.testing.assert_close(model.hidden_states(images)[0], F.normalize(expected, dim=-1))
+
+
+@with_and_without_sphere
+def test_network_of_the_registry_takes_rectangular_images_and_any_loss(sphere):
+    operator = "cosine" if sphere else None
+    model = classifier(operator, input_size=(4, 12), in_channels=1, loss="arcface", batch_norm=False)
+    loss, scores = model(torch.randn(2, 1, 4, 12), torch.tensor([0, 2]))
+    loss.backward()
+    assert scores.shape == (2, 3)
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+def test_features_have_the_same_size_as_those_of_the_counterpart():
+    images = torch.randn(4, 3, 8, 8)
+    for operator in ("cosine", None):
+        norms = classifier(operator).features(images).norm(dim=1)
+        torch.testing.assert_close(norms, torch.full((4,), math.sqrt(8)), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"operator": "sigmoid"}, "operator must be cosine or none for a transformer, got sigmoid"),
+        ({"center": "patch"}, "center must be none for a transformer"),
+        ({"magnitude": "ball"}, "magnitude must be none for a transformer"),
+        ({"input_size": 10}, "input_size must be multiples of 4, the size of a patch, got 10×10"),
+        ({"widths": (8, 8)}, "widths must be 1 positive integers for sphere-vit-tiny"),
+    ],
+    ids=str,
+)
+def test_network_of_the_registry_refuses_options_it_does_not_have(options, message):
+    with pytest.raises(ValueError, match=message):
+        classifier(**options)
+
+
+@with_and_without_sphere
+def test_network_of_the_registry_is_saved_and_exported(sphere, tmp_path):
+    model = classifier("cosine" if sphere else None).eval()
+    images = torch.randn(5, 3, 8, 8)
+    with torch.no_grad():
+        expected = model(images)
+        sn.save_model(model, tmp_path / "folder")
+        assert torch.equal(sn.load_model(tmp_path / "folder")(images), expected)
+        program = torch.export.load(sn.export.export_model(model, tmp_path / "x.pt2")).module()
+        torch.testing.assert_close(program(images), expected)
+        file = sn.export.export_model(model, tmp_path / "x.ts")
+        with pytest.warns((DeprecationWarning, FutureWarning), match=r"`torch\.jit\.load` is deprecated"):
+            scripted = torch.jit.load(file)
+        torch.testing.assert_close(scripted(images), expected)
+        onnxruntime = pytest.importorskip("onnxruntime")
+        session = onnxruntime.InferenceSession(sn.export.export_model(model, tmp_path / "x.onnx"))
+        (scores,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
+        torch.testing.assert_close(torch.from_numpy(scores), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_tiny_gpt_has_the_default_sizes():
+    torch.manual_seed(0)
+    model = sn.models.sphere_gpt_tiny(TOKENS)
+    torch.manual_seed(0)
+    default = sn.SphereGPT(TOKENS)
+    x = torch.randint(TOKENS, (2, 128))
+    assert torch.equal(model(x), default(x))
+    assert not sn.models.sphere_gpt_tiny(TOKENS, sphere=False).sphere
+
+
+def test_weights_of_normalized_transformers_are_not_decayed():
+    decay, _ = sn.param_groups(gpt(), 0.1)
+    assert decay["params"] == []
+    decay, _ = sn.param_groups(gpt(sphere=False), 0.1)
+    assert len(decay["params"]) == 11

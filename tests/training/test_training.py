@@ -5,6 +5,7 @@ import torch
 
 import spherenet as sn
 from spherenet.errors import TrainingError
+from spherenet.models.transformer import EmbeddingMatrix
 from spherenet.training import StopSignals, Trainer
 from spherenet.training.evaluation import training_order
 from training_problem import FLIP, SINGLE, StopAt, assert_equal, config, model, rows, run, split, trainer, weights
@@ -53,6 +54,29 @@ OPTIONS = {
     "bfloat16": {"precision": "bfloat16"},
     "float16": {"precision": "float16"},
 }
+
+
+def transformer(operator="cosine"):
+    torch.manual_seed(0)
+    return sn.create_model("sphere-vit-tiny", 3, operator, widths=(8,), in_channels=1, input_size=8)
+
+
+@pytest.mark.parametrize("operator", ["cosine", None])
+def test_resumed_transformer_is_bit_identical_and_normalized(tmp_path, operator):
+    """Every step is followed by the normalization of the weights, which a checkpoint must not repeat."""
+    chosen = {"learning_rate": 0.02, "optimizer": "adamw", "weight_decay": 0.1}
+    expected, _ = run(tmp_path / "uninterrupted", transformer(operator), **chosen)
+    stop = StopSignals()
+    trainer(tmp_path / "resumed", transformer(operator), reporter=StopAt(7, stop), **chosen).train(stop)
+    resumed = trainer(tmp_path / "resumed", transformer(operator), **chosen)
+    assert resumed.resume() == []
+    resumed.train(StopSignals())
+    assert_equal(weights(resumed), weights(expected))
+    matrices = [module for module in expected.model.modules() if isinstance(module, EmbeddingMatrix)]
+    errors = [(matrix.weight.detach().norm(dim=matrix.axis) - 1).abs().max().item() for matrix in matrices]
+    assert (max(errors) < 1e-6) == (operator == "cosine")
+    decayed = expected.optimizer.param_groups[0]["params"]
+    assert len(decayed) == (1 if operator == "cosine" else 1 + len(matrices))  # the head, under plain softmax
 
 
 @pytest.mark.parametrize("options", OPTIONS)

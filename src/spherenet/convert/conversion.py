@@ -15,7 +15,14 @@ from torch import Tensor, nn
 from spherenet._util.text import first_line
 from spherenet._util.validation import require_module, suggest_options
 from spherenet.angles import AngleFunction
+from spherenet.convert.attention import (
+    attention_problem,
+    is_attention_output,
+    make_attention_plain,
+    make_attention_spherical,
+)
 from spherenet.convert.layers import (
+    ATTENTION,
     CONVERTIBLE,
     TRANSPOSED,
     Layer,
@@ -45,7 +52,7 @@ from spherenet.convert.swap import (
     require_revertible,
 )
 from spherenet.errors import InvalidArgument, InvalidArgumentType, ModelError
-from spherenet.layers import AngularHead, SphereLayer, SphereOptions
+from spherenet.layers import AngularHead, SphereLayer, SphereMultiheadAttention, SphereOptions
 from spherenet.layers.options import NetworkKeywords
 from spherenet.models import Classifier
 
@@ -82,8 +89,11 @@ def to_sphere(
     same objects, so that optimizers, tied weights and layers with several names stay valid. The outputs of the model
     change, so train it afterwards.
 
-    Some layers stay plain: subclasses of torch's layers that override methods; children of nn.MultiheadAttention,
-    which uses their weights without calling them; and, unless selected, classifiers, attention projections,
+    If attention is selected, each nn.MultiheadAttention becomes a SphereMultiheadAttention with the same projections
+    and a new temperature per head, also inside torch's transformer layers. The operator has no effect on it.
+
+    Some layers stay plain: subclasses of torch's layers that override methods; an nn.MultiheadAttention with
+    `add_bias_kv` or `add_zero_attn`, and the output projection of any; and, unless selected, classifiers, attention,
     shortcuts and transposed convolutions. Such roles are recognized by names and order, see `spherenet.convert.layers`.
     `sphere_summary` lists the decision for each layer. Skip any other layer whose weight is used without calling the
     layer.
@@ -106,7 +116,8 @@ def to_sphere(
         skip: Layers that stay as they are, in the same form. `skip` takes precedence over `select` and `only`.
         classifier: Whether to convert the layers that compute the model's output too: those named fc, classifier,
             head, …, the last layer, and a layer that shares its weight with an embedding.
-        attention: Whether to convert the projections of attention modules too.
+        attention: Whether to convert nn.MultiheadAttention, and the projections of other attention modules, too. The
+            latter become `SphereLinear`; how such a module compares queries and keys is its own code and stays.
         shortcuts: Whether to convert 1×1 convolutions on shortcuts too.
         transposed: Whether to convert transposed convolutions too, to `SphereConvTranspose1d/2d/3d`.
         drop_batch_norm: Whether to replace each BatchNorm that certainly follows a converted layer by nn.Identity.
@@ -142,7 +153,7 @@ def to_sphere(
     chosen = SphereOptions.collect(operator, k, center, options).for_network("patch" if drop_batch_norm else None)
     plan = make_plan(model, Selection(select, only, skip, classifier, attention, shortcuts, transposed))
     selected = list(plan.convert.values())
-    if chosen.k_sharing == "network":
+    if chosen.k_sharing == "network" and selected:
         chosen = _share_angle(chosen, model, selected)
     for layer in selected:
         check_options(chosen, layer)
@@ -151,6 +162,10 @@ def to_sphere(
     # Decisions refer to modules of the original model by name, so that predicates can compare modules by identity.
     # Only the copy can fail from here on.
     model = model if inplace else _copy(model)
+    for name in plan.attention:
+        layer = model.get_submodule(name)
+        make_attention_spherical(layer, chosen.eps)
+        record_reason(layer, "converted from MultiheadAttention")
     for name in plan.convert:
         layer = model.get_submodule(name)
         reason = f"converted from {type(layer).__name__}"
@@ -160,7 +175,7 @@ def to_sphere(
         record_reason(layer, reason)
     for name, reason in plan.keep.items():
         layer = model.get_submodule(name)
-        if not isinstance(layer, SphereLayer):
+        if not isinstance(layer, (SphereLayer, SphereMultiheadAttention)):
             record_reason(layer, reason)
     for name, reason in keep.items():
         record_reason(model.get_submodule(name), f"BatchNorm kept: {reason}")
@@ -174,9 +189,10 @@ def to_sphere(
 def to_plain(model: M, *, inplace: bool = False) -> M:
     """Return a model whose sphere layers are plain torch layers; the inverse of `to_sphere`.
 
-    Weights and biases are kept. k, β, γ, centering and magnitude functions have no plain counterpart and are dropped,
-    which `sphere_summary` reports. The `config` of a model of `create_model` describes the plain network then.
-    In-place activations and fast paths that `to_sphere` disabled are restored, but a dropped BatchNorm is not.
+    Weights and biases are kept. k, β, γ, centering, magnitude functions and temperatures of attention have no plain
+    counterpart and are dropped, which `sphere_summary` reports. The `config` of a model of `create_model` describes the
+    plain network then. In-place activations and fast paths that `to_sphere` disabled are restored, but a dropped
+    BatchNorm is not.
 
     Args:
         model: Any module. It is copied unless `inplace` is True.
@@ -201,6 +217,9 @@ def to_plain(model: M, *, inplace: bool = False) -> M:
             dropped = make_plain(module)
             suffix = f"; {', '.join(dropped)} dropped" if dropped else ""
             record_reason(module, f"converted back from {class_name}{suffix}")
+        elif isinstance(module, SphereMultiheadAttention):
+            make_attention_plain(module)
+            record_reason(module, "converted back from SphereMultiheadAttention; temperatures dropped")
         elif drop is not None:
             record_reason(module, f"{drop[0]} dropped after {drop[1]}; not restored")
         else:
@@ -314,9 +333,10 @@ class Selection:
 
 @dataclass
 class Plan:
-    """Layers to convert as {name: layer}, and the other layers as {name: reason}."""
+    """Layers to convert as {name: layer}, attention to convert likewise, and the other layers as {name: reason}."""
 
     convert: dict[str, nn.Module] = field(default_factory=dict)
+    attention: dict[str, nn.Module] = field(default_factory=dict)
     keep: dict[str, str] = field(default_factory=dict)
 
 
@@ -349,6 +369,13 @@ def make_plan(model: nn.Module, selection: Selection) -> Plan:
             reason = "not selected"
         else:
             reason = _reason_to_keep(layer, selection, classifiers, embeddings)
+        if reason is None and isinstance(layer.module, ATTENTION):
+            problem = attention_problem(layer.module)
+            if problem is None:
+                plan.attention[layer.name] = layer.module
+            else:
+                plan.keep[layer.name] = f"not converted: {problem}"
+            continue
         if reason is None:
             computed = computed_weight(layer.module) if selection.only is None else None
             if computed is None:
@@ -361,23 +388,28 @@ def make_plan(model: nn.Module, selection: Selection) -> Plan:
             plan.convert[layer.name] = layer.module
         else:
             plan.keep[layer.name] = reason
-    if not plan.convert:
+    for name in plan.attention:
+        output = f"{name}.out_proj" if name else "out_proj"
+        plan.keep[output] = _ATTENTION_OUTPUT
+    if not plan.convert and not plan.attention:
         counts = Counter(plan.keep.values()).most_common()
         reasons = ", ".join(f"{count} {reason}" for reason, count in counts)
         types = ", ".join(cls.__name__ for cls in CONVERTIBLE)
         raise ModelError(f"no layer of the model was converted: {reasons or f'it has no {types}'}.")
     for name, module in weight_modules(model):
-        if name not in plan.convert and not isinstance(module, (AngularHead, SphereLayer)):
+        is_spherical = isinstance(module, (AngularHead, SphereLayer, SphereMultiheadAttention))
+        if name not in plan.convert and name not in plan.attention and not is_spherical:
             inherited = [plan.keep[ancestor] for ancestor in ancestor_names(name) if ancestor in plan.keep]
             plan.keep.setdefault(name, inherited[0] if inherited else _without_counterpart(module))
     return plan
 
 
+_ATTENTION_OUTPUT = "attention projection: output of SphereMultiheadAttention"
+
+
 def _without_counterpart(module: nn.Module) -> str:
     """Return the reason for a module that is neither a convolution nor a linear layer."""
-    is_attention = isinstance(module, nn.MultiheadAttention)
-    problem = "applies its weights itself" if is_attention else "has no spherical counterpart"
-    return f"not converted: {type(module).__name__} {problem}"
+    return f"not converted: {type(module).__name__} has no spherical counterpart"
 
 
 def _reason_to_keep(
@@ -386,6 +418,10 @@ def _reason_to_keep(
     """Return why a layer that the rules select stays plain by default, or None if it does not."""
     if isinstance(layer.module, SphereLayer):
         return "already spherical"
+    if isinstance(layer.module, ATTENTION):
+        return None if selection.attention else "attention"
+    if any(is_attention_output(layer.module, parent) for parent in layer.ancestors.values()):
+        return _ATTENTION_OUTPUT
     owner = owner_applying_weight(layer)
     if owner is not None:
         prefix = "attention projection" if "Attention" in owner else "not converted"

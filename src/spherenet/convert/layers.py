@@ -25,6 +25,7 @@ from spherenet.angles import AngleFunction
 from spherenet.layers import SphereLayer
 
 __all__ = [
+    "ATTENTION",
     "CONVERTIBLE",
     "TRANSPOSED",
     "Layer",
@@ -42,6 +43,9 @@ __all__ = [
     "sealed_reason",
     "weight_modules",
 ]
+
+ATTENTION = nn.MultiheadAttention
+"""Layer that is converted on request only, as a whole: to `SphereMultiheadAttention`."""
 
 CONVERTIBLE = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -76,7 +80,7 @@ class Layer:
 
 
 def find_layers(model: nn.Module) -> list[Layer]:
-    """Return the convolutions and linear layers of a model in order of definition, including quantized ones.
+    """Return the convolutions, linear and attention layers of a model in order of definition, also quantized ones.
 
     A submodule that cannot be edited (`sealed_reason`) counts as one layer. Modules inside a sphere layer (its angle
     function) or inside a parametrization are not layers of the model.
@@ -91,7 +95,7 @@ def find_layers(model: nn.Module) -> list[Layer]:
         sealed = sealed_reason(module) is not None
         if sealed or _is_opaque(module):
             opaque.add(name)
-        if sealed or isinstance(module, (*CONVERTIBLE, *TRANSPOSED)) or _is_quantized_layer(module):
+        if sealed or isinstance(module, (*CONVERTIBLE, *TRANSPOSED, ATTENTION)) or _is_quantized_layer(module):
             layer = layers.setdefault(id(module), Layer(module, []))
             layer.names.append(name)
             layer.ancestors |= {ancestor: modules[ancestor] for ancestor in ancestors}

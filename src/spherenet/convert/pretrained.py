@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from spherenet.errors import ModelError
-from spherenet.layers import SphereLayer
+from spherenet.layers import SphereLayer, SphereMultiheadAttention
 
 __all__ = ["LOCKS", "RECORD_ENTRY", "is_pretrained_model", "record_on_save", "save_with_record"]
 
@@ -49,7 +49,9 @@ def save_with_record(model: Any, *arguments: Any, **options: Any) -> Any:
     from spherenet.convert.record import conversion_record  # which imports this module
 
     save = type(model).save_pretrained
-    if not any(isinstance(module, SphereLayer) for module in model.modules()):  # converted back
+    if not any(
+        isinstance(module, (SphereLayer, SphereMultiheadAttention)) for module in model.modules()
+    ):  # converted back
         return save(model, *arguments, **options)
     entries = {RECORD_ENTRY: conversion_record(model), **dict.fromkeys(LOCKS, _MESSAGE)}
     if shared := _shared_parameter(model):

@@ -18,7 +18,8 @@ from torch.nn.utils.parametrize import is_parametrized
 from spherenet._util.text import first_line, short
 from spherenet._util.validation import require_module
 from spherenet.angles import ANGLES, LearnedAngle
-from spherenet.convert.layers import CONVERTIBLE, TRANSPOSED, num_filters
+from spherenet.convert.attention import attention_options, attention_problem, make_attention_spherical
+from spherenet.convert.layers import ATTENTION, CONVERTIBLE, TRANSPOSED, num_filters
 from spherenet.convert.pretrained import record_on_save
 from spherenet.convert.summary import record_reason, recorded_drop
 from spherenet.convert.swap import (
@@ -34,7 +35,7 @@ from spherenet.convert.swap import (
     weight_problem,
 )
 from spherenet.errors import ModelError
-from spherenet.layers import SphereLayer, SphereOptions
+from spherenet.layers import SphereLayer, SphereMultiheadAttention, SphereOptions
 from spherenet.magnitudes import MAGNITUDES
 
 __all__ = ["apply_conversion", "conversion_record"]
@@ -43,6 +44,7 @@ FORMAT, FORMAT_VERSION = "spherenet-conversion", 1
 LARGEST_NAME = 1000
 MAX_LAYERS = 100_000
 _OWN = ("weight", "bias")
+_ATTENTION_OPTIONS = ("scale", "max_scale", "eps")
 OPTIONS = tuple(field.name for field in fields(SphereOptions))
 
 
@@ -63,6 +65,7 @@ def conversion_record(model: nn.Module) -> dict[str, Any]:
     layers: dict[str, Any] = {}
     first_with: dict[object, str] = {}
     dropped: dict[str, str] = {}
+    attention: dict[str, Any] = {}
     for name, module in model.named_modules():
         if isinstance(module, SphereLayer) and (is_convertible_back(module) or is_parametrized(module)):
             problem = weight_problem(module)
@@ -78,10 +81,13 @@ def conversion_record(model: nn.Module) -> dict[str, Any]:
             has_radii = magnitude is not None and magnitude.raw_radius is not None
             if has_radii and first_with.setdefault(magnitude, name) != name:
                 raise ModelError(f"layer {name!r} must not share the learned radii of {first_with[magnitude]!r}.")
+        if type(module) is SphereMultiheadAttention:
+            attention[name] = attention_options(module)
         drop = recorded_drop(module)
         if drop is not None:
             dropped[name] = drop[1]
-    return {"format": FORMAT, "format_version": FORMAT_VERSION, "layers": layers, "dropped_batch_norms": dropped}
+    record = {"format": FORMAT, "format_version": FORMAT_VERSION, "layers": layers, "dropped_batch_norms": dropped}
+    return record | ({"attention": attention} if attention else {})
 
 
 def _options_of(name: str, layer: Any) -> dict[str, Any]:
@@ -141,6 +147,7 @@ def apply_conversion(model: nn.Module, record: object) -> None:
     """
     require_module("model", model)
     layers, dropped = _checked(record)
+    attention = _checked_attention(record)
     modules = dict(model.named_modules())
     convert: dict[str, SphereOptions] = {}
     for name, options in layers.items():
@@ -160,9 +167,13 @@ def apply_conversion(model: nn.Module, record: object) -> None:
         with _naming(name):
             check_options(choice, layer)
         convert[name] = choice
+    compare = [name for name, options in attention.items() if _is_plain_attention(name, modules.get(name), options)]
     for name in dropped:
         if not isinstance(modules.get(name), (_BatchNorm, nn.Identity)):
             raise ModelError(f"the model must have a BatchNorm {short(name)!r} to drop, got another module or none.")
+    for name in compare:
+        make_attention_spherical(modules[name], **attention[name])
+        record_reason(modules[name], "converted from MultiheadAttention")
     for name, choice in convert.items():
         layer = modules[name]
         reason = f"converted from {type(layer).__name__}"
@@ -176,6 +187,26 @@ def apply_conversion(model: nn.Module, record: object) -> None:
     disable_inplace(model)
     disable_fast_paths(model)
     record_on_save(model)
+
+
+def _is_plain_attention(name: str, module: nn.Module | None, options: dict[str, Any]) -> bool:
+    """Return whether an attention layer is still to be converted.
+
+    Raises ModelError if it cannot be, or is spherical with other options.
+    """
+    if isinstance(module, SphereMultiheadAttention):
+        if attention_options(module) != options:
+            raise ModelError(f"layer {short(name)!r} is already spherical, with other options than the record.")
+        return False
+    if not isinstance(module, ATTENTION):
+        got = "none" if module is None else f"a {type(module).__name__}"
+        raise ModelError(f"the model must have a MultiheadAttention {short(name)!r}, got {got}.")
+    problem = attention_problem(module)
+    if problem is not None:
+        raise ModelError(f"layer {short(name)!r} cannot be converted: {problem}.")
+    with _naming(name):
+        SphereMultiheadAttention(module.embed_dim, module.num_heads, **options, device="meta")
+    return True
 
 
 def _require_owner(
@@ -243,3 +274,17 @@ def _checked(record: object) -> tuple[dict[str, dict[str, Any]], dict[str, str]]
     if not all(isinstance(text, str) for pair in dropped.items() for text in pair):
         raise ModelError("the conversion record must have names of layers as dropped_batch_norms.")
     return layers, dropped
+
+
+def _checked_attention(record: Any) -> dict[str, dict[str, Any]]:
+    """Return the attention layers of a record, which records without them lack, after checking their form."""
+    attention = record.get("attention", {})
+    if not isinstance(attention, dict) or len(attention) > MAX_LAYERS:
+        raise ModelError(f"the conversion record must have an object of at most {MAX_LAYERS} layers as attention.")
+    for name, options in attention.items():
+        is_complete = isinstance(options, dict) and set(options) == set(_ATTENTION_OPTIONS)
+        if not is_complete or any(type(value) not in (int, float) for value in options.values()):
+            raise ModelError(
+                f"the conversion record must have the numbers {', '.join(_ATTENTION_OPTIONS)} for {short(str(name))!r}."
+            )
+    return attention

@@ -7,7 +7,7 @@ state_dict.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from spherenet._util.validation import require_module
 from spherenet.convert.layers import weight_modules
-from spherenet.layers import AngularHead, SphereLayer
+from spherenet.layers import AngularHead, SphereLayer, SphereMultiheadAttention
 
 __all__ = [
     "LayerSummary",
@@ -86,7 +86,7 @@ class LayerSummary:
         layer: Name of the class.
         kind: "sphere", "plain", "head" (an `AngularHead`), "norm" (a BatchNorm that `drop_batch_norm` kept), "dropped"
             (a BatchNorm replaced by `nn.Identity`) or "changed" (a module with a changed attribute).
-        operator: Name of the angle function of a sphere layer.
+        operator: Name of the angle function of a sphere layer; "cosine" for attention.
         k: Parameter of the angle function, a number or, if filters differ, (smallest, largest); None if it has none.
         reason: What a conversion did or why it did nothing; "as created" if no conversion looked at it.
         center: What a sphere layer centers: None, "weight" or "patch".
@@ -192,12 +192,17 @@ def sphere_summary(model: nn.Module) -> SphereSummary:
         if module in layers or recorded_reason(module) is not None
     ]
     spherical = [module for module in model.modules() if isinstance(module, SphereLayer)]
-    return SphereSummary(tuple(rows), _num_parameters([model]), _num_parameters(spherical))
+    attention = [module for module in model.modules() if isinstance(module, SphereMultiheadAttention)]
+    parameters = [p for module in spherical for p in module.parameters()]
+    parameters += [p for module in attention for p in module.parameters(recurse=False)]
+    return SphereSummary(tuple(rows), _num_parameters(model.parameters()), _num_parameters(parameters))
 
 
 def _summarize(name: str, module: nn.Module) -> LayerSummary:
     description = (name, type(module).__name__, _kind_of(module))
     reason = recorded_reason(module) or "as created"
+    if isinstance(module, SphereMultiheadAttention):
+        return LayerSummary(*description, "cosine", None, reason)
     if not isinstance(module, SphereLayer):
         return LayerSummary(*description, None, None, reason)
     magnitude = None if module.magnitude is None else module.magnitude.name
@@ -207,7 +212,13 @@ def _summarize(name: str, module: nn.Module) -> LayerSummary:
 
 
 def _kind_of(module: nn.Module) -> str:
-    kinds = {SphereLayer: "sphere", AngularHead: "head", _BatchNorm: "norm", nn.Identity: "dropped"}
+    kinds = {
+        SphereLayer: "sphere",
+        SphereMultiheadAttention: "sphere",
+        AngularHead: "head",
+        _BatchNorm: "norm",
+        nn.Identity: "dropped",
+    }
     for cls, kind in kinds.items():
         if isinstance(module, cls):
             return kind
@@ -223,6 +234,5 @@ def _range_of(k: Tensor | float | None) -> float | tuple[float, float] | None:
     return smallest if k.dim() == 0 or smallest == largest else (smallest, largest)
 
 
-def _num_parameters(modules: Sequence[nn.Module]) -> int:
-    parameters = {parameter for module in modules for parameter in module.parameters()}
-    return sum(parameter.numel() for parameter in parameters if not is_lazy(parameter))
+def _num_parameters(parameters: Iterable[nn.Parameter]) -> int:
+    return sum(parameter.numel() for parameter in set(parameters) if not is_lazy(parameter))

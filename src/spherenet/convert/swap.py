@@ -38,6 +38,7 @@ from spherenet.layers import (
     SphereConvTranspose3d,
     SphereLayer,
     SphereLinear,
+    SphereMultiheadAttention,
     SphereOptions,
 )
 
@@ -170,6 +171,12 @@ def require_revertible(model: nn.Module) -> None:
         sealed = sealed_reason(module)
         if sealed is not None:
             raise ModelError(f"{_quoted(name)} is {sealed}.")
+        is_subclass = isinstance(module, SphereMultiheadAttention) and type(module) is not SphereMultiheadAttention
+        if is_subclass:
+            raise ModelError(
+                f"{_quoted(name)} of type {type(module).__name__} is a subclass of a sphere layer or parametrized, "
+                "which has no plain counterpart."
+            )
         if isinstance(module, SphereLayer) and type(module) not in _PLAIN_CLASSES:
             problem = weight_problem(module) or "is a subclass of a sphere layer, which has no plain counterpart"
             raise ModelError(f"{_quoted(name)} of type {type(module).__name__} {problem}.")
@@ -323,8 +330,9 @@ def disable_fast_paths(model: nn.Module) -> None:
     changed = set()
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoderLayer):
-            layers = (module.linear1, module.linear2)
-            if any(isinstance(layer, SphereLayer) for layer in layers) and module.activation_relu_or_gelu:
+            layers = (module.linear1, module.linear2, module.self_attn)
+            spherical = (SphereLayer, SphereMultiheadAttention)
+            if any(isinstance(layer, spherical) for layer in layers) and module.activation_relu_or_gelu:
                 override_attribute(module, "activation_relu_or_gelu", 0)
                 record_reason(module, "inference fast path disabled: it would bypass the sphere layers")
                 changed.add(module)

@@ -29,7 +29,7 @@ from spherenet.export.card import ModelCard, library_versions
 from spherenet.export.description import build_on_meta, metadata_as_json, model_description, to_json
 from spherenet.export.foreign_values import build_configuration, checked_arguments, require_arguments
 from spherenet.export.weights import WEIGHTS_FILE, StoredWeights, require_free, write_weights, writing
-from spherenet.layers import SphereLayer
+from spherenet.layers import SphereLayer, SphereMultiheadAttention
 from spherenet.models import Classifier
 
 __all__ = [
@@ -100,7 +100,7 @@ def save_model(
         config["model"], conversion = model_description(model)
         if conversion is not None:
             config |= {"format_version": CONVERTED_VERSION, "conversion": conversion}
-    elif isinstance(model, nn.Module) and any(isinstance(module, SphereLayer) for module in model.modules()):
+    elif isinstance(model, nn.Module) and _sphere_layers(model):
         config["format_version"] = CONVERTED_VERSION
         config["module"] = _module_description(model, arguments)
         config["conversion"] = conversion_record(model)
@@ -300,10 +300,15 @@ model = load_model("path/to/this/folder", model={name})
 print(load_metadata("path/to/this/folder"))"""
 
 
+def _sphere_layers(model: nn.Module) -> list[nn.Module]:
+    """Return the layers of a module that a conversion record describes."""
+    return [module for module in model.modules() if isinstance(module, (SphereLayer, SphereMultiheadAttention))]
+
+
 def _converted_architecture(model: nn.Module) -> str:
     """Return a sentence about a converted module."""
-    layers = [module for module in model.modules() if isinstance(module, SphereLayer)]
-    operators = ", ".join(sorted({layer.operator for layer in layers}))
+    layers = _sphere_layers(model)
+    operators = ", ".join(sorted({getattr(layer, "operator", "attention") for layer in layers}))
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return f"{type(model).__name__} with {len(layers)} sphere layers ({operators}); {parameters:,} parameters."
 

@@ -65,6 +65,12 @@ class SphereMultiheadAttention(OptionCheck, nn.Module):
     # nn.TransformerEncoderLayer reads this. If it were True, its fast path would compute plain attention instead.
     _qkv_same_embed_dim = False
 
+    in_proj_weight: nn.Parameter | None
+    q_proj_weight: nn.Parameter | None
+    k_proj_weight: nn.Parameter | None
+    v_proj_weight: nn.Parameter | None
+    in_proj_bias: nn.Parameter | None
+
     def __init__(
         self,
         embed_dim: int,
@@ -110,11 +116,11 @@ class SphereMultiheadAttention(OptionCheck, nn.Module):
             return nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
 
         packed = self.kdim == self.vdim == embed_dim
-        self.in_proj_weight = parameter(3 * embed_dim, embed_dim) if packed else None
-        self.q_proj_weight = None if packed else parameter(embed_dim, embed_dim)
-        self.k_proj_weight = None if packed else parameter(embed_dim, self.kdim)
-        self.v_proj_weight = None if packed else parameter(embed_dim, self.vdim)
-        self.in_proj_bias = parameter(3 * embed_dim) if bias else None
+        self.register_parameter("in_proj_weight", parameter(3 * embed_dim, embed_dim) if packed else None)
+        self.register_parameter("q_proj_weight", None if packed else parameter(embed_dim, embed_dim))
+        self.register_parameter("k_proj_weight", None if packed else parameter(embed_dim, self.kdim))
+        self.register_parameter("v_proj_weight", None if packed else parameter(embed_dim, self.vdim))
+        self.register_parameter("in_proj_bias", parameter(3 * embed_dim) if bias else None)
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias, device=device, dtype=dtype)
         self.temperature = parameter(num_heads)
         self.reset_parameters()
@@ -128,6 +134,10 @@ class SphereMultiheadAttention(OptionCheck, nn.Module):
         for bias in (self.in_proj_bias, self.out_proj.bias):
             if bias is not None:
                 nn.init.zeros_(bias)
+        self.reset_temperature()
+
+    def reset_temperature(self) -> None:
+        """Set the scale of all heads to the initial scale."""
         nn.init.constant_(self.temperature, math.log(self.max_scale / self.scale - 1))
 
     def scales(self) -> Tensor:

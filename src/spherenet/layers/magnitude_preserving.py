@@ -7,8 +7,11 @@ layers of a network and keep the expected magnitude E[x²] of every activation a
 - Sums, concatenations and activations are divided by the magnitude they would have (`mp_sum`, `mp_cat`, `mp_silu`).
 
 The gradient of such a kernel is orthogonal to it, so that every step makes it longer and later steps rotate it less.
-The paper therefore also resets the stored kernels to ‖w‖ = √n after each step (forced weight normalization).
-`spherenet.keep_norms(optimizer, model)` does this for the layers of this module, whose kernels start at this norm.
+The paper therefore also resets the stored kernels to ‖w‖ = √n (forced weight normalization): in place at the start of
+each forward pass in training, and w/‖w‖ is computed again in the graph, so that gradients pass through it.
+`spherenet.keep_norms(optimizer, model)` resets them after each step instead, for the layers of this module, whose kernels
+start at this norm. Each forward pass sees the same kernels; what is saved or averaged in between is normalized too.
+`spherenet.param_groups` leaves these weights without decay.
 """
 
 from __future__ import annotations

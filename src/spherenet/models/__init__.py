@@ -1,7 +1,7 @@
 """Networks of the paper, whose operator decides whether a network is a SphereNet or its CNN twin, and transformers."""
 
 from spherenet.models.create import Classifier, create_model, list_models
-from spherenet.models.transformer import SphereGPT, SphereViT, keep_normalized, normalize_weights
+from spherenet.models.transformer import SphereGPT, SphereViT, keep_normalized, normalize_weights, sphere_gpt_tiny
 
 __all__ = [
     "Classifier",
@@ -11,4 +11,5 @@ __all__ = [
     "keep_normalized",
     "list_models",
     "normalize_weights",
+    "sphere_gpt_tiny",
 ]

@@ -20,6 +20,7 @@ from spherenet.layers.options import NetworkKeywords
 from spherenet.losses import AngularLoss, make_loss
 from spherenet.models.air import AirFeatures
 from spherenet.models.networks import LayerFactory, PlainFeatures, ResidualFeatures
+from spherenet.models.transformer import ViTFeatures
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -105,6 +106,7 @@ class _Network:
     widths: tuple[int, ...]
     input_size: int
     arguments: dict[str, Any] = field(default_factory=dict)
+    has_convolutions: bool = True
 
 
 _NETWORKS = {f"cnn-{n}": _Network(PlainFeatures, (64, 96, 128), 32, {"depth": n}) for n in (3, 9, 18, 45, 60, 69)} | {
@@ -112,6 +114,7 @@ _NETWORKS = {f"cnn-{n}": _Network(PlainFeatures, (64, 96, 128), 32, {"depth": n}
     "resnet-32-wide": _Network(ResidualFeatures, (96, 192, 384), 32, {"units_per_stage": 5}),
     "air": _Network(AirFeatures, (64, 256, 256), 32),
     "resnet-18": _Network(ResidualFeatures, (256, 512, 768, 1024), 224, {"units_per_stage": 2, "large_images": True}),
+    "sphere-vit-tiny": _Network(ViTFeatures, (192,), 32, {"depth": 6}, has_convolutions=False),
 }
 
 
@@ -142,7 +145,11 @@ def create_model(
     engine: str = "torch",
     **options: Unpack[NetworkKeywords],
 ) -> Classifier:
-    """Return a network of the paper, as a SphereNet or as its CNN twin.
+    """Return a network of the paper, as a SphereNet or as its CNN twin, or a transformer.
+
+    "sphere-vit-tiny" is a normalized transformer (`SphereViT`) for the operator cosine, and its plain counterpart for
+    None. It has neither convolutions, BatchNorm nor ReLU, so that their options have no effect. Its optimizer needs
+    `keep_normalized`, which `spherenet train` calls.
 
     A SphereNet without BatchNorm is centered by default. After a ReLU all patches lie in one orthant and share a large
     common component, so that cosines with all of them are alike. BatchNorm removes this component; without BatchNorm,
@@ -160,7 +167,8 @@ def create_model(
         relu: Whether convolutions are followed by ReLU.
         widths: Number of filters of each stage; None for those of the paper.
         in_channels: Channels of the images.
-        input_size: Size of the images. cnn-N takes images of this size only, residual networks of any size.
+        input_size: Size of the images. cnn-N and sphere-vit-tiny take images of this size only, residual networks of
+            any size.
         shortcut: 1×1 shortcut convolutions of residual networks: "plain" (v2), or with the "operator" (v1).
         head_bias: Whether the head has a bias for each class, for imbalanced data.
         feature_batch_norm: Whether the features are followed by BatchNorm, so that their norm cannot collapse.
@@ -187,7 +195,8 @@ def create_model(
     network = _NETWORKS[require_one_of("name", name, _NETWORKS)]
     is_plain = operator is None or operator == "none"
     chosen = SphereOptions.collect("cosine" if is_plain else operator, k, center, options)
-    chosen = chosen.for_network(None if is_plain or batch_norm or group_norm else "patch", has_first=True)
+    is_centered = not is_plain and network.has_convolutions and not batch_norm and not group_norm
+    chosen = chosen.for_network("patch" if is_centered else None, has_first=True)
     if is_plain:
         chosen.require_unused()
     layers = LayerFactory(None if is_plain else chosen, batch_norm, relu, shortcut, group_norm, engine)

@@ -23,6 +23,7 @@ Unlike the paper, which rotates q and k, positions are learned vectors that are 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -33,9 +34,22 @@ from torch.utils.hooks import RemovableHandle
 
 from spherenet._util.validation import require_integer, require_module, require_positive
 from spherenet.errors import InvalidArgument, InvalidArgumentType
+from spherenet.layers import SphereOptions
+from spherenet.models.networks import LayerFactory
 from spherenet.ops.norms import direction
 
-__all__ = ["Block", "EmbeddingMatrix", "LearnedScale", "SphereGPT", "SphereViT", "keep_normalized", "normalize_weights"]
+__all__ = [
+    "Block",
+    "EmbeddingMatrix",
+    "LearnedScale",
+    "SphereGPT",
+    "SphereViT",
+    "ViTFeatures",
+    "has_normalized_weights",
+    "keep_normalized",
+    "normalize_weights",
+    "sphere_gpt_tiny",
+]
 
 
 def unit(x: Tensor, axis: int = -1) -> Tensor:
@@ -57,6 +71,7 @@ class EmbeddingMatrix(nn.Module):
     def __init__(self, in_features: int, out_features: int, axis: int, sphere: bool) -> None:
         super().__init__()
         self.axis, self.sphere = axis, sphere
+        self.no_weight_decay = sphere  # `param_groups` reads this
         dim = (out_features, in_features)[axis]
         self.weight = nn.Parameter(torch.randn(out_features, in_features) / math.sqrt(dim))
         self.normalize_()
@@ -108,7 +123,7 @@ class Block(nn.Module):
 
     def __init__(self, dim: int, num_heads: int, mlp_dim: int, causal: bool, sphere: bool, alpha: float) -> None:
         super().__init__()
-        self.num_heads, self.causal, self.sphere = num_heads, causal, sphere
+        self.dim, self.num_heads, self.causal, self.sphere = dim, num_heads, causal, sphere
         self.qkv = EmbeddingMatrix(dim, 3 * dim, 1, sphere)
         self.attention_out = EmbeddingMatrix(dim, dim, 0, sphere)
         self.uv = EmbeddingMatrix(dim, 2 * mlp_dim, 1, sphere)
@@ -132,7 +147,7 @@ class Block(nn.Module):
         """Return the output of self-attention."""
         heads = (torch.unflatten(x, -1, (self.num_heads, -1)) for x in self.qkv(h).chunk(3, -1))
         q, k, v = (x.transpose(1, 2) for x in heads)  # [N, heads, steps, d_head]
-        scale = 1 / math.sqrt(q.shape[-1])
+        scale = 1 / math.sqrt(self.dim // self.num_heads)
         if self.sphere:
             s_qk = self.s_qk().view(self.num_heads, 1, -1)
             q, k, scale = (unit(q) * s_qk).to(v.dtype), (unit(k) * s_qk).to(v.dtype), 1 / scale
@@ -146,17 +161,17 @@ class Block(nn.Module):
         if self.sphere:
             uv = uv * self.s_uv()
         u, v = uv.chunk(2, -1)
-        gate = F.silu(v * math.sqrt(h.shape[-1]) if self.sphere else v)
+        gate = F.silu(v * math.sqrt(self.dim) if self.sphere else v)
         output: Tensor = self.mlp_out(u * gate)
         return output
 
 
 class _Transformer(nn.Module):
-    """Positions, blocks and output matrix of both networks."""
+    """Positions, blocks and output matrix of all networks; features have no output matrix."""
 
     def __init__(
         self,
-        num_outputs: int,
+        num_outputs: int | None,
         num_steps: int,
         dim: int,
         depth: int,
@@ -178,8 +193,9 @@ class _Transformer(nn.Module):
         self.positions = EmbeddingMatrix(dim, num_steps, 1, sphere)
         self.blocks = nn.ModuleList(Block(dim, num_heads, mlp_dim, causal, sphere, alpha) for _ in range(depth))
         self.norm = nn.Identity() if sphere else nn.RMSNorm(dim)
-        self.out = EmbeddingMatrix(dim, num_outputs, 1, sphere)
-        self.s_z = LearnedScale(num_outputs, 1, 1 / math.sqrt(dim)) if sphere else None
+        if num_outputs is not None:
+            self.out = EmbeddingMatrix(dim, num_outputs, 1, sphere)
+            self.s_z = LearnedScale(num_outputs, 1, 1 / math.sqrt(dim)) if sphere else None
 
     def hidden_states(self, inputs: Tensor) -> list[Tensor]:
         """Return the hidden states [N, steps, dim] before the first block and after each block."""
@@ -254,7 +270,48 @@ class SphereGPT(_Transformer):
         return self._logits(self.hidden_states(tokens)[-1])
 
 
-class SphereViT(_Transformer):
+class _PatchTransformer(_Transformer):
+    """Transformer over the patches of images, of which each side is a multiple of that of a patch."""
+
+    def __init__(
+        self,
+        num_outputs: int | None,
+        in_channels: int,
+        input_size: tuple[int, int],
+        patch_size: int,
+        dim: int,
+        depth: int,
+        num_heads: int,
+        mlp_dim: int | None,
+        sphere: bool,
+        alpha: float | None,
+    ) -> None:
+        rows, columns = (side // patch_size for side in input_size)
+        super().__init__(num_outputs, rows * columns, dim, depth, num_heads, mlp_dim, False, sphere, alpha)
+        self.image_shape, self.patch_size = (in_channels, *input_size), patch_size
+        self.patches = EmbeddingMatrix(in_channels * patch_size**2, dim, 0, sphere)
+
+    def hidden_states(self, inputs: Tensor) -> list[Tensor]:
+        """Return the hidden states [N, patches, dim] before the first block and after each block."""
+        # Sizes are tensors in torch.jit.trace, which warns if they are compared.
+        is_checked = not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        if is_checked and (inputs.dim() != 4 or tuple(inputs.shape[1:]) != self.image_shape):
+            raise InvalidArgument(
+                "images", f"must have shape [N, {str(list(self.image_shape))[1:]}, got {list(inputs.shape)}."
+            )
+        # [N, C, rows, p, columns, p] → [N, rows·columns, C·p·p]; not `unfold`, which exporters know less well.
+        side = self.patch_size
+        grid = torch.unflatten(torch.unflatten(inputs, 3, (-1, side)), 2, (-1, side)).permute(0, 2, 4, 1, 3, 5)
+        h = self.patches(grid.flatten(3).flatten(1, 2))
+        return self._through_blocks(unit(h) if self.sphere else h)
+
+    def pooled(self, images: Tensor) -> Tensor:
+        """Return the mean of the last hidden states over patches, [N, dim], on the sphere with norm 1."""
+        h = self.hidden_states(images)[-1].mean(1)
+        return unit(h) if self.sphere else h
+
+
+class SphereViT(_PatchTransformer):
     """Classify images with a normalized transformer over patches; the defaults are "sphere-vit-tiny" for 32×32 images.
 
     Hidden states of the last block are averaged over patches, and normalized again on the sphere.
@@ -299,25 +356,101 @@ class SphereViT(_Transformer):
         in_channels = require_integer("in_channels", in_channels, minimum=1)
         if image_size % patch_size:
             raise InvalidArgument("patch_size", f"must be a divisor of image_size={image_size}, got {patch_size}.")
-        num_patches = (image_size // patch_size) ** 2
-        super().__init__(num_classes, num_patches, dim, depth, num_heads, mlp_dim, False, sphere, alpha)
-        self.image_shape, self.patch_size = (in_channels, image_size, image_size), patch_size
-        self.patches = EmbeddingMatrix(in_channels * patch_size**2, dim, 0, sphere)
-
-    def hidden_states(self, inputs: Tensor) -> list[Tensor]:
-        """Return the hidden states [N, patches, dim] before the first block and after each block."""
-        if inputs.dim() != 4 or tuple(inputs.shape[1:]) != self.image_shape:
-            raise InvalidArgument(
-                "images", f"must have shape [N, {str(list(self.image_shape))[1:]}, got {list(inputs.shape)}."
-            )
-        patches = F.unfold(inputs, self.patch_size, stride=self.patch_size).transpose(1, 2)
-        h = self.patches(patches)
-        return self._through_blocks(unit(h) if self.sphere else h)
+        size, architecture = (image_size, image_size), (dim, depth, num_heads, mlp_dim, sphere, alpha)
+        super().__init__(num_classes, in_channels, size, patch_size, *architecture)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits of the classes."""
-        h = self.hidden_states(images)[-1].mean(1)
-        return self._logits(unit(h) if self.sphere else h)
+        return self._logits(self.pooled(images))
+
+
+class ViTFeatures(_PatchTransformer):
+    """Features of "sphere-vit-tiny" in `create_model`: the network of `SphereViT` without its output matrix.
+
+    The features of a normalized transformer have norm √dim, as those of its plain counterpart have at the start: the
+    head and the loss, which bring their own scale, are the same for both.
+
+    Args:
+        layers: Factory that chooses between the normalized transformer, for the operator cosine, and the plain one.
+        widths: Size of the hidden states; there is a head per 64 of it.
+        in_channels: Channels of the images.
+        input_size: Height and width of the images, multiples of `patch_size`.
+        depth: Number of blocks.
+        patch_size: Height and width of a patch.
+
+    Shape:
+        images [N, C, H, W] → features [N, widths[0]].
+
+    Raises:
+        ValueError: If the image does not consist of whole patches, or an option belongs to sphere layers.
+    """
+
+    def __init__(
+        self,
+        layers: LayerFactory,
+        widths: Sequence[int],
+        in_channels: int,
+        input_size: tuple[int, int],
+        *,
+        depth: int,
+        patch_size: int = 4,
+    ) -> None:
+        if any(side % patch_size for side in input_size):
+            raise InvalidArgument(
+                "input_size",
+                f"must be multiples of {patch_size}, the size of a patch, got {input_size[0]}×{input_size[1]}.",
+            )
+        if layers.options is not None:
+            _require_cosine(layers.options)
+        (dim,) = widths
+        num_heads = next(heads for heads in range(max(1, dim // 64), 0, -1) if dim % heads == 0)
+        architecture = (dim, depth, num_heads, None, layers.options is not None, None)
+        super().__init__(None, in_channels, input_size, patch_size, *architecture)
+        self.out_features = dim
+
+    @property
+    def head_std(self) -> float:
+        """Standard deviation of the initial class weights: logits start at about 1."""
+        return 1 / math.sqrt(self.out_features)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the features of a batch of images."""
+        h = self.pooled(images)
+        features: Tensor = h * math.sqrt(self.out_features) if self.sphere else self.norm(h)
+        return features
+
+
+def _require_cosine(options: SphereOptions) -> None:
+    """Raise ValueError for options of sphere layers that a normalized transformer does not have."""
+    operator = getattr(options.operator, "name", options.operator)
+    if operator != "cosine":
+        raise InvalidArgument("operator", f"must be cosine or none for a transformer, got {operator}.")
+    for name in ("rescale", "center", "magnitude"):
+        value = getattr(options, name)
+        if value is not None:
+            raise ValueError(f"{name} must be none for a transformer, which has no sphere layers, got {value!r}.")
+
+
+def sphere_gpt_tiny(num_tokens: int, *, sphere: bool = True) -> SphereGPT:
+    """Return "sphere-gpt-tiny": a `SphereGPT` of 4 blocks with 96 dimensions and 4 heads for 128 characters.
+
+    Args:
+        num_tokens: Size of the vocabulary.
+        sphere: False for the plain counterpart.
+
+    Raises:
+        TypeError: If `num_tokens` is not an integer.
+        ValueError: If `num_tokens` is less than 1.
+
+    Example:
+        >>> model = sn.models.sphere_gpt_tiny(num_tokens=128)
+    """
+    return SphereGPT(num_tokens, context=128, dim=96, depth=4, num_heads=4, sphere=sphere)
+
+
+def has_normalized_weights(model: nn.Module) -> bool:
+    """Return whether a model contains a normalized transformer."""
+    return any(isinstance(module, EmbeddingMatrix) and module.sphere for module in model.modules())
 
 
 def normalize_weights(model: nn.Module) -> None:
@@ -336,6 +469,9 @@ def normalize_weights(model: nn.Module) -> None:
 
 def keep_normalized(optimizer: Optimizer, model: nn.Module) -> RemovableHandle:
     """Normalize the weights of a model now and after each step of the optimizer; see `normalize_weights`.
+
+    The hook has no state: a run that loads weights after this call continues as if it had not been interrupted. Weights
+    of FSDP2 are normalized in place, along sharded dimensions too. `spherenet train` does this by itself.
 
     Returns:
         A handle; its `remove()` ends it.

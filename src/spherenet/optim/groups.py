@@ -48,8 +48,9 @@ def param_groups(
     Decayed are weights with two dimensions or more: those of convolutions, linear layers, attention and recurrent
     layers, your own parameters, and an `AngularHead` under plain softmax. Not decayed are all parameters of sphere
     layers (weight, k, β, γ, radius, bias), of an `AngularHead` under a loss that normalizes its weights, of modules
-    with `scale_invariant = True`, of angle and magnitude functions, normalization layers and embeddings, and all
-    parameters with fewer than two dimensions (biases, scales). A parameter that several modules share is decayed only
+    with `scale_invariant = True` or `no_weight_decay = True`, such as those of normalized transformers, of angle and
+    magnitude functions, normalization layers and embeddings, and all parameters with fewer than two dimensions (biases,
+    scales). A parameter that several modules share is decayed only
     if each of them would decay it.
 
     The loss of a head is found in the model: the nearest module that contains both of them. If the loss is not part of
@@ -86,6 +87,7 @@ def param_groups(
     def collect(module: nn.Module, prefix: str, exempt: bool) -> None:
         # A module exempts its children: a learned k belongs to the angle of a layer, a parametrized weight to a list.
         exempt = exempt or invariant[module] or isinstance(module, _NEVER_DECAYED)
+        exempt = exempt or getattr(module, "no_weight_decay", False)
         for name, parameter in module.named_parameters(prefix, recurse=False):
             if parameter.requires_grad:
                 require_initialized(name, parameter)

@@ -114,7 +114,9 @@ class TrainConfig:
     )
     download: bool = _option(True, DATA, "download of a data set that is missing")
 
-    model: str = _option("cnn-3", NETWORK, "network: cnn-3/9/18/45/60/69, air, resnet-32, resnet-32-wide or resnet-18")
+    model: str = _option(
+        "cnn-3", NETWORK, "network: cnn-3/9/18/45/60/69, air, resnet-32, resnet-32-wide, resnet-18 or sphere-vit-tiny"
+    )
     operator: str | None = _option(
         "cosine",
         NETWORK,

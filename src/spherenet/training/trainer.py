@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from spherenet.data import Batch, Dataset, Split
 from spherenet.errors import DataError
+from spherenet.models.transformer import has_normalized_weights, keep_normalized
 from spherenet.optim import keep_norms
 from spherenet.runs import RunDirectory
 from spherenet.training.averaging import WeightAverage
@@ -83,6 +84,8 @@ class Trainer:
             shard_model(model, config, processes)
         self.optimizer = build_optimizer(config, model)
         self.kept_norms = keep_norms(self.optimizer, model, config.keep_norms_mode) if config.keep_norms else None
+        if has_normalized_weights(model):
+            keep_normalized(self.optimizer, model)
         self.uses_ddp = processes.world > 1 and config.sharding == "ddp"
         self.ddp = processes.wrap(model, sync_batch_norm=config.sync_batch_norm) if self.uses_ddp else model
         # SyncBatchNorm may have replaced modules: the model that is saved and evaluated is the one that is trained.
