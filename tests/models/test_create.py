@@ -381,7 +381,10 @@ def test_group_norm_replaces_batch_norm():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"center": "kernel"}, "center must be one of None, 'none', 'auto', 'weight', 'patch', 'first-patch', got 'kernel'"),
+        (
+            {"center": "kernel"},
+            "center must be one of None, 'none', 'auto', 'weight', 'patch', 'first-patch', got 'kernel'",
+        ),
         ({"magnitude": "bal"}, "magnitude must be one of .* Did you mean 'ball'"),
         ({"radius": 1.0}, "radius must be None for the magnitude 'sphere'"),
         ({"group_norm": 8}, "group_norm must be 0 unless batch_norm is False, got 8"),

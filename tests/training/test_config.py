@@ -148,7 +148,11 @@ def test_center_and_magnitude_reach_the_model():
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"center": "kernel"}, ValueError, "center must be one of auto, none, weight, patch, first-patch, got 'kernel'"),
+        (
+            {"center": "kernel"},
+            ValueError,
+            "center must be one of auto, none, weight, patch, first-patch, got 'kernel'",
+        ),
         ({"magnitude": "cube"}, TypeError, "magnitude must be 'sphere' or 'ball' or .* or None, got 'cube'"),
         ({"radius": True}, TypeError, "radius must be float or None or str, got True"),
         ({"radius": math.inf}, ValueError, "radius must be at most"),

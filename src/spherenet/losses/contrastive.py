@@ -46,7 +46,7 @@ def contrast_rows(
         scale: s, a scalar.
 
     Returns:
-        Losses [B], 0 for rows without positives; and 1 or 0 for each row [B].
+        Losses [B], 0 for rows without positives; and True or False for each row [B].
     """
     logits = scale * (rows @ columns.T)
     itself = positions.unsqueeze(1) == torch.arange(len(columns), device=columns.device)
@@ -55,7 +55,7 @@ def contrast_rows(
     positive = ((row_ids.unsqueeze(1) == column_ids) & ~itself).to(logits.dtype)
     count = positive.sum(1)
     loss = normalizer - (logits * positive).sum(1) / count.clamp_min(1)
-    return loss.masked_fill(count == 0, 0), (count > 0).to(logits.dtype)
+    return loss.masked_fill(count == 0, 0), count > 0
 
 
 class SupConLoss(PairLoss):
@@ -116,7 +116,7 @@ class InfoNCELoss(PairLoss):
         negatives: "cross" or "all".
         learn_temperature: Whether log(1/τ) is a parameter, `log_scale`, with 1/τ limited to 100.
         eps: Number > 0 under the square root of the norms. A zero feature has the similarity 0 and finite gradients.
-        block_size: Number of rows whose similarities are computed at a time; None for about 4 million similarities
+        block_size: Number of rows whose similarities are computed at a time; None for about 2 million similarities
             on a CPU. Backward computes the blocks again.
         gather: Compare with the features of all processes if torch.distributed is initialized. The loss is the mean
             over all samples, the same in each process. After DDP has averaged them, gradients equal those of one
@@ -180,7 +180,7 @@ def sigmoid_rows(
     """Return Σ_j −log σ(±(s·cos θ_ij + b)) for each row, with + for its partner, and ones that count the rows."""
     logits = scale * (rows @ columns.T) + bias
     partner = positions.unsqueeze(1) == torch.arange(len(columns), device=columns.device)
-    return F.softplus(torch.where(partner, -logits, logits)).sum(1), torch.ones_like(rows[:, 0])
+    return F.softplus(torch.where(partner, -logits, logits)).sum(1), torch.ones_like(positions, dtype=torch.bool)
 
 
 class SigLIPLoss(PairLoss):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from spherenet._util.validation import OptionCheck, require_floating, require_integer, require_positive
+from spherenet.angles.elementary import gradients_of
 from spherenet.errors import InvalidArgument, InvalidArgumentType
 from spherenet.ops.norms import norm, without_autocast, working_dtype
 
@@ -22,8 +23,8 @@ __all__ = ["PAIR_EPS", "PairLoss", "checked_features", "checked_labels", "gather
 PAIR_EPS = 1e-8
 """Number under the square root of the norms. The gradient of a zero feature is 10⁴ times that of its direction."""
 
-BLOCK_ELEMENTS = {"cpu": 1 << 22}
-"""Similarities of a block by device: 16 MB in float32 on a CPU."""
+BLOCK_ELEMENTS = {"cpu": 1 << 21}
+"""Similarities of a block by device: 8 MB in float32 on a CPU."""
 
 BLOCK_ELEMENTS_ELSEWHERE = 1 << 25
 """Similarities of a block on other devices: few, large launches."""
@@ -112,24 +113,77 @@ def in_blocks(
 ) -> tuple[Tensor, ...]:
     """Return function(*rows, *columns), computed for blocks of rows, forward and backward.
 
+    Second derivatives are computed without blocks. torch.compile sees the blocks one after the other and plans memory
+    itself.
+
     Args:
         function: Function that returns tensors with one entry per row, which depends on this row and all columns.
+            Tensors without a gradient must be of integers or booleans.
         rows: Tensors with one entry per row.
         columns: Tensors that every block needs; the first one has one entry per column.
         block_size: Rows of a block; None for blocks of about `BLOCK_ELEMENTS` similarities.
     """
-    count = len(rows[0])
     if block_size is None:
         elements = BLOCK_ELEMENTS.get(rows[0].device.type, BLOCK_ELEMENTS_ELSEWHERE)
         block_size = max(1, elements // max(1, len(columns[0])))
     with without_autocast(rows[0]):
-        if count <= block_size:
+        if len(rows[0]) <= block_size:
             return function(*rows, *columns)
+        if not torch.compiler.is_compiling():
+            arguments = (function, block_size, len(rows), *rows, *columns)
+            results: tuple[Tensor, ...] = _InBlocks.apply(*arguments)  # type: ignore[no-untyped-call]
+            return results
+        # torch.compile follows checkpoint, but not a backward that calls autograd.
         blocks = [
             checkpoint(function, *block, *columns, use_reentrant=False, preserve_rng_state=False)
             for block in zip(*(torch.split(tensor, block_size) for tensor in rows), strict=True)
         ]
         return tuple(torch.cat(values) for values in zip(*blocks, strict=True))
+
+
+class _InBlocks(torch.autograd.Function):
+    """`in_blocks`: forward saves the inputs alone; backward computes each block again and differentiates it.
+
+    Results and gradients are allocated at once and filled. If those of a block were kept between the large tensors of
+    two blocks, the C library could not reuse the memory of the latter, and the memory would grow with their number.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, function: Callable[..., tuple[Tensor, ...]], block_size: int, split: int, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors)
+        ctx.function, ctx.block_size, ctx.split = function, block_size, split
+        results: tuple[Tensor, ...] = ()
+        for at in _blocks(tensors[0], block_size):
+            values = function(*(rows[at] for rows in tensors[:split]), *tensors[split:])
+            results = results or tuple(value.new_empty(len(tensors[0]), *value.shape[1:]) for value in values)
+            for result, value in zip(results, values, strict=True):
+                result[at] = value
+            del values, value
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        tensors, split = ctx.saved_tensors, ctx.split
+        with without_autocast(tensors[0]):
+            if torch.is_grad_enabled():  # create_graph=True: all pairs at once
+                return (None, None, None, *gradients_of(ctx.function, tensors, grads))
+            totals = [torch.zeros_like(each) if each.requires_grad else None for each in tensors]
+            for at in _blocks(tensors[0], ctx.block_size):
+                with torch.enable_grad():  # for a part to require the gradient of its tensor
+                    block = [rows[at] for rows in tensors[:split]]
+                own = [None if grad is None else grad[at] for grad in grads]
+                found = gradients_of(ctx.function, (*block, *tensors[split:]), own)
+                for index, (total, grad) in enumerate(zip(totals, found, strict=True)):
+                    if total is not None and grad is not None:
+                        (total[at] if index < split else total).add_(grad)
+        return (None, None, None, *totals)
+
+
+def _blocks(rows: Tensor, block_size: int) -> list[slice]:
+    return [slice(first, first + block_size) for first in range(0, len(rows), block_size)]
 
 
 def process_count() -> int:

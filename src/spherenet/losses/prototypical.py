@@ -70,17 +70,17 @@ class PrototypicalLoss(PairLoss):
     def _rows(
         self, rows: Tensor, itself: Tensor, row_labels: Tensor, sums: Tensor, classes: Tensor, usable: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the cross entropy of each row, 0 for rows that do not count, and 1 or 0 for each row."""
+        """Return the cross entropy of each row, 0 for rows that do not count, and whether it counts."""
         own_class = row_labels.unsqueeze(1) == classes
         counted = (own_class & usable).any(1)
         if len(classes) == 0:
-            return 0 * rows.sum(1), counted.to(rows.dtype)
+            return 0 * rows.sum(1), counted
         cosine = rows @ unit(sums, self.eps).T
         own_prototype = unit(sums[own_class.int().argmax(1)] - itself, self.eps)
         own_cosine = (rows * own_prototype).sum(1)
         logits = torch.where(own_class, own_cosine.unsqueeze(1), cosine) / self.temperature
         losses = logits.logsumexp(1) - own_cosine / self.temperature
-        return losses.masked_fill(~counted, 0), counted.to(rows.dtype)
+        return losses.masked_fill(~counted, 0), counted
 
     def extra_repr(self) -> str:
         """Return the options."""
