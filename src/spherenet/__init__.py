@@ -24,7 +24,7 @@ def __dir__():
 
 def __getattr__(name):
     """Import a public name on first use; a name that does not exist raises AttributeError with similar ones."""
-    if name.startswith("__") and name != "__all__":  # Python asks for these, e.g. while it imports submodules
+    if name.startswith("__") and name != "__all__":  # Python looks these up, e.g. while it imports submodules
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     names, public_name = _names()
     if name == "__all__":

@@ -81,7 +81,7 @@ def test_interrupted_imports_are_one_sentence():
 
 @pytest.mark.skipif(os.name == "nt", reason="signals are those of POSIX")
 def test_interrupt_at_any_time_shows_no_line_of_the_package():
-    """Python itself prints a traceback of its own files if it is interrupted before it reaches the package."""
+    """Python prints a traceback of Python files if it is interrupted before it reaches the package."""
     for milliseconds in range(20, 400, 40):
         process = subprocess.Popen(
             [sys.executable, "-m", "spherenet", "train", "--help"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE

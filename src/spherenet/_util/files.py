@@ -239,7 +239,7 @@ def atomic_folder(path: Path, replaceable: Collection[str] | None = None) -> Ite
             else:
                 try:
                     _remove_replaced(old, path, replaceable)
-                except BaseException:  # keep what could not be moved under a name that nobody removes
+                except BaseException:  # keep what could not be moved under a name that no process removes
                     os.rename(old, _temporary_name(path, "kept"))
                     raise
         sync(path.parent)
