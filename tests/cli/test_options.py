@@ -286,3 +286,22 @@ def test_empty_value_is_not_the_current_folder(arguments, option, capsys, tmp_pa
     assert f"{option} must not be empty, got '" in said, said
     assert one_sentence(said)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("seed: 1\noperator: cosine\nseed: 2\n", "got 'seed' again in line 3"),
+        ("widths: [4, 4, 4]\n# a comment\nwidths: [8, 8, 8]\n", "got 'widths' again in line 3"),
+        ("seed: {a: 1, a: 2}\n", "got 'a' again in line 1"),
+        ("widths: [{a: 1,\n  a: 2}]\n", "got 'a' again in line 2"),
+    ],
+)
+def test_repeated_keys_are_refused_in_one_sentence(text, message, tmp_path, capsys):
+    path = tmp_path / "my.yaml"
+    path.write_text(text)
+    assert spherenet("train", "--config", path, "--output", tmp_path / "run") == 2
+    error = capsys.readouterr().err
+    assert one_sentence(error)
+    assert f"--config {path} must have each key once, {message}" in error
+    assert not (tmp_path / "run").exists()

@@ -264,3 +264,20 @@ def test_read_image_resizes_crops_and_normalizes(save):
     cropped = read_image(path, Preprocessing.standard((20, 30), 3, resize=(40, 60)))
     assert torch.equal(cropped, direct[:, 10:30, 15:45])
     assert read_image(str(path), Preprocessing.standard((7, 9), 1)).shape == (1, 7, 9)
+
+
+@pytest.mark.parametrize("compression", ["tiff_lzw", "tiff_adobe_deflate", "jpeg"])
+@pytest.mark.skipif(os.name == "nt", reason="libtiff is a part of Pillow there")
+def test_libtiff_prints_nothing_beside_the_error(compression, tmp_path, capfd):
+    path = tmp_path / "corrupt.tif"
+    Image.effect_noise((32, 32), 50).convert("RGB").save(path, compression=compression)
+    content = bytearray(path.read_bytes())
+    content[20:400] = b"\xff" * 380
+    path.write_bytes(content)
+    for _ in range(2):
+        with pytest.raises(DataError, match="cannot be read"):
+            decode(path, size=(8, 8), channels=3)
+    assert capfd.readouterr().err == ""
+    with pytest.raises(OSError, match="-2"), Image.open(path) as image:
+        image.load()
+    assert capfd.readouterr().err != "", "messages of others are not silenced"

@@ -1,11 +1,13 @@
 """Cross-validation of settings: folds, the best mean, its configuration."""
 
+import errno
 import json
+import os
 
 import pytest
 import torch
 
-from command_line import spherenet
+from command_line import one_sentence, spherenet
 from made_runs import finish_job
 from spherenet.cli import main
 from spherenet.data import load_dataset
@@ -93,3 +95,22 @@ def test_tune_does_not_count_runs_with_other_options(tmp_path, capsys):
     assert said.err.count("was run with --iterations 2, not 3") == 2
     assert said.out == ""
     assert not best.exists()
+
+
+@pytest.mark.parametrize("target", ["output", "best"])
+def test_tune_on_a_read_only_disk_is_one_sentence(target, tmp_path, capsys, monkeypatch):
+    disk = tmp_path / "disk"
+
+    def mkdir(path, *arguments, **options):
+        if str(path).startswith(str(disk)):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        return made(path, *arguments, **options)
+
+    made = os.mkdir
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    places = {"output": tmp_path / "runs", "best": tmp_path / "best.yaml"} | {target: disk / "a"}
+    assert spherenet("tune", "--output", places["output"], "--best", places["best"]) == 2
+    error = capsys.readouterr().err
+    assert one_sentence(error)
+    assert str(disk) in error
+    assert "Read-only file system" in error

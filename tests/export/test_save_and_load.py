@@ -3,6 +3,7 @@
 import json
 import os
 import stat
+from pathlib import Path
 
 import pytest
 import torch
@@ -281,3 +282,54 @@ def test_class_weights_that_were_replaced_are_saved(tmp_path):
     model.criterion.class_weight = torch.tensor([0.1, 2.0, 5.0])
     save_model(model, tmp_path / "model")
     assert torch.equal(load_model(tmp_path / "model").criterion.class_weight, model.criterion.class_weight)
+
+
+@pytest.mark.parametrize("exchange", [True, False], ids=["exchange", "two renames"])
+@pytest.mark.parametrize("overwrite", [True, False])
+def test_file_of_another_program_is_kept(overwrite, exchange, network, tmp_path, monkeypatch):
+    """The other program writes after the folder was checked, and again while the earlier folder is removed."""
+    model, folder = network(), tmp_path / "saved"
+    if overwrite:
+        save_model(model, folder, metadata={"which": "old"})
+    else:
+        folder.mkdir()
+    exchange_names, remove_folder, late = files._exchange, Path.rmdir, []
+
+    def exchange_later(first, second):
+        (second / "notes.txt").write_text("of another program")
+        (second / "results").mkdir()
+        (second / "results" / "a.txt").write_text("inside")
+        return exchange and exchange_names(first, second)
+
+    def remove_later(path):
+        if not late:
+            late.append(path / "late.txt")
+            late[0].write_text("written while the earlier folder is removed")
+        remove_folder(path)
+
+    monkeypatch.setattr(files, "_exchange", exchange_later)
+    monkeypatch.setattr(Path, "rmdir", remove_later)
+    save_model(model, folder, metadata={"which": "new"}, overwrite=overwrite)
+    assert load_metadata(folder) == {"which": "new"}
+    load_model(folder)
+    names = {"README.md", "config.json", "model.safetensors", "notes.txt", "results", "late.txt"}
+    assert {path.name for path in folder.iterdir()} == names
+    assert (folder / "notes.txt").read_text() == "of another program"
+    assert (folder / "results" / "a.txt").read_text() == "inside"
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+
+
+def test_model_that_another_program_saves_into_an_empty_folder_is_kept(network, tmp_path, monkeypatch):
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    exchange = files._exchange
+
+    def exchange_later(first, second):
+        (second / "config.json").write_text("of another program")
+        return exchange(first, second)
+
+    monkeypatch.setattr(files, "_exchange", exchange_later)
+    save_model(network(), folder)
+    (kept,) = folder.glob("config.json.*")
+    assert kept.read_text() == "of another program"
+    load_model(folder)

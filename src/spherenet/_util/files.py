@@ -18,7 +18,7 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -40,6 +40,7 @@ __all__ = [
     "read_json",
     "read_regular",
     "remove",
+    "require_writable",
     "sync",
     "to_json",
     "user_path",
@@ -211,11 +212,12 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def atomic_folder(path: Path) -> Iterator[Path]:
+def atomic_folder(path: Path, replaceable: Collection[str] | None = None) -> Iterator[Path]:
     """Yield the path of a new folder that replaces `path` when the block ends without an error.
 
     After an error `path` is unchanged and nothing is left behind. On Linux the two folders exchange their names in one
-    step, elsewhere by two renames.
+    step, elsewhere by two renames. Only files named in `replaceable` are removed with the earlier folder. All others,
+    which another program may create at any time, are moved to the new one; None removes everything.
 
     Raises:
         OSError: If the folder cannot be written.
@@ -230,8 +232,16 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         sync(new)
         if not os.path.lexists(path):
             os.replace(new, path)
-        elif not _exchange(new, path):
-            _replace_folder(new, path)
+        else:
+            old = new if _exchange(new, path) else _replace_folder(new, path)
+            if replaceable is None:
+                shutil.rmtree(old, ignore_errors=True)
+            else:
+                try:
+                    _remove_replaced(old, path, replaceable)
+                except BaseException:  # keep what could not be moved under a name that no process removes
+                    os.rename(old, _temporary_name(path, "kept"))
+                    raise
         sync(path.parent)
 
 
@@ -318,8 +328,28 @@ def _exchange(first: Path, second: Path) -> bool:
     return status == 0  # some file systems cannot
 
 
-def _replace_folder(new: Path, path: Path) -> None:
-    """Replace a folder by two renames, between which the old one has a temporary name."""
+def _remove_replaced(old: Path, path: Path, replaceable: Collection[str]) -> None:
+    """Remove the folder that `path` replaced, and move what is not replaceable to `path`."""
+    while True:
+        for entry in list(old.iterdir()):
+            if entry.name in replaceable and not (entry.is_dir() and not entry.is_symlink()):
+                entry.unlink()
+            else:
+                target = path / entry.name
+                while os.path.lexists(target):  # never overwrite: the file keeps its name with a random ending
+                    target = target.with_name(f"{entry.name}.{secrets.token_hex(4)}")
+                os.rename(entry, target)
+        try:
+            old.rmdir()
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        else:
+            return  # nothing was created in the meantime
+
+
+def _replace_folder(new: Path, path: Path) -> Path:
+    """Replace a folder by two renames, between which the old one has a temporary name, and return its last name."""
     old = _temporary_name(path, "old")
     os.replace(path, old)
     try:
@@ -327,7 +357,7 @@ def _replace_folder(new: Path, path: Path) -> None:
     except BaseException:
         os.replace(old, path)
         raise
-    shutil.rmtree(old, ignore_errors=True)
+    return old
 
 
 def is_temporary(path: Path) -> bool:
@@ -361,6 +391,13 @@ def make_folder(path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
     for folder in missing:
         sync(folder.parent)
+
+
+def require_writable(folder: Path) -> None:
+    """Create a folder if it is missing. Raises OSError if no file can be created in it, e.g. on a read-only disk."""
+    make_folder(folder)
+    with _temporary_folder(folder / "file"):
+        pass
 
 
 def sync(path: str | os.PathLike[str]) -> None:

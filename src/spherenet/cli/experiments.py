@@ -124,11 +124,15 @@ def _check_data(title: str, jobs: list[Job]) -> None:
     """Read the data of all unfinished runs before the first one starts, and print which data they use."""
     from spherenet.experiments.plan import check_data, needed_data
 
-    unfinished = [job for job in jobs if not (job.folder / "summary.json").exists()]
+    unfinished = [job for job in jobs if not _is_finished(job)]
     for needed in needed_data(unfinished):
         print_message(f"{title}  data: {needed.description}")
     with progress_bar("downloading", in_bytes=True) as progress:
         check_data(unfinished, progress)
+
+
+def _is_finished(job: Job) -> bool:
+    return (job.folder / "summary.json").exists()
 
 
 def _exit_code(verb: str, results: list[Result], stopped: bool) -> int:
@@ -233,6 +237,7 @@ def tune_parser() -> ConfigParser:
 
 def run_tune(arguments: Any) -> int:
     """Train all folds of all settings, print the scores, write the best setting and return the exit code."""
+    from spherenet._util.files import require_writable, write_text
     from spherenet._util.validation import require_one_of
     from spherenet.angles import OPERATORS
     from spherenet.cli.grid_progress import run_watched
@@ -258,6 +263,10 @@ def run_tune(arguments: Any) -> int:
     if arguments.dry_run:
         print(dry_run("tune", jobs, arguments.jobs, threads=threads))
         return 0
+    if not all(_is_finished(job) for job in jobs):  # before any run fails for the same reason
+        require_writable(folder)
+    if arguments.best is not None:
+        require_writable(Path(arguments.best).absolute().parent)
     _check_data("tune", jobs)
     launch = LocalLauncher(threads, gpus=visible_gpus(), at_once=arguments.jobs)
     results = run_watched("tune", jobs, launch, arguments.jobs)
@@ -267,8 +276,6 @@ def run_tune(arguments: Any) -> int:
     # After a stop, the best of the finished settings may not be the best of all.
     if best is not None and arguments.best is not None and not launch.stopped:
         import yaml  # type: ignore[import-untyped]
-
-        from spherenet._util.files import write_text
 
         write_text(Path(arguments.best), yaml.safe_dump(best.config.as_dict(), sort_keys=False))
     return _exit_code("tune", results, launch.stopped)

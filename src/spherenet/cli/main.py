@@ -95,10 +95,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return WRONG_INPUT
     open_closed_streams()
     debug = "--debug" in rest
-    parser = verb_parser(verb)
-    run = getattr(importlib.import_module(f"spherenet.cli.{VERBS[verb][0]}"), f"run_{verb}")
+    parser = None
+    interrupts: list[int] = []
     try:
-        with _interrupts_recorded() as interrupts:
+        with _interrupts_recorded(interrupts):
+            parser = verb_parser(verb)
+            run = getattr(importlib.import_module(f"spherenet.cli.{VERBS[verb][0]}"), f"run_{verb}")
             code: int | None = run(parser.parse_args([word for word in rest if word != "--debug"]))
     except BrokenPipeError:
         discard_closed_streams()
@@ -116,18 +118,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if interrupts:  # an interrupted import of torch fails with other errors later
             print_message("spherenet: interrupted.")
             return INTERRUPTED
-        sentence, code = _describe_error(error, parser.option_of)
+        sentence, code = _describe_error(error, str if parser is None else parser.option_of)
         print_message(f"spherenet {verb}: {sentence}")
         return code
     return CLOSED_PIPE if discard_closed_streams() and not code and verb != "train" else code or 0
 
 
 @contextmanager
-def _interrupts_recorded() -> Iterator[list[int]]:
-    """Yield a list to which every SIGINT is added that raises KeyboardInterrupt in the block."""
-    interrupts: list[int] = []
+def _interrupts_recorded(interrupts: list[int]) -> Iterator[None]:
+    """Add every SIGINT that raises KeyboardInterrupt in the block to a list."""
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or not _in_main_thread():
-        yield interrupts  # the program that calls `main` handles it
+        yield  # the program that calls `main` handles it
         return
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -136,7 +137,7 @@ def _interrupts_recorded() -> Iterator[list[int]]:
 
     signal.signal(signal.SIGINT, handle)
     try:
-        yield interrupts
+        yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -285,6 +285,9 @@ def _read_options(path: Path) -> dict[Any, Any]:
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > MAX_NESTING:
                 raise problem(f"must be nested at most {MAX_NESTING} levels deep")
+        if repeated := _repeated_key(yaml.compose(content, Loader=yaml.SafeLoader)):
+            key, line = repeated
+            raise problem(f"must have each key once, got {short(repr(key))} again in line {line}")
         values = yaml.safe_load(content)
     except UnicodeDecodeError as error:
         raise problem(f"must be UTF-8 text, got byte 0x{error.object[error.start]:02x} at {error.start}") from None
@@ -295,6 +298,21 @@ def _read_options(path: Path) -> dict[Any, Any]:
     if not isinstance(values, dict):
         raise problem(f"must contain lines of the form 'option: value', got {short(repr(values))}")
     return values
+
+
+def _repeated_key(node: Any) -> tuple[str, int] | None:
+    """Return the first key that a mapping of a YAML document has twice, with its line; None if there is none."""
+    children = list(getattr(node, "value", ())) if not isinstance(getattr(node, "value", ""), str) else []
+    keys = set()
+    for child in children:
+        key, value = child if isinstance(child, tuple) else (None, child)  # pairs of a mapping, elements of a list
+        if key is not None and isinstance(key.value, str):
+            if (key.tag, key.value) in keys:
+                return key.value, key.start_mark.line + 1
+            keys.add((key.tag, key.value))
+        if inside := _repeated_key(value):
+            return inside
+    return None
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):

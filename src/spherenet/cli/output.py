@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partialmethod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spherenet._util.text import finite, plain
@@ -231,6 +232,13 @@ class ProgressBar(Reporter):
         self._speed, self._estimate = Speed(), Estimate()
         self._loss = self._accuracy = 0.0
 
+    def described(self, description: Mapping[str, Any], parameters: int, folder: Path) -> None:
+        """Print what is trained above the bar."""
+        from spherenet.cli.run_text import aligned, header_rows
+
+        for line in aligned(header_rows(description, parameters, folder)):
+            self._bar.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
     def started(self, step: int, iterations: int) -> None:
         """Show the bar."""
         self._task = self._bar.add_task(self._title, total=iterations, completed=step, numbers="")
@@ -312,6 +320,7 @@ class Reporters(Reporter):
                 self._reporters.remove(reporter)
                 self._report("warned", f"{type(reporter).__name__} is dropped ({error}).")
 
+    described = partialmethod(_report, "described")
     started = partialmethod(_report, "started")
     stepped = partialmethod(_report, "stepped")
     evaluating = partialmethod(_report, "evaluating")

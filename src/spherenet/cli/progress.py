@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from spherenet._util.text import plain
@@ -99,6 +100,13 @@ class LogLines(Reporter):
     def __init__(self, title: str) -> None:
         self._title = title
         self._speed, self._clock, self._estimate = Speed(), Clock(), Estimate()
+
+    def described(self, description: Mapping[str, Any], parameters: int, folder: Path) -> None:
+        """Print what is trained."""
+        from spherenet.cli.run_text import header_rows
+
+        for label, text in header_rows(description, parameters, folder):
+            self._print(f"{label}: {text}")
 
     def started(self, step: int, iterations: int) -> None:
         """Print the first and last step."""

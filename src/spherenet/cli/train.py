@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from spherenet._util.text import as_number, finite, plain
+from spherenet._util.text import finite
 from spherenet.cli.option_types import add_option
 from spherenet.cli.options import ConfigParser, config_from
 from spherenet.cli.output import print_message, progress_bar, warn
@@ -164,22 +164,13 @@ def run_train(arguments: Any) -> int:
 
 def _print_summary(output: Path, state: str, as_json: bool) -> None:
     """Print the final numbers of a run; do nothing if stdout is closed, since the run is saved."""
+    from spherenet.cli.run_text import result_text
     from spherenet.runs import RunDirectory
 
     summary = RunDirectory.open(output).summary
     if as_json:
         text = json.dumps(finite({"run": str(output), **summary}), indent=2, allow_nan=False)
     else:
-        names = ("seconds", "accuracy", "balanced_accuracy", "best_accuracy", "tta_accuracy")
-        seconds, *accuracies = (as_number(summary.get(name)) for name in names)
-        shown = ["unknown" if value is None else f"{value:.2%}" for value in accuracies]
-        balanced = "" if shown[1] in (shown[0], "unknown") else f", balanced accuracy {shown[1]}"
-        views = "" if shown[3] == "unknown" else f", {shown[3]} with test-time augmentation"
-        early = ", stopped early without a better accuracy" if summary.get("stopped_early") is True else ""
-        split = "validation" if summary.get("selected_on") == "validation" else "test"
-        text = plain(
-            f"{state}{early}: {summary.get('iterations')} iterations in {seconds or 0:.0f} s, test accuracy {shown[0]}"
-            f"{views}{balanced} (best {split} accuracy {shown[2]} at step {summary.get('best_step')}), in {output}"
-        )
+        text = result_text(summary, output, state)
     with suppress(OSError):
         print(text, flush=True)

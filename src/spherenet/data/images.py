@@ -14,6 +14,7 @@ import os
 import stat
 import warnings
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
 from threading import Lock
@@ -26,6 +27,7 @@ from torch import Tensor
 
 from spherenet._util.files import open_regular
 from spherenet._util.text import first_line
+from spherenet.data.libtiff import without_messages
 from spherenet.errors import DataError, InvalidArgument, InvalidArgumentType
 
 __all__ = [
@@ -317,7 +319,8 @@ def _pixels(image: Image.Image, size: tuple[int, int], channels: int, keep_aspec
     """Decode, resize and orient an open image. `export.preprocessing_steps` documents the steps."""
     # JPEG can be decoded at 1/2, 1/4 or 1/8 of its size, which takes a tenth of the time for photographs.
     image.draft(None, (draft_side(size), draft_side(size)))
-    image.load()
+    with without_messages() if image.format == "TIFF" else nullcontext():
+        image.load()
     transpose = TRANSPOSES.get(_orientation(image))  # after load: Pillow orients a TIFF itself while loading
     height, width = reversed(size) if transpose in SWAPS_SIDES else size
     converted = _convert(image, "L" if channels == 1 else "RGB")

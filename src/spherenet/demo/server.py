@@ -26,7 +26,7 @@ from spherenet._util.text import first_line
 from spherenet.data.corruptions import Corruption, parse_corruption
 from spherenet.demo.analysis import Analyzer
 from spherenet.demo.samples import sample_images
-from spherenet.errors import DataError
+from spherenet.errors import DataError, InvalidArgument
 
 __all__ = ["LARGEST_UPLOAD", "DemoServer", "own_hosts"]
 
@@ -85,7 +85,7 @@ class DemoServer(ThreadingHTTPServer):
     ) -> None:
         if compared is not None and compared.predictor.classes != analyzer.predictor.classes:
             mine, other = (", ".join(map(str, one.predictor.classes[:3])) for one in (analyzer, compared))
-            raise ValueError(f"compared must have the same classes ({mine}, …), got {other}, ….")
+            raise InvalidArgument("compared", f"must have the same classes ({mine}, …), got {other}, ….")
         super().__init__(("127.0.0.1", port), _Handler)
         self.analyzer, self.title = analyzer, title
         self.compared, self.compared_title = compared, compared_title

@@ -116,8 +116,10 @@ def save_model(
     with writing(folder) as target:
         if not is_utf8(target):
             raise ModelError(f"{target} must be a path in UTF-8, because safetensors reads no others.")
-        require_free(target, (WEIGHTS_FILE, CONFIG_FILE, CARD_FILE), overwrite=overwrite)
-        with atomic_folder(target) as path:
+        names = (WEIGHTS_FILE, CONFIG_FILE, CARD_FILE)
+        require_free(target, names, overwrite=overwrite)
+        # Another program may write into the target after the check: its files are kept.
+        with atomic_folder(target, names if overwrite else ()) as path:
             for name, content in ((CONFIG_FILE, text), (CARD_FILE, page)):
                 (path / name).write_text(content, encoding="utf-8", errors="backslashreplace")
             write_weights(model, path / WEIGHTS_FILE)

@@ -428,7 +428,7 @@ def _require_cosine(options: SphereOptions) -> None:
     for name in ("rescale", "center", "magnitude"):
         value = getattr(options, name)
         if value is not None:
-            raise ValueError(f"{name} must be none for a transformer, which has no sphere layers, got {value!r}.")
+            raise InvalidArgument(name, f"must be none for a transformer, which has no sphere layers, got {value!r}.")
 
 
 def sphere_gpt_tiny(num_tokens: int, *, sphere: bool = True) -> SphereGPT:

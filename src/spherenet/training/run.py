@@ -110,7 +110,7 @@ def train(
 
         trainer = processes.in_all(prepare)
         processes.require_same(_initial_state(trainer, dataset))
-        description = describe(config, dataset, trainer.model, processes, command)
+        description = present = describe(config, dataset, trainer.model, processes, command)
         fitted = config.as_dict()
         description["requested"] = {name: value for name, value in requested.items() if value != fitted[name]}
         with _locked(run, None if resume else description, processes):
@@ -133,6 +133,8 @@ def train(
                     run.cut_back(trainer.step)
                 else:
                     forget()
+            parameters = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
+            main_reporter.described(present, parameters, run.path)
             outcome = trainer.train(stop)
             if outcome.signal is None and processes.is_main:
                 run.write_summary(_summary(outcome, config, dataset, trainer))

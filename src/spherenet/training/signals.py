@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -80,6 +81,9 @@ class StopSignals:
 
 class Reporter:
     """Base class of progress bars, log lines and TensorBoard writers. Its methods do nothing."""
+
+    def described(self, description: Mapping[str, Any], parameters: int, folder: Path) -> None:
+        """Report what is trained: the content of config.json, the number of trained parameters, and the folder."""
 
     def started(self, step: int, iterations: int) -> None:
         """Report that training starts, or is resumed, after `step` of `iterations`."""
