@@ -9,8 +9,8 @@ layers of a network and keep the expected magnitude E[x²] of every activation a
 The gradient of such a kernel is orthogonal to it, so that every step makes it longer and later steps rotate it less.
 The paper therefore also resets the stored kernels to ‖w‖ = √n (forced weight normalization): in place at the start of
 each forward pass in training, and w/‖w‖ is computed again in the graph, so that gradients pass through it.
-`spherenet.keep_norms(optimizer, model)` resets them after each step instead, for the layers of this module, whose kernels
-start at this norm. Each forward pass sees the same kernels; what is saved or averaged in between is normalized too.
+`spherenet.keep_norms(optimizer, model)` resets them after each step instead, for the layers of this module, whose
+kernels start at this norm. Each forward pass sees the same kernels; what is saved in between is normalized too.
 `spherenet.param_groups` leaves these weights without decay.
 """
 
