@@ -3,7 +3,7 @@
 Both see the same batches and train with Adam, whose learning rate rises during the first twentieth of the steps and
 then decreases linearly to 0. To search for its maximum, pass other `--rates` and a `--first-seed` that is not compared.
 
-    python examples/characters.py            about two minutes per seed on one core
+    python examples/characters.py            under two minutes per seed on one core
 """
 
 import argparse

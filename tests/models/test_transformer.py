@@ -281,14 +281,14 @@ def test_network_of_the_registry_is_the_vision_transformer(sphere):
 
 def test_tiny_vision_transformer_has_the_sizes_of_its_name():
     with torch.device("meta"):
-        model, twin = (sn.create_model("sphere-vit-tiny", operator=operator) for operator in ("cosine", None))
+        model, plain = (sn.create_model("sphere-vit-tiny", operator=operator) for operator in ("cosine", None))
     assert len(model.features.blocks) == 6
     assert model.features.blocks[0].num_heads == 3
-    assert {m.weight.shape for m in matrices(model)} == {m.weight.shape for m in matrices(twin)}
+    assert {m.weight.shape for m in matrices(model)} == {m.weight.shape for m in matrices(plain)}
     assert model.features.positions.weight.shape == (64, 192)
     # Four matrices of 192·192, two of 192·512 to read and one to write per block; positions, patches and head.
     blocks = 6 * (4 * 192 * 192 + 3 * 192 * 512)
-    assert sum(m.weight.numel() for m in matrices(twin)) == blocks + 64 * 192 + 48 * 192
+    assert sum(m.weight.numel() for m in matrices(plain)) == blocks + 64 * 192 + 48 * 192
     assert model.head.weight.shape == (10, 192)
 
 

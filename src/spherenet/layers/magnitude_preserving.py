@@ -9,9 +9,8 @@ layers of a network and keep the expected magnitude E[x²] of every activation a
 The gradient of such a kernel is orthogonal to it, so that every step makes it longer and later steps rotate it less.
 The paper therefore also resets the stored kernels to ‖w‖ = √n (forced weight normalization): in place at the start of
 each forward pass in training, and w/‖w‖ is computed again in the graph, so that gradients pass through it.
-`spherenet.keep_norms(optimizer, model)` resets them after each step instead, for the layers of this module; their
-kernels start at this norm. Each forward pass sees the same kernels; what is saved or averaged in between is normalized,
-too.
+`spherenet.keep_norms(optimizer, model)` resets them after each step instead, for the layers of this module, whose
+kernels start at this norm. Each forward pass sees the same kernels; what is saved in between is normalized too.
 `spherenet.param_groups` leaves these weights without decay.
 """
 
@@ -25,7 +24,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from spherenet._util.validation import OptionCheck, require_floating, require_integer, require_number
-from spherenet.errors import InvalidArgument
 from spherenet.ops.norms import DEFAULT_EPS, direction
 
 __all__ = ["MPConv2d", "MPLinear", "mp_cat", "mp_silu", "mp_sum"]
@@ -100,9 +98,8 @@ class MPConv2d(_MPLayer):
         out_channels = require_integer("out_channels", out_channels, minimum=1)
         groups = require_integer("groups", groups, minimum=1)
         if in_channels % groups or out_channels % groups:
-            raise InvalidArgument(
-                "groups",
-                f"must be a divisor of in_channels={in_channels} and out_channels={out_channels}, got {groups}.",
+            raise ValueError(
+                f"groups must be a divisor of in_channels={in_channels} and out_channels={out_channels}, got {groups}."
             )
         super().__init__((out_channels, in_channels // groups, height, width), device, dtype)
         self.stride, self.groups = require_integer("stride", stride, minimum=1), groups
@@ -181,9 +178,7 @@ def mp_cat(a: Tensor, b: Tensor, dim: int = 1, t: float = 0.5) -> Tensor:
     t = _weight(t)
     sizes = a.shape[dim], b.shape[dim]
     if 0 in sizes:
-        raise InvalidArgument(
-            "a", f"and b must have at least 1 entry along dim={dim}, got sizes {sizes[0]} and {sizes[1]}."
-        )
+        raise ValueError(f"a and b must have at least 1 entry along dim={dim}, got sizes {sizes[0]} and {sizes[1]}.")
     total = math.sqrt(sum(sizes)) / math.hypot(1 - t, t)
     return torch.cat([a * (total * (1 - t) / math.sqrt(sizes[0])), b * (total * t / math.sqrt(sizes[1]))], dim)
 
@@ -200,5 +195,5 @@ def _unit_kernels(weight: Tensor, eps: float = DEFAULT_EPS) -> Tensor:
 
 def _weight(t: float) -> float:
     if not 0 <= require_number("t", t) <= 1:
-        raise InvalidArgument("t", f"must be from 0 to 1, got {t!r}.")
+        raise ValueError(f"t must be from 0 to 1, got {t!r}.")
     return float(t)

@@ -33,6 +33,7 @@ CONDITIONS: tuple[tuple[tuple[str, ...], Callable[[TrainConfig], bool], str], ..
     (("keep_norms_mode",), lambda c: c.keep_norms, "without --keep-norms"),
     (("k_sharing",), lambda c: c.operator == "learnable", "without --operator learnable"),
     (("shortcut",), lambda c: c.model.startswith("resnet"), "on a network without shortcuts"),
+    (("group_norm", "initialization"), lambda c: c.model != "sphere-vit-tiny", "on a network without convolutions"),
     (("annealing",), lambda c: not c.loss.startswith(_WITHOUT_ANNEALING), "on this loss"),
     (("lambda_floor", "lambda_floor_at"), _is_annealed, "without --annealing true and a margin loss"),
     (("bn_lag_momentum", "bn_lag_variance"), lambda c: "lagging" in (c.bn_eval or []), "without --bn-eval lagging"),
