@@ -1,4 +1,4 @@
-"""The quickstart notebook: its cells run from top to bottom, and it names the extra that a missing package belongs to."""
+"""The quickstart notebook: its cells run from top to bottom, and it names the extra of a missing package."""
 
 import io
 import json
