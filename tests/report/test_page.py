@@ -49,11 +49,11 @@ def test_page_shows_tables_claims_and_interactive_curves(browser, page_file, wid
     assert background == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(23, 24, 26)")
     assert page.locator("td.best").first.inner_text() == "71.00 ± 1.41 (2)"
     # Differences of 10 and 11 points in both, n = 2: the interval is 10.5 ± 6.35.
-    assert page.locator(".claims b").all_inner_texts() == ["confirmed", "refuted"]
+    assert page.locator(".claims").count() == 0, "a claim is shown once, in the table of all claims"
     claims = page.locator(".overview tr")
     assert [" ".join(row.split()) for row in claims.all_inner_texts()] == [
-        "confirmed cosine beats none table1; +10.50 [+4.15, +16.85] points, n = 2",
-        "refuted none beats <b> a table; -10.50 [-16.85, -4.15] points, n = 2",
+        "confirmed cosine beats none (table1; Table 1; +10.50 [+4.15, +16.85] points over 1 pair, n = 2 seeds)",
+        "refuted none beats <b> (a table; Table 1; -10.50 [-16.85, -4.15] points over 1 pair, n = 2 seeds)",
     ]
     claims.last.locator("a").click()
     assert page.locator("section", has_text="a table: A table").bounding_box()["y"] < 900  # scrolled into view
@@ -70,6 +70,11 @@ def test_page_shows_tables_claims_and_interactive_curves(browser, page_file, wid
 
     styles = plot.evaluate("plot => plot.data.map(trace => trace.line.color + trace.line.dash)")
     assert len(set(styles[:7])) == 7, "two curves have the same style"
+    names = page.locator("#plot-0 .infolayer .legendtext").all_text_contents()
+    assert names[:3] == ["cosine (n = 2)", "none (n = 2)", "cosine_0 (n = 1)"]
+    bands = plot.evaluate("plot => plot.data.filter(trace => trace.fill === 'tonexty').map(trace => trace.name)")
+    assert bands == ["cosine", "none"], "one seed has no band"
+    assert page.locator("#plot-0 .scatterlayer .js-fill").count() == 2
     axis_title, legend = (page.locator(f"#plot-0 {name}").bounding_box() for name in (".xtitle", ".infolayer .legend"))
     assert legend["y"] >= axis_title["y"] + axis_title["height"] - 2, "the legend covers the axis"
     last = page.locator("#plot-0 .infolayer .legendtext").last.bounding_box()
@@ -78,6 +83,7 @@ def test_page_shows_tables_claims_and_interactive_curves(browser, page_file, wid
 
     page.locator("#plot-0 .legendtoggle").first.click()
     page.wait_for_function("document.getElementById('plot-0').data[0].visible === 'legendonly'")
+    page.wait_for_function("document.querySelectorAll('#plot-0 .scatterlayer .js-fill').length === 1")  # with its band
     assert page.locator("summary").first.inner_text() == "Time and memory"
     page.locator("summary").first.click()
     assert page.locator("td", has_text="321").first.is_visible()
@@ -114,3 +120,14 @@ def test_experiment_without_runs_has_no_plots_and_no_claims(tmp_path):
     section = section_of_grid(read_grid(grid))
     assert section.verdicts == []
     assert section.plots == []
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_claims_are_shown_once(tmp_path, number):
+    cells = {name: (name, "softmax", None, {0: [0.5, value]}) for name, value in (("cosine", 0.7), ("none", 0.6))}
+    claims = [("cosine beats none", [["cosine", "none"]], "accuracy")]
+    grids = [read_grid(make_grid(tmp_path / f"grid{i}", cells, claims, id=f"grid{i}")) for i in range(number)]
+    write_page([section_of_grid(grid) for grid in grids], tmp_path / "page.html", "Claims")
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert text.count("cosine beats none") == number
+    assert text.count("over 1 pair, n = 1 seed)") == number

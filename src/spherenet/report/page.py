@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from html import escape
 from importlib.resources import files
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from spherenet._util.files import atomic_file
@@ -149,11 +150,30 @@ def _cost_table(cells: Sequence[GridCell]) -> Table:
 
 
 def _mean_curves(grid: Grid, cells: Sequence[GridCell]) -> Plot:
-    """Return a plot with one curve per cell, the mean over its seeds."""
+    """Return a plot with one curve per cell, the mean over its seeds, in a band of one standard deviation."""
     layout = GridLayout(grid)
     styles = [_line_style(layout.rows.index(cell.row), layout.columns.index(cell.column)) for cell in cells]
     curves = [cell.mean_curve() for cell in cells]
-    return _line_plot("Test accuracy, mean over seeds", [cell.name for cell in cells], curves, styles, "accuracy")
+    names = [f"{cell.name} (n = {len(cell.runs)})" for cell in cells]
+    plot = _line_plot("Test accuracy, mean ± standard deviation over seeds", names, curves, styles, "accuracy")
+    for position, (cell, style) in enumerate(zip(cells, styles, strict=True)):
+        plot.traces[position]["legendgroup"] = str(position)
+        plot.traces.extend(_band(cell, style["color"], str(position)))
+    return plot
+
+
+def _band(cell: GridCell, color: str, group: str) -> list[dict[str, Any]]:
+    """Return the lower and upper edge of the band around a mean curve; nothing for a single seed."""
+    points = cell.points()
+    if len(cell.runs) < 2 or not points:
+        return []
+    means = [fmean(values) for values in points.values()]
+    deviations = [stdev(values) for values in points.values()]
+    shared = {"x": list(points), "name": cell.name, "mode": "lines", "line": {"width": 0, "color": color},
+              "hoverinfo": "skip", "showlegend": False, "legendgroup": group}  # fmt: skip
+    lower = [mean - deviation for mean, deviation in zip(means, deviations, strict=True)]
+    upper = [mean + deviation for mean, deviation in zip(means, deviations, strict=True)]
+    return [{**shared, "y": lower}, {**shared, "y": upper, "fill": "tonexty", "fillcolor": f"{color}26"}]
 
 
 def _line_style(color: int, dash: int = 0) -> dict[str, str]:
