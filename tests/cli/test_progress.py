@@ -23,6 +23,16 @@ def clock(monkeypatch):
     return clock
 
 
+def test_step_that_is_reported_twice_keeps_its_speed(clock, capsys):
+    lines = LogLines("title")
+    lines.started(0, 100)
+    for step in (1, 2):
+        clock.now += 40.0
+        lines.stepped(step, 1.0, 0.5)
+    lines.logged({"split": "train", "step": 2, "loss": 1.0, "accuracy": 0.5})
+    assert capsys.readouterr().err.strip().splitlines()[-1].endswith("0.03 it/s, 65 min left")
+
+
 def test_steps_without_rows_print_a_line_every_30_seconds(clock, capsys):
     lines = LogLines("title")
     lines.started(0, 1000)

@@ -158,7 +158,8 @@ class Speed:
     def update(self, step: int) -> float:
         """Record that a step is done and return the speed, 0 if it is unknown."""
         history = self._history
-        history.append((time.monotonic(), step))
+        if not history or history[-1][1] != step:  # a step may be reported twice
+            history.append((time.monotonic(), step))
         while len(history) > 2 and history[-1][0] - history[0][0] > 30:
             history.pop(0)
         (start, first), (end, last) = history[0], history[-1]
