@@ -117,7 +117,7 @@ def test_build_of_wheels_installs_from_lock_file():
     assert [line for line in makefile.splitlines() if "-m build" in line and "--no-isolation" not in line] == []
 
 
-@pytest.mark.parametrize(("workflow", "target"), [("docs", "docs"), ("tests", "test")])
+@pytest.mark.parametrize(("workflow", "target"), [("docs", "docs"), ("tests", "test-all")])
 def test_pinned_jobs_install_from_lock_file(workflow, target):
     steps = commands(yaml.safe_load((GITHUB / "workflows" / f"{workflow}.yml").read_text("utf-8")))
     made = [command.strip() for command in steps if command.startswith("make ")]

@@ -20,7 +20,8 @@ from spherenet.errors import RunError
 from spherenet.export import export_model
 from spherenet.report.grids import is_grid, read_grid
 from spherenet.training import Processes, evaluate
-from spherenet.training.saved_runs import load_run, model_card
+from spherenet.training.run_export import model_card
+from spherenet.training.saved_runs import load_run
 
 LARGEST = 5_000_000
 """Largest size of the folder in bytes."""

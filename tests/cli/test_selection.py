@@ -10,7 +10,7 @@ from PIL import Image
 from command_line import TINY, one_sentence, spherenet
 from spherenet.runs import RunDirectory
 from spherenet.training.publishing import without_folders
-from spherenet.training.saved_runs import config_of
+from spherenet.training.run_format import config_of
 
 FOLDER = ["--image-size", 12, "--batch-size", 8, "--workers", 0]
 

@@ -56,7 +56,7 @@ DROP = """([bytes, count]) => {
 }"""
 
 
-def answer(page):
+def values_of(page):
     """Return a context that ends when the page has received the values of an image."""
     return page.expect_response(lambda response: "/analyze" in response.url)
 
@@ -74,7 +74,7 @@ def image(tmp_path_factory):
 def test_image_is_analyzed(open_page, image, width, scheme):
     page = open_page(width, scheme)
     assert page.locator("#model").inner_text() == "Model cifar10-cnn-9-sigmoid, 10 classes."
-    with answer(page):
+    with values_of(page):
         page.set_input_files("#file", image)
     expect(page.locator("#message")).to_have_text("")
     values = [float(text.removesuffix(" %")) for text in page.locator("#bars .row span:last-child").all_inner_texts()]
@@ -99,7 +99,7 @@ def test_image_is_analyzed(open_page, image, width, scheme):
 
 def test_dropped_image_another_layer_and_errors(open_page, image, tmp_path):
     page = open_page(DESKTOP)
-    with answer(page):
+    with values_of(page):
         page.evaluate(DROP, [list(image.read_bytes()), 1])
     expect(page.locator("#message")).to_have_text("")
     before = page.locator("#patches").inner_text()
@@ -141,7 +141,7 @@ def test_page_starts_with_samples_and_sliders_change_the_light(open_page):
     assert page.locator("#samples button").first.get_attribute("aria-pressed") == "true"
     names = []
     for button in page.locator("#samples button").all():
-        with answer(page):
+        with values_of(page):
             button.click()
         expect(page.locator("#message")).to_have_text("")
         names.append(best(page) == button.get_attribute("title"))
@@ -149,12 +149,12 @@ def test_page_starts_with_samples_and_sliders_change_the_light(open_page):
     before, shown = page.locator("#bars").inner_text(), page.locator("#image").get_attribute("src")
     sliders = page.locator("#lights input")
     assert [slider.get_attribute("name") for slider in sliders.all()] == ["spot", "ramp", "cast", "contrast"]
-    with answer(page) as response:
+    with values_of(page) as response:
         sliders.first.fill("0.9")
     assert "light=spot%3A0.9" in response.value.url
     expect(page.locator("#bars")).not_to_have_text(before, use_inner_text=True)
     assert page.locator("#image").get_attribute("src") != shown
-    with answer(page):
+    with values_of(page):
         page.locator("#reset").click()
     expect(page.locator("#bars")).to_have_text(before, use_inner_text=True)
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")

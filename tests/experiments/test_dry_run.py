@@ -19,7 +19,7 @@ from spherenet.experiments.plan import estimate, training_seconds
 from spherenet.experiments.runner import Result, stop_summary
 from spherenet.runs import RunDirectory
 from spherenet.training.config import TrainConfig
-from spherenet.training.saved_runs import config_of
+from spherenet.training.run_format import config_of
 
 RESULTS = Path(__file__).parents[2] / "results"
 

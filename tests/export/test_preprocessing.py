@@ -175,7 +175,7 @@ def load_script(file):
 
 def test_new_runs_crop_and_earlier_ones_squash(run, tmp_path, photographs):
     from spherenet.runs import RunDirectory
-    from spherenet.training.saved_runs import config_of
+    from spherenet.training.run_format import config_of
 
     config = json.loads((run / "config.json").read_text())
     assert config["preprocessing"]["keep_aspect"] is True

@@ -21,7 +21,8 @@ from spherenet.runs.directory import examine
 from spherenet.training import StopSignals
 from spherenet.training.build import build_augmentation
 from spherenet.training.config import TrainConfig
-from spherenet.training.saved_runs import config_of, load_run
+from spherenet.training.run_format import config_of
+from spherenet.training.saved_runs import load_run
 from training_problem import trainer
 
 POINT = 11

@@ -15,7 +15,7 @@ from spherenet.training import TrainConfig
 from spherenet.training.build import build_model, lambda_setter
 from spherenet.training.config import RENAMED, option_name
 from spherenet.training.effects import options_without_effect
-from spherenet.training.saved_runs import config_of
+from spherenet.training.run_format import config_of
 from training_problem import config
 
 RESULTS = Path(__file__).parents[2] / "results"

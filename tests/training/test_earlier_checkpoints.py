@@ -11,7 +11,8 @@ from command_line import TINY, spherenet
 from spherenet.errors import CheckpointError
 from spherenet.experiments import find_experiment
 from spherenet.runs import Checkpoint, RunDirectory
-from spherenet.training.saved_runs import config_of, load_run
+from spherenet.training.run_format import config_of
+from spherenet.training.saved_runs import load_run
 from spherenet.training.state import load_model_tensors
 
 

@@ -14,7 +14,8 @@ from spherenet.runs import RunDirectory
 from spherenet.runs.checkpoints import load_checkpoint
 from spherenet.training import StopSignals, TrainConfig, evaluate
 from spherenet.training.evaluation import mixed_batches
-from spherenet.training.saved_runs import load_run, model_card
+from spherenet.training.run_export import model_card
+from spherenet.training.saved_runs import load_run
 from training_problem import SINGLE, StopAt, assert_equal, model, rows, run, trainer, weights
 
 ALL = ["running", "lagging", "batch", "precise"]

@@ -80,7 +80,8 @@ def run_evaluate(arguments: Namespace) -> None:
     from spherenet.report.confusion import FIGURE_SUFFIXES, draw_confusion
     from spherenet.training import Processes, evaluate
     from spherenet.training.balance import single_class_warning
-    from spherenet.training.saved_runs import SPLITS, load_run
+    from spherenet.training.run_format import SPLITS
+    from spherenet.training.saved_runs import load_run
 
     if arguments.image is not None and not arguments.image.lower().endswith(FIGURE_SUFFIXES):
         raise InvalidArgument("--image", f"must end in one of {', '.join(FIGURE_SUFFIXES)}, got {arguments.image!r}.")
@@ -234,7 +235,7 @@ def _splits_of(saved: SavedRun, arguments: Namespace, workers: int) -> tuple[Spl
     from spherenet.data import broken_images, describe_broken, locate
     from spherenet.errors import DataError
     from spherenet.training.build import build_data
-    from spherenet.training.saved_runs import broken_of, require_same_data
+    from spherenet.training.run_format import broken_of, data_record, require_same_data
 
     recorded = saved.directory.config
     # A run of somebody else does not choose what is downloaded or how much memory an image takes.
@@ -245,9 +246,8 @@ def _splits_of(saved: SavedRun, arguments: Namespace, workers: int) -> tuple[Spl
     dataset = build_data(config, broken=broken_of(recorded))
     try:
         same = dataset.classes == saved.classes
-        require_same_data(
-            recorded, dataset, "restore them" + (", or evaluate on these with --allow-changes" if same else "")
-        )
+        remedy = "restore them" + (", or evaluate on these with --allow-changes" if same else "")
+        require_same_data(recorded, dataset, data_record(dataset), remedy)
     except DataError as error:
         if not arguments.allow_changes:
             raise
@@ -360,7 +360,7 @@ def export_parser() -> Parser:
 
 def run_export(arguments: Namespace) -> None:
     """Export the network of a run and print where it was written."""
-    from spherenet.training.saved_runs import export_run
+    from spherenet.training.run_export import export_run
 
     written = export_run(
         arguments.run,

@@ -42,12 +42,13 @@ class _TrainParser(ConfigParser):
         arguments = list(args or [])
         if any(argument.partition("=")[0] == "--val-fraction" for argument in arguments):
             warn("--val-fraction is the earlier name of --test-fraction; see also --validation-fraction.")
-        path = _value_of("--resume", arguments)
+        path, resumed = _value_of("--resume", arguments), None
         if path is not None:
             from spherenet.runs import RunDirectory
-            from spherenet.training.saved_runs import config_of
+            from spherenet.training.run_format import config_of
 
-            values = config_of(RunDirectory.open(path)).as_dict()
+            resumed = RunDirectory.open(path)
+            values = config_of(resumed).as_dict()
             if values["epochs"] is not None:
                 del values["iterations"]  # it follows from the epochs again
             self.set_defaults(values)
@@ -60,6 +61,7 @@ class _TrainParser(ConfigParser):
             self.set_defaults(values)
         parsed = super().parse_args(arguments, *more, **options)
         parsed.command = ["spherenet", "train", *arguments]
+        parsed.resumed = resumed if path == parsed.resume else None  # --resume may be typed twice, or be in a file
         return parsed
 
 
@@ -109,9 +111,11 @@ def run_train(arguments: Any) -> int:
     from spherenet.training import StopRequested
     from spherenet.training.build import located
     from spherenet.training.run import new_output, require_same_options, train
-    from spherenet.training.saved_runs import config_of
+    from spherenet.training.run_format import config_of
 
-    resumed = None if arguments.resume is None else RunDirectory.open(arguments.resume)
+    resumed = arguments.resumed
+    if resumed is None and arguments.resume is not None:
+        resumed = RunDirectory.open(arguments.resume)
     config = located(given, None if resumed is None else config_of(resumed))
     is_main = os.environ.get("RANK", "0") == "0"
     if resumed is not None and resumed.finished and not arguments.allow_changes:
@@ -137,7 +141,7 @@ def run_train(arguments: Any) -> int:
                 with progress_bar(title, in_bytes=not is_folder) as progress:
                     outcome = train(
                         config,
-                        output,
+                        output if resumed is None else resumed,
                         resume=arguments.resume is not None,
                         restarted=restarted,
                         allow_changes=arguments.allow_changes,

@@ -24,7 +24,7 @@ from spherenet.errors import InvalidArgument, RunError
 from spherenet.experiments.experiment import Cell, Claim, Experiment
 from spherenet.runs import RunDirectory
 from spherenet.training.config import FREE, TrainConfig, option_name
-from spherenet.training.saved_runs import config_of
+from spherenet.training.run_format import config_of
 
 __all__ = [
     "Job",

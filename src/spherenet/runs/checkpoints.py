@@ -3,7 +3,9 @@
     checkpoints/step-00000500/   model.safetensors, optimizer.safetensors, state.json, manifest.json
     checkpoints/best-00000450/   the same for the best evaluation
 
-A run whose weights are sharded has shard-00001-….safetensors and so on instead, one file per process (`parts.py`).
+A run whose weights are sharded has shard-00001-….safetensors and so on instead, one file per process, as
+torch.distributed.checkpoint writes them: tensors have names "group/name", and the header has the offset of each part
+under DCP_SHARDING_INFO, as JSON. Parts are rows of a tensor: everything is sharded along the first dimension.
 
 A checkpoint is written to a temporary folder, synced to the disk and renamed before older ones are removed. Loading one
 cannot run code.
@@ -15,14 +17,14 @@ import errno
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -41,13 +43,17 @@ from spherenet._util.files import (
     to_json,
 )
 from spherenet.errors import CheckpointError
-from spherenet.runs.parts import PART_PREFIX, read_parts, read_tensors
 
 __all__ = ["Checkpoint", "Checkpoints", "file_digest", "is_distributed", "load_checkpoint", "write_tensors"]
 
 _NAME = re.compile(r"(step|best)-(\d{8,})")
 _MANIFEST, _STATE = "manifest.json", "state.json"
 _SUFFIX = ".safetensors"
+
+_PART_PREFIX = "shard-"
+"""Start of the names of the files."""
+
+_OFFSETS = "DCP_SHARDING_INFO"
 
 ATTEMPTS = 10
 """How often the checkpoints of a running process are listed before they count as corrupt."""
@@ -222,9 +228,9 @@ def load_checkpoint(path: Path, *, shapes_only: bool = False) -> Checkpoint:
         state = read_json(path / _STATE)
         files = [path / name for name in read_json(path / _MANIFEST) if name.endswith(_SUFFIX)]
         if is_distributed(path):
-            tensors = read_parts(files, shapes_only)
+            tensors = _read_parts(files, shapes_only)
         else:
-            tensors = {file.name.removesuffix(_SUFFIX): read_tensors(file, shapes_only) for file in files}
+            tensors = {file.name.removesuffix(_SUFFIX): _read_tensors(file, shapes_only) for file in files}
     except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read ({_reason(error)}).") from None
     step = state.pop("step", None) if isinstance(state, dict) else None
@@ -245,7 +251,7 @@ def write_tensors(tensors: Mapping[str, Mapping[str, Tensor]], folder: Path) -> 
 
 def is_distributed(path: Path) -> bool:
     """Return whether a checkpoint was written by several processes, each with its part of the tensors."""
-    return any(entry.name.startswith(PART_PREFIX) for entry in path.iterdir())
+    return any(entry.name.startswith(_PART_PREFIX) for entry in path.iterdir())
 
 
 def file_digest(path: Path) -> str:
@@ -278,3 +284,64 @@ def _is_header(header: Any) -> bool:
 def _reason(error: Exception) -> str:
     """Return a short reason without the path, which the message already contains."""
     return error.strerror or str(error) if isinstance(error, OSError) else (str(error) or type(error).__name__)
+
+
+def _read_tensors(file: Path, shapes_only: bool = False) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file, without values on the meta device if `shapes_only` is set."""
+    with safe_open(file, framework="pt") as content:
+        return {name: _tensor(content, name, shapes_only) for name in content.keys()}  # noqa: SIM118
+
+
+def _read_parts(files: Iterable[Path], shapes_only: bool = False) -> dict[str, dict[str, Tensor]]:
+    """Return the tensors of a checkpoint by group, each joined from its parts.
+
+    Raises:
+        ValueError: If offsets are missing or wrong, or parts do not fit together.
+        SafetensorError, OSError: If a file cannot be read.
+    """
+    parts_of: dict[str, list[tuple[int, Tensor]]] = {}
+    for file in files:
+        with safe_open(file, framework="pt") as content:
+            offsets = parse_json((content.metadata() or {}).get(_OFFSETS, "").encode())
+            for name in content.keys():  # noqa: SIM118
+                tensor = _tensor(content, name, shapes_only)
+                parts_of.setdefault(name, []).append((_first_row(offsets, name, tensor, file), tensor))
+    groups: dict[str, dict[str, Tensor]] = {}
+    for key, parts in parts_of.items():
+        group, _, name = key.partition("/")
+        groups.setdefault(group, {})[name] = _joined(key, parts)
+    return groups
+
+
+def _tensor(content: Any, name: str, shapes_only: bool) -> Tensor:
+    if not shapes_only:
+        tensor: Tensor = content.get_tensor(name)
+        return tensor
+    entry = content.get_slice(name)
+    shape = entry.get_shape()
+    dtype = (entry[:0] if shape else content.get_tensor(name)).dtype
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _first_row(offsets: Any, name: str, tensor: Tensor, file: Path) -> int:
+    """Return the index of the first row of a part. Raises ValueError if it is not the offset of rows."""
+    entry = offsets.get(name) if isinstance(offsets, dict) else None
+    place = entry.get("saved_offsets") if isinstance(entry, dict) else None
+    if not isinstance(place, list) or any(type(at) is not int for at in place):
+        raise ValueError(f"{file.name} has no valid offsets of {name!r}")
+    if len(place) != tensor.dim() or any(at != 0 for at in place[1:]):
+        raise ValueError(f"{file.name} has no valid offsets of {name!r}")
+    return int(place[0]) if place else 0
+
+
+def _joined(key: str, parts: list[tuple[int, Tensor]]) -> Tensor:
+    """Return a tensor of its parts. Raises ValueError if there are gaps, or parts have different types."""
+    parts.sort(key=lambda part: (part[0], len(part[1]) if part[1].dim() else 0))
+    expected = 0
+    first = parts[0][1]
+    for row, tensor in parts:
+        fits = (tensor.dim(), tensor.shape[1:], tensor.dtype) == (first.dim(), first.shape[1:], first.dtype)
+        if row != expected or not fits:
+            raise ValueError(f"the parts of {key!r} do not fit together")
+        expected += len(tensor) if tensor.dim() else 1
+    return first if len(parts) == 1 else torch.cat([tensor for _, tensor in parts])

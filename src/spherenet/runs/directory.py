@@ -46,6 +46,7 @@ class RunDirectory:
         self.metrics = MetricsFile(path / "metrics.jsonl")
         self.checkpoints = Checkpoints(path / "checkpoints")
         self._held_lock: os.stat_result | None = None
+        self._config: tuple[tuple[int, int, int], dict[str, Any]] | None = None
 
     @classmethod
     def create(cls, path: str | Path) -> RunDirectory:
@@ -165,8 +166,15 @@ class RunDirectory:
 
     @property
     def config(self) -> dict[str, Any]:
-        """Content of config.json. Raises RunError if it cannot be read."""
-        return self._read(_CONFIG)
+        """Content of config.json, which is read again only if the file has changed. Raises RunError if it cannot be."""
+        try:
+            status = os.lstat(self.path / _CONFIG)
+        except OSError:
+            return self._read(_CONFIG)
+        version = status.st_ino, status.st_mtime_ns, status.st_size
+        if self._config is None or self._config[0] != version:
+            self._config = version, self._read(_CONFIG)
+        return self._config[1]
 
     def write_config(self, config: Mapping[str, Any], before_replacing: Callable[[], None] = lambda: None) -> None:
         """Write config.json. A folder with this file is a run.

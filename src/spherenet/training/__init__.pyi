@@ -2,7 +2,7 @@ from .config import TrainConfig as TrainConfig
 from .distributed import Processes as Processes
 from .evaluation import Evaluation as Evaluation
 from .evaluation import evaluate as evaluate
-from .signals import Reporter as Reporter
+from .reporter import Reporter as Reporter
 from .signals import StopRequested as StopRequested
 from .signals import StopSignals as StopSignals
 from .state import Outcome as Outcome

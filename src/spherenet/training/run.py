@@ -29,9 +29,10 @@ from spherenet.training.config import FREE, PREDICTION_OPTIONS, TrainConfig, opt
 from spherenet.training.distributed import Processes
 from spherenet.training.effects import options_without_effect
 from spherenet.training.initial_weights import start_from
-from spherenet.training.saved_runs import broken_of, config_of, data_record, require_same_data
+from spherenet.training.reporter import Reporter
+from spherenet.training.run_format import broken_of, config_of, data_record, require_same_data
 from spherenet.training.sharding import is_divided
-from spherenet.training.signals import Reporter, StopSignals
+from spherenet.training.signals import StopSignals
 from spherenet.training.state import Outcome
 from spherenet.training.trainer import Trainer
 
@@ -45,7 +46,7 @@ PER_PROCESS = ("data_dir", "download", "workers", "tensorboard", "timeout")
 
 def train(
     config: TrainConfig,
-    output: str | Path,
+    output: str | Path | RunDirectory,
     *,
     resume: bool = False,
     restarted: bool = False,
@@ -60,7 +61,7 @@ def train(
 
     Args:
         config: Options of the run.
-        output: Folder of the run.
+        output: Folder of the run; a RunDirectory reads its config.json once, here and in the caller.
         resume: Whether to resume the run in `output`. Options that change the result (all but `FREE`), data and number
             of processes must be those that the run was started with.
         restarted: Whether a launcher started this process again. If it did so with any process, all resume the run.
@@ -76,8 +77,12 @@ def train(
         TrainingError: If a loss, gradient or weight is not finite, or another process is lost.
         TypeError, ValueError: If an option is wrong.
     """
-    recorded = config_of(RunDirectory.open(output)) if resume else None
-    config = located(config, recorded)
+    if isinstance(output, RunDirectory):
+        opened: RunDirectory | None = output
+        output = output.path
+    else:
+        opened = RunDirectory.open(output) if resume else None
+    config = located(config, config_of(opened) if opened is not None and resume else None)
     build_augmentation(config)  # raises ValueError before data are downloaded
     if config.threads is not None:
         torch.set_num_threads(config.threads)
@@ -86,12 +91,16 @@ def train(
         any_restarted = bool(processes.total(torch.tensor(float(restarted), device=processes.device)))
         resume = resume or any_restarted
         options = {name: value for name, value in config.as_dict().items() if name not in PER_PROCESS}
-        processes.require_same({**options, "resume": resume, "allow_changes": allow_changes})
-        run = RunDirectory.open(output) if resume else RunDirectory(user_path(output))
+        options |= {"resume": resume, "allow_changes": allow_changes}
+        processes.require_same({option_name(name): value for name, value in options.items()})
+        if opened is None:
+            opened = RunDirectory.open(output) if resume else RunDirectory(user_path(output))
+        run = opened
         recorded = config_of(run) if resume else None
         # The images that a run has skipped stay skipped, without decoding all of them again.
         is_known = recorded is not None and not allow_changes and recorded.on_broken == config.on_broken
         dataset = _load_data(config, processes, progress, broken_of(run.config) if is_known else None)
+        record = data_record(dataset)
         main_reporter = reporter if reporter is not None and processes.is_main else Reporter()
         requested = config.as_dict()
         config, messages = config.fitted_to(len(dataset.train))
@@ -105,25 +114,27 @@ def train(
                     main_reporter.warned(message)
             if resume and not allow_changes:
                 _require_same_run(run, config, processes)
-                require_same_data(run.config, dataset, "restore them, or add --allow-changes")
+                require_same_data(run.config, dataset, record, "restore them, or add --allow-changes")
             return Trainer(model, dataset, config, processes, run, reporter=main_reporter)
 
         trainer = processes.in_all(prepare)
-        processes.require_same(_initial_state(trainer, dataset))
-        description = present = describe(config, dataset, trainer.model, processes, command)
+        processes.require_same(_data_state(dataset, record))
+        if not resume:
+            processes.require_same(_weights_state(trainer, processes))
+        description = present = describe(config, dataset, record, trainer.model, processes, command)
         fitted = config.as_dict()
         description["requested"] = {name: value for name, value in requested.items() if value != fitted[name]}
         with _locked(run, None if resume else description, processes):
             if resume:
                 for message in processes.in_all(trainer.resume):
                     main_reporter.warned(message)
-                processes.require_same(_initial_state(trainer, dataset))
+                processes.require_same(_weights_state(trainer, processes))
                 if trainer.step > config.iterations:
                     raise RunError(
-                        f"iterations must be at least the {trainer.step} that {run.path} has made, "
+                        f"--iterations must be at least the {trainer.step} that {run.path} has made, "
                         f"got {config.iterations}."
                     )
-                changes = _evaluation_changes(run, config, dataset) if allow_changes else []
+                changes = _evaluation_changes(run, config, dataset, record) if allow_changes else []
                 for message in changes:
                     main_reporter.warned(message)
                 forget = trainer.forget_evaluations if changes else lambda: None
@@ -141,7 +152,7 @@ def train(
         return outcome
 
 
-def _evaluation_changes(run: RunDirectory, config: TrainConfig, dataset: Dataset) -> list[str]:
+def _evaluation_changes(run: RunDirectory, config: TrainConfig, dataset: Dataset, record: dict[str, Any]) -> list[str]:
     """Return a warning per change of network, images or statistics since which accuracies are not comparable."""
     messages = []
     before = config_of(run)
@@ -160,7 +171,7 @@ def _evaluation_changes(run: RunDirectory, config: TrainConfig, dataset: Dataset
         options = ", ".join(map(option_name, prepared))
         messages.append(f"images are prepared differently with {options}: the best checkpoint is selected anew.")
     try:
-        require_same_data(run.config, dataset, "the run continues on these")
+        require_same_data(run.config, dataset, record, "the run continues on these")
     except DataError as error:
         message = str(error)
         if config.data == "folder" and config.split_rule == "index":
@@ -227,23 +238,27 @@ def _result_options(config: TrainConfig) -> dict[str, Any]:
     return {name: value for name, value in config.as_dict().items() if name not in FREE}
 
 
-def _initial_state(trainer: Trainer, dataset: Dataset) -> dict[str, Any]:
-    """Return what must be the same in all processes before the first step, besides the options."""
-    record = data_record(dataset)
-    weights = hashlib.sha256()
-    for name, tensor in trainer.model.state_dict().items():
-        weights.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        if not is_divided(tensor):  # otherwise each process holds other rows
-            weights.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+def _data_state(dataset: Dataset, record: dict[str, Any]) -> dict[str, Any]:
+    """Return what must be the same in all processes, besides the options and the weights."""
     return {
         "the classes": dataset.classes,
         "the training data": record["train"],
         "the validation data": record.get("validation"),
         "the test data": record["test"],
-        "the resumed step": trainer.step,
-        "the weights": weights.hexdigest(),
         "the version of torch": torch.__version__,
     }
+
+
+def _weights_state(trainer: Trainer, processes: Processes) -> dict[str, Any]:
+    """Return the step and a hash of the weights, new or loaded, that must be the same in all processes."""
+    if processes.world == 1:
+        return {}
+    weights = hashlib.sha256()
+    for name, tensor in trainer.model.state_dict().items():
+        weights.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        if not is_divided(tensor):  # otherwise each process holds other rows
+            weights.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return {"the resumed step": trainer.step, "the weights": weights.hexdigest()}
 
 
 def _load_data(
@@ -316,6 +331,7 @@ def _require_same_run(run: RunDirectory, config: TrainConfig, processes: Process
 def describe(
     config: TrainConfig,
     dataset: Dataset,
+    record: dict[str, Any],
     model: nn.Module,
     processes: Processes,
     command: Sequence[str] | None = None,
@@ -329,7 +345,7 @@ def describe(
         "model": to_json("model", model.config),
         "classes": list(dataset.classes),
         "preprocessing": dataset.preprocessing.as_dict(),
-        "data": data_record(dataset),
+        "data": record,
         "images": {name: len(split) for name, split in splits.items() if split is not None},
         "processes": processes.world,
         "started": today,

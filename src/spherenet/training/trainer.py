@@ -19,6 +19,7 @@ from spherenet.runs import RunDirectory
 from spherenet.training.averaging import WeightAverage
 from spherenet.training.balance import single_class_warning, total_weight
 from spherenet.training.build import build_augmentation, build_penalty, compiled, lambda_setter
+from spherenet.training.checkpoints import restore, snapshot, write
 from spherenet.training.config import TrainConfig
 from spherenet.training.deferred import DeferredSums, sum_dtype
 from spherenet.training.distributed import Processes
@@ -26,9 +27,15 @@ from spherenet.training.evaluation import Evaluation, Probes, epoch_seed, evalua
 from spherenet.training.faults import MAX_SKIPPED_IN_A_ROW, fault_error, require_finite_weights, skip_error
 from spherenet.training.optimizers import build_optimizer, set_learning_rates
 from spherenet.training.protocols import Protocols
-from spherenet.training.sharding import gradient_norm, is_sharded, joint_micro_batches, require_shardable, shard_model
-from spherenet.training.signals import Reporter, StopRequested, StopSignals
-from spherenet.training.snapshots import restore, snapshot, write
+from spherenet.training.reporter import Reporter
+from spherenet.training.sharding import (
+    gradient_norm,
+    is_sharded,
+    joint_micro_batches,
+    require_shardable,
+    shard_model,
+)
+from spherenet.training.signals import StopRequested, StopSignals
 from spherenet.training.state import Outcome, Progress, buffer_copies, optimizer_tensors, restore_buffers
 
 __all__ = ["Trainer"]
