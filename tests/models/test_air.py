@@ -46,6 +46,10 @@ def test_whitening_does_not_depend_on_the_scale_of_the_images():
     ("images", "message"),
     [
         (torch.randn(1, 3, 3, 3), r"^images must have at least 12 patches of 2×2 pixels for whitening, got 4\.$"),
+        (
+            torch.tensor([0.5, -1, 2]).view(3, 1, 1, 1).expand(3, 3, 8, 8),
+            r"^images must not all be constant for whitening, got 147 patches without any variation\.$",
+        ),
         (torch.zeros(4, 3, 8, 8), r"^images must be finite and not all 0 for whitening, got a mean square of 0\.$"),
         (
             torch.full((4, 3, 8, 8), torch.nan),
@@ -58,9 +62,10 @@ def test_images_that_cannot_be_whitened_are_refused(images, message):
         Whitening(3).initialize_from(images)
 
 
-def test_constant_images_are_whitened_along_their_only_direction():
-    layer = Whitening(3)
-    layer.initialize_from(torch.ones(4, 3, 8, 8))
+def test_one_varying_pixel_is_enough_for_whitening():
+    layer, images = Whitening(3), torch.ones(4, 3, 8, 8)
+    images[0, 0, 0, 0] = 0
+    layer.initialize_from(images)
     assert layer.weight.isfinite().all()
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from spherenet.cli.option_types import add_option
+from spherenet.cli.option_types import add_option, add_threads
 from spherenet.cli.options import Parser, require_folder
 from spherenet.cli.output import print_json, stdout_console
 from spherenet.errors import InvalidArgument
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from spherenet.bench.networks import Row
 
 __all__ = ["bench_parser", "run_bench"]
-
-MAX_THREADS = 1_024
-"""Largest number of threads, as for training."""
 
 
 def bench_parser() -> Parser:
@@ -49,14 +46,7 @@ def bench_parser() -> Parser:
     add_option(parser, "--precision", type=precisions, default="float32", help=text)
     add_option(parser, "--rounds", type=int, default=15, at_least=2, help="measured rounds")
     add_option(parser, "--warmup", type=int, default=2, at_least=1, help="rounds before the measured ones")
-    add_option(
-        parser,
-        "--threads",
-        type=int,
-        at_least=1,
-        at_most=MAX_THREADS,
-        help="threads of torch; by default torch's choice",
-    )
+    add_threads(parser)
     add_option(parser, "--device", default="cpu", help="cpu, cuda, cuda:1, …")
     text = "also measure sphere layers without BatchNorm; the CNN twin keeps it"
     parser.add_argument("--sphere-norm", action="store_true", help=text)

@@ -7,7 +7,7 @@ from argparse import Namespace
 from typing import TYPE_CHECKING, Any, Literal
 
 from spherenet._util.text import plain
-from spherenet.cli.option_types import add_max_megapixels, add_option
+from spherenet.cli.option_types import add_max_megapixels, add_option, add_threads
 from spherenet.cli.options import Parser
 from spherenet.cli.output import print_json, stdout_console, warn
 from spherenet.errors import InvalidArgument
@@ -58,6 +58,7 @@ def evaluate_parser() -> Parser:
     add_max_megapixels(parser)
     add_option(parser, "--device", help="cpu, cuda, cuda:1, …; by default cuda if available")
     add_option(parser, "--batch-size", type=int, default=256, at_least=1, help="images per batch")
+    add_threads(parser)
     precisions = Literal["float32", "bfloat16", "float16"]
     add_option(parser, "--precision", type=precisions, help="floating point format; by default the one of the training")
     text = "views of each image whose mean score gives a second accuracy; shift: by one pixel"
@@ -76,6 +77,8 @@ def evaluate_parser() -> Parser:
 
 def run_evaluate(arguments: Namespace) -> None:
     """Evaluate a run and print accuracy and tables."""
+    import torch
+
     from spherenet.data import parse_corruption
     from spherenet.report.confusion import FIGURE_SUFFIXES, draw_confusion
     from spherenet.training import Processes, evaluate
@@ -85,6 +88,8 @@ def run_evaluate(arguments: Namespace) -> None:
 
     if arguments.image is not None and not arguments.image.lower().endswith(FIGURE_SUFFIXES):
         raise InvalidArgument("--image", f"must end in one of {', '.join(FIGURE_SUFFIXES)}, got {arguments.image!r}.")
+    if arguments.threads is not None:
+        torch.set_num_threads(arguments.threads)
     unknown_files = _unknown_files(arguments)
     corruptions = [parse_corruption(text) for text in arguments.corrupt or []]
     saved = load_run(arguments.run, arguments.checkpoint)

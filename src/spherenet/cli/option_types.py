@@ -9,7 +9,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from spherenet._util.text import short
 from spherenet.errors import InvalidArgument
 
-__all__ = ["OptionType", "add_max_megapixels", "add_option"]
+__all__ = ["MAX_THREADS", "OptionType", "add_max_megapixels", "add_option", "add_threads"]
 
 INTEGER_LIMIT = 2**63  # torch stores integers in 64 bits
 METAVARS = {int: "N", float: "X", str: "NAME"}
@@ -74,6 +74,10 @@ def _description(expected: Any) -> str:
     return names[expected]
 
 
+MAX_THREADS = 1_024
+"""Largest number of threads, as for training."""
+
+
 def add_option(
     container: argparse._ActionsContainer,
     *names: str,
@@ -112,6 +116,12 @@ def add_option(
         metavar=metavar,
         help=help.replace("%", "%%"),
     )
+
+
+def add_threads(container: argparse._ActionsContainer) -> None:
+    """Add the option --threads."""
+    text = "number of CPU threads per process; by default torch's choice"
+    add_option(container, "--threads", type=int, at_least=1, at_most=MAX_THREADS, help=text)
 
 
 def add_max_megapixels(container: argparse._ActionsContainer) -> None:

@@ -52,7 +52,8 @@ class _TrainParser(ConfigParser):
             if values["epochs"] is not None:
                 del values["iterations"]  # it follows from the epochs again
             self.set_defaults(values)
-        if name := _value_of("--recipe", arguments):
+        name = _value_of("--recipe", arguments)
+        if name is not None:
             values = recipe(name)
             for first, second in EXCLUSIVE:  # a typed number of iterations replaces the recipe's epochs
                 for typed, other in ((first, second), (second, first)):

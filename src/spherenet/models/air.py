@@ -53,7 +53,8 @@ class Whitening(nn.Module):
         """Compute the filters from images [N, C, H, W].
 
         Raises:
-            ValueError: If there are fewer patches than entries of a patch, or if the patches are 0 or not finite.
+            ValueError: If there are fewer patches than entries of a patch, or if the patches are all constant or not
+                finite.
         """
         patches = F.unfold(images.float(), 2).transpose(1, 2).flatten(0, 1).double()
         if len(patches) < patches.shape[1]:
@@ -66,6 +67,11 @@ class Whitening(nn.Module):
         if not bool(mean.isfinite() & (mean > 0)):
             raise InvalidArgument(
                 "images", f"must be finite and not all 0 for whitening, got a mean square of {mean:g}."
+            )
+        channels = torch.unflatten(patches, 1, (self.in_channels, 4))
+        if bool((channels == channels[:, :, :1]).all()):
+            raise InvalidArgument(
+                "images", f"must not all be constant for whitening, got {len(patches)} patches without any variation."
             )
         values, vectors = torch.linalg.eigh(moments)
         filters = vectors.T / (values + WHITENING_EPS * mean).sqrt()[:, None]

@@ -89,10 +89,11 @@ class Hyperball(Optimizer):
                 raise InvalidArgument(
                     "norm", f"must be None inside Hyperball, which keeps norms itself, got {group['norm']!r}."
                 )
-            for weight in group["params"]:
+            names = group.get("param_names", [None] * len(group["params"]))
+            for name, weight in zip(names, group["params"], strict=True):
                 if weight.device.type != "meta" and not bool(torch.count_nonzero(_local(weight))) and weight.numel():
                     raise InvalidArgument(
-                        "params",
+                        "params" if name is None else f"params[{name!r}]",
                         "must not be zero for Hyperball, which keeps their norm, got a weight of shape "
                         f"{list(weight.shape)} that is.",
                     )

@@ -51,7 +51,7 @@ class Kernels:
         """Return ‖w‖ of each kernel of a whole weight, in a shape that multiplies the weight."""
         if self.groups is None:
             return self.norms(weight)
-        values: Tensor = weight.unflatten(0, (self.groups, -1))  # type: ignore[no-untyped-call]
+        values: Tensor = torch.unflatten(weight, 0, (self.groups, -1))
         return self.norms(values).expand(-1, values.shape[1], *[-1] * (values.dim() - 2)).flatten(0, 1)
 
     def gather(self, norms: Tensor) -> Tensor:

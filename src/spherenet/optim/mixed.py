@@ -9,6 +9,7 @@ import torch
 from torch.optim import Optimizer
 
 from spherenet._util.validation import require_one_of
+from spherenet.errors import InvalidArgumentType
 from spherenet.optim.muon import Muon
 
 __all__ = ["ALGORITHMS", "MixedOptimizer"]
@@ -41,7 +42,14 @@ class MixedOptimizer(Optimizer):
     """
 
     def __init__(self, groups: Iterable[Mapping[str, Any]], **options: Mapping[str, Any]) -> None:
-        own: list[dict[str, Any]] = [dict(group) for group in groups]
+        own: list[dict[str, Any]] = []
+        for group in groups:
+            if not isinstance(group, Mapping):
+                raise InvalidArgumentType(
+                    "groups",
+                    f"must be dictionaries with params and algorithm, got {type(group).__name__}; see sn.param_groups.",
+                )
+            own.append(dict(group))
         for group in own:
             algorithm = group.get("algorithm")
             if not (isinstance(algorithm, type) and issubclass(algorithm, Optimizer)):

@@ -156,6 +156,11 @@ class Muon(Optimizer):
     def _update(self, weight: Tensor, group: dict[str, Any]) -> None:
         state, gradient = self.state[weight], weight.grad
         assert gradient is not None
+        if gradient.layout != torch.strided:
+            raise InvalidArgument(
+                "gradients",
+                f"must be dense for Muon, got a {gradient.layout} one of shape {list(gradient.shape)}.",
+            )
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(gradient)
             _scale(weight, group["norm"])
