@@ -90,3 +90,15 @@ def test_limit_of_large_photographs_is_an_option(images, tmp_path, capsys):
         assert spherenet(*arguments, *limit) == 2, arguments
         assert refused in "".join(capsys.readouterr()), arguments
     assert spherenet("predict", photo, "--run", run, "--max-megapixels", 0.012) == 0
+
+
+def test_limit_of_a_photograph_is_an_option_of_theory(images, tmp_path, capsys):
+    photo = tmp_path / "large.jpg"
+    exif = Image.Exif()
+    exif[0x0112] = 6  # shown rotated by 90 degrees
+    Image.linear_gradient("L").resize((200, 60)).save(photo, exif=exif)
+    assert spherenet("theory", "phase", photo, "--json", "--max-megapixels", 0.01) == 2
+    assert "at most 10000 pixels, got 200 × 60 (--max-megapixels sets" in capsys.readouterr().err
+    assert spherenet("theory", "phase", photo, "--json", "--max-megapixels", 0.012) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["height"], result["width"]) == (200, 60)

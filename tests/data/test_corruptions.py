@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from spherenet.data import CORRUPTIONS, Corruption, TensorSplit, corrupt, load_dataset, parse_corruption
-from spherenet.data.images import Preprocessing
+from spherenet.data.preprocessing import Preprocessing
 
 STRENGTHS = {
     "spot": 0.85, "ramp": 0.9, "shadow": 0.7, "gamma": 2.2, "cast": 0.6, "contrast": 0.75, "dark": 0.7, "bright": 60,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from spherenet.data import Preprocessing
-from spherenet.data.images import normalize
+from spherenet.data.preprocessing import normalize
 from spherenet.errors import DataError
 
 COLOR = Preprocessing((6, 5), 3, (125.3, 123.0, 113.9), (63.0, 62.1, 66.7), (8, 8))

@@ -22,7 +22,8 @@ from command_line import command, one_sentence, spherenet
 from spherenet.data import Preprocessing
 from spherenet.data.cifar import CIFAR10
 from spherenet.data.corruptions import corrupt
-from spherenet.data.images import normalize, read_pixels
+from spherenet.data.images import MAX_PIXELS, read_pixels
+from spherenet.data.preprocessing import normalize
 from spherenet.demo import Analyzer, DemoServer
 from spherenet.demo.samples import sample_images
 from spherenet.demo.server import LARGEST_UPLOAD, own_hosts
@@ -184,6 +185,23 @@ def test_patches_are_the_largest_responses_of_a_layer(name, operator, widths, tm
                 difference = (module(changed)[0, patch["filter"]] - patch["response"]).abs().min()
             assert (difference < 1e-6) == is_kept
     assert [name for name, module in used.model.named_modules() if module._forward_hooks] == []
+
+
+def test_limit_of_image_files_is_an_option(tmp_path, png):
+    (tmp_path / "image.png").write_bytes(png)  # 40 × 30 pixels
+    for max_pixels in (1199, 1200):
+        with serving(DemoServer(Analyzer(predictor(), max_pixels=max_pixels), "small")) as started:
+            status, content, _ = request(started, body=png)
+        assert (status == 200) == (max_pixels == 1200)
+        assert max_pixels == 1200 or "at most 1199 pixels, got 40 × 30" in json.loads(content)["error"]
+
+
+def test_command_line_sets_the_limit_of_image_files(monkeypatch):
+    seen = []
+    monkeypatch.setattr(DemoServer, "serve_forever", lambda server, poll_interval: seen.append(server.analyzer))
+    assert spherenet("demo", "--no-browser", "--max-megapixels", "200") == 0
+    assert spherenet("demo", "--no-browser") == 0
+    assert [analyzer.max_pixels for analyzer in seen] == [200_000_000, MAX_PIXELS]
 
 
 def test_black_image_and_many_layers(tmp_path):
@@ -383,7 +401,7 @@ def test_interrupt_ends_the_command(tmp_path):
         address = process.stdout.readline().split()[0]
         connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=240)
         connection.request("GET", "/model")
-        assert json.loads(connection.getresponse().read())["classes"] == 10
+        assert json.loads(connection.getresponse().read())["count"] == 10
         connection.close()
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=240)
@@ -407,7 +425,7 @@ def test_outputs_that_are_not_finite_are_one_sentence(png):
 
 def test_bug_is_reported_to_the_page(png, monkeypatch):
     analyzer = Analyzer(predictor())
-    monkeypatch.setattr(analyzer, "analyze", lambda path, layer: 1 / 0)
+    monkeypatch.setattr(analyzer, "analyze", lambda path, layer, lights: 1 / 0)
     with serving(DemoServer(analyzer, "broken")) as started:
         status, content, _ = request(started, body=png)
     assert status == 500
@@ -422,7 +440,7 @@ def test_page_shows_the_part_that_the_network_sees(tmp_path):
     small = predictor(channels=3)
     preprocessing = Preprocessing.standard((16, 16), 3, resize=(20, 20), keep_aspect=True)
     analyzer = Analyzer(Predictor(small.model, CLASSES, preprocessing))
-    shown = analyzer._display(tmp_path / "wide.png")
+    shown = analyzer._display(tmp_path / "wide.png", ())
     pixels = Image.open(io.BytesIO(base64.b64decode(shown.partition(",")[2]))).convert("RGB")
     assert pixels.getcolors() == [(pixels.width * pixels.height, (0, 255, 0))]
 

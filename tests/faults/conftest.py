@@ -14,9 +14,6 @@ from faults.scale import SOAK
 
 HERE = Path(__file__).parent
 REPORT = HERE.parents[1] / "docs" / "reliability.md"
-KEPT = "spherenet/soak"
-"""Key of pytest's cache for the results of `make soak`, by file."""
-
 _reports, _deselected = [], []
 
 
@@ -104,7 +101,7 @@ def pytest_deselected(items):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item, nextitem):
-    """In `make soak`, store the results of each complete file and write the table of all stored results.
+    """In `make soak`, write the results of each complete file to the table of the page.
 
     The files can be run one by one, and an interrupted soak loses only the results of the current file.
     """
@@ -113,9 +110,5 @@ def pytest_runtest_protocol(item, nextitem):
     incomplete = _deselected or any("::" in argument for argument in config.args)
     alone = not hasattr(config, "workerinput")  # not a worker of pytest-xdist, which runs only some tests of a file
     if SOAK and alone and not incomplete and (nextitem is None or nextitem.path != item.path):
-        results = table.results_of([report for report in _reports if Path(report.fspath).name == file])
-        kept = {**config.cache.get(KEPT, {}), **results}
-        kept = {name: result for name, result in kept.items() if (HERE / name).exists()}
-        config.cache.set(KEPT, kept)
-        table.write(REPORT, kept)
+        table.write(REPORT, table.rows_of([report for report in _reports if Path(report.fspath).name == file]))
     return result

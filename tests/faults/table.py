@@ -1,4 +1,4 @@
-"""The table of results in docs/reliability.md, from the reports of the tests. Results of earlier sessions are kept."""
+"""The table of results in docs/reliability.md, from the reports of the tests. Other rows stay as they are."""
 
 import platform
 import subprocess
@@ -34,89 +34,86 @@ TOTALS = {1: "kill -9", 11: "a"}
 """Points with a row for the total of all rows that start with this text."""
 
 
-def results_of(reports):
-    """Return {file: date, system, number of tests and rows of the table} as JSON values."""
-    by_file = {}
-    for report in reports:
-        by_file.setdefault(Path(report.fspath).name, []).append(report)
-    session = {"when": f"{datetime.now(timezone.utc).date()}, commit {_commit()}", "where": _where()}
-    return {
-        file: {**session, "tests": len({report.nodeid for report in own}), "rows": _rows(own)}
-        for file, own in by_file.items()
-    }
-
-
-def write(path, results):
-    """Write the table between the two markers of a page."""
-    text = path.read_text(encoding="utf-8")
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    assert begin, f"{path} has no start marker of the table"
-    assert end, f"{path} has no end marker of the table"
-    path.write_text(f"{before}{BEGIN}\n{in_markdown(results)}\n{END}{after}", encoding="utf-8")
-
-
-def in_markdown(results):
-    """Return the sessions and the table, with one row per fault."""
-    sessions, rows = {}, {}
-    for result in results.values():
-        points = sessions.setdefault((result["when"], result["where"]), {"tests": 0, "failed": 0, "points": set()})
-        points["tests"] += result["tests"]
-        for row in result["rows"]:
-            points["points"].add(row["point"])
-            points["failed"] += row["failed"]
-            same = rows.setdefault((row["point"], row["what"]), {**row, "times": 0, "failed": 0})
-            same["times"] += row["times"]
-            same["failed"] += row["failed"]
-    lines = []
-    for (when, where), session in sorted(sessions.items()):
-        numbers = ", ".join(map(str, sorted(session["points"])))
-        outcome = "all held" if not session["failed"] else f"**{session['failed']} failures**"
-        lines.append(f"- {when}, {where}: points {numbers}, {session['tests']} tests, {outcome}.")
-    lines += ["", "| point | tried | times | result |", "|---|---|---|---|"]
-    for point, name in POINTS.items():
-        own = {what: row for (at, what), row in sorted(rows.items()) if at == point}
-        lines += [f"| {point} {name} | {what} | {row['times']:,} | {_result(row)} |" for what, row in own.items()]
-        if point in TOTALS:
-            times = sum(row["times"] for what, row in own.items() if what.startswith(TOTALS[point]))
-            lines.append(f"| {point} {name} | all of these | {times:,} | |")
-        if not own:
-            lines.append(f"| {point} {name} | | 0 | **not run** |")
-    return "\n".join(lines)
-
-
-def _rows(reports):
-    """Return the rows of the table for the tests of a file."""
-    outcomes = {}
+def rows_of(reports):
+    """Return {(point, what was tried): times, result and date} of the tests of a file."""
+    outcomes, rows, failures, skipped = {}, Counter(), Counter(), {}
     for report in reports:
         if report.when == "call" or report.outcome != "passed":
             outcomes[report.nodeid] = report
-    rows = {}
-    for report in reports:
-        if report.when != "teardown":
-            continue
-        properties = dict(report.user_properties)
-        outcome = outcomes[report.nodeid]
+    for report in (report for report in reports if report.when == "teardown"):
+        properties, outcome = dict(report.user_properties), outcomes[report.nodeid]
         name = report.nodeid.rpartition("::")[2].partition("[")[0].removeprefix("test_").replace("_", " ")
-        for what, times in (properties.get("tried") or Counter({name: 1})).items():
-            row = {"point": properties["point"], "what": what, "times": 0, "failed": 0, "skipped": ""}
-            row = rows.setdefault(what, row)
-            row["times"] += times
-            row["failed"] += outcome.outcome == "failed"
+        for what, times in (properties.get("tried") or {name: 1}).items():
+            key = properties["point"], what
+            rows[key] += times if outcome.outcome != "skipped" else 0
+            failures[key] += outcome.outcome == "failed"
             if outcome.outcome == "skipped":
-                row["times"] -= times
-                row["skipped"] = str(outcome.longrepr[2]).removeprefix("Skipped: ")
-    return list(rows.values())
+                skipped[key] = str(outcome.longrepr[2]).removeprefix("Skipped: ")
+    today = str(datetime.now(timezone.utc).date())
+    return {key: (times, _result(failures[key], skipped.get(key)), today) for key, times in rows.items()}
 
 
-def _result(row):
-    if row["failed"]:
-        return f"**failed in {row['failed']} tests**"
-    return f"not tried: {row['skipped']}" if row["skipped"] else "held"
+def write(path, rows):
+    """Write rows between the two markers of a page: they replace rows of the same name, and other rows stay."""
+    before, begin, rest = path.read_text(encoding="utf-8").partition(BEGIN)
+    old, end, after = rest.partition(END)
+    assert begin, f"{path} has no start marker of the table"
+    assert end, f"{path} has no end marker of the table"
+    sessions = _sessions(old) | {date: _where() for *_, date in rows.values()}
+    text = in_markdown(_rows(old) | rows, sessions)
+    path.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+
+
+def in_markdown(rows, sessions):
+    """Return a line per date and the table, with one row per fault."""
+    lines = []
+    for date, where in sorted(sessions.items()):
+        results = [result for _, result, when in rows.values() if when == date]
+        failed = sum(result.startswith("**failed") for result in results)
+        outcome = f"**{failed} rows failed**" if failed else "all held"
+        lines += [f"- {date} ({where}): {len(results)} rows, {outcome}."] if results else []
+    lines += ["", "| point | tried | times | result | date |", "|---|---|---|---|---|"]
+    for point, name in POINTS.items():
+        own = {what: row for (at, what), row in sorted(rows.items()) if at == point}
+        lines += [
+            f"| {point} {name} | {what} | {times:,} | {result} | {date} |"
+            for what, (times, result, date) in own.items()
+        ]
+        if point in TOTALS:
+            total = sum(times for what, (times, _, _) in own.items() if what.startswith(TOTALS[point]))
+            lines.append(f"| {point} {name} | all of these | {total:,} | | |")
+        if not own:
+            lines.append(f"| {point} {name} | | 0 | **not run** | |")
+    return "\n".join(lines)
+
+
+def _rows(text):
+    """Return the rows of a table that `in_markdown` wrote, without totals."""
+    rows = {}
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        if len(cells) == 5 and cells[4]:
+            point, what, times, result, date = cells
+            if point[0].isdigit():
+                rows[int(point.split()[0]), what] = (int(times.replace(",", "")), result, date)
+    return rows
+
+
+def _sessions(text):
+    """Return {date: commit and versions} of a table that `in_markdown` wrote."""
+    lines = [line.removeprefix("- ") for line in text.splitlines() if line.startswith("- ")]
+    return {line[:10]: line.partition(" (")[2].rpartition("): ")[0] for line in lines}
+
+
+def _result(failures, skipped):
+    if failures:
+        return f"**failed in {failures} tests**"
+    return f"not tried: {skipped}" if skipped else "held"
 
 
 def _where():
-    return f"torch {torch.__version__}, Python {platform.python_version()}, {platform.system()}"
+    versions = f"torch {torch.__version__}, Python {platform.python_version()}, {platform.system()}"
+    return f"commit {_commit()}, {versions}"
 
 
 def _commit():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from spherenet.cli.option_types import add_option
+from spherenet.cli.option_types import add_max_megapixels, add_option
 from spherenet.cli.options import Parser
 from spherenet.cli.output import print_message, warn
 
@@ -29,6 +29,7 @@ def demo_parser() -> Parser:
     parser.add_argument("--compare", metavar="MODEL", help="a second model with the same classes, shown beside")
     text = "port of the page; 0 for a free one"
     add_option(parser, "--port", type=int, default=0, at_least=0, at_most=65535, help=text)
+    add_max_megapixels(parser)
     parser.add_argument("--no-browser", action="store_true", help="print the address only")
     return parser
 
@@ -39,18 +40,19 @@ def run_demo(arguments: Namespace) -> None:
     import webbrowser
     from pathlib import Path
 
+    from spherenet.data import pixel_limit
     from spherenet.demo import Analyzer, DemoServer
     from spherenet.errors import RunError
     from spherenet.export import shipped_model
     from spherenet.training.saved_runs import load_predictor
 
     folder = Path(arguments.model or shipped_model())
-    analyzers = []
+    max_pixels, analyzers = pixel_limit(arguments.max_megapixels), []
     for path in (folder, arguments.compare):
         predictor = None if path is None else load_predictor(Path(path))
         for message in () if predictor is None else predictor.warnings:
             warn(message)
-        analyzers.append(None if predictor is None else Analyzer(predictor))
+        analyzers.append(None if predictor is None else Analyzer(predictor, max_pixels=max_pixels))
     analyzer, compared = analyzers
     assert analyzer is not None
     name = Path(arguments.compare or "").resolve().name

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from spherenet._util.text import plain
-from spherenet.cli.option_types import add_option
+from spherenet.cli.option_types import add_max_megapixels, add_option
 from spherenet.cli.options import Parser
 from spherenet.cli.output import print_json, progress_bar, stdout_console
 from spherenet.errors import InvalidArgument
@@ -149,6 +149,7 @@ def _phase(lab: _LabParser) -> None:
         "phase photo.jpg --seed 3 --json",
     )
     lab.add_argument("image", metavar="IMAGE", help="image file, gray or color")
+    add_max_megapixels(lab)
     lab.add_seed("seed of the noise")
 
 

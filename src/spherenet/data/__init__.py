@@ -20,7 +20,8 @@ from spherenet.data.cifar import CIFAR10, CIFAR100, cifar_info
 from spherenet.data.corruptions import CORRUPTIONS, Corruption, CorruptionInfo, corrupt, parse_corruption
 from spherenet.data.digits import MNIST5K
 from spherenet.data.folder import FOLDER, FolderSplit, broken_images, check_images, describe_broken
-from spherenet.data.images import Preprocessing, pixel_limit, read_image, read_pixels
+from spherenet.data.images import pixel_limit, read_image, read_pixels
+from spherenet.data.preprocessing import Preprocessing
 from spherenet.data.splits import Batch, Dataset, DatasetInfo, LoadOptions, Progress, Split, TensorSplit
 from spherenet.errors import InvalidArgument
 

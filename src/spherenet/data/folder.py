@@ -14,15 +14,9 @@ from torch import Tensor
 
 from spherenet._util.files import user_path
 from spherenet.data.augmentation import Augmentation, Purpose, augment, draw
-from spherenet.data.images import (
-    MAX_PIXELS,
-    Pixels,
-    Preprocessing,
-    center_offset,
-    decode,
-    unsupported,
-)
+from spherenet.data.images import MAX_PIXELS, Pixels, center_offset, decode, unsupported
 from spherenet.data.listing import Listing, held_out, list_folder
+from spherenet.data.preprocessing import Preprocessing
 from spherenet.data.splits import Batch, DataDir, Dataset, DatasetInfo, LoadOptions, Order, Progress, Split
 from spherenet.data.workers import read_ahead
 from spherenet.errors import DataError, InvalidArgumentType

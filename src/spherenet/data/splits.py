@@ -20,7 +20,8 @@ from torch.nn import functional as F
 
 from spherenet.data.augmentation import Augmentation, augment
 from spherenet.data.corruptions import Corruption, corrupt
-from spherenet.data.images import MAX_PIXELS, Preprocessing, normalize
+from spherenet.data.images import MAX_PIXELS
+from spherenet.data.preprocessing import Preprocessing, normalize
 from spherenet.errors import InvalidArgument, InvalidArgumentType
 
 if TYPE_CHECKING:

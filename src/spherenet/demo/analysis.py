@@ -16,7 +16,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from spherenet.data.corruptions import Corruption, corrupt
-from spherenet.data.images import center_offset, decode, normalize, read_pixels
+from spherenet.data.images import MAX_PIXELS, center_offset, decode, read_pixels
+from spherenet.data.preprocessing import normalize
 from spherenet.errors import InvalidArgument, ModelError
 from spherenet.models import Classifier
 from spherenet.training.saved_runs import Predictor
@@ -47,15 +48,16 @@ class Analyzer:
 
     Args:
         predictor: Model with classes and preprocessing.
+        max_pixels: Largest number of pixels of an image file.
 
     Raises:
         ModelError: If the model is not a `Classifier`, or has no convolution.
     """
 
-    def __init__(self, predictor: Predictor) -> None:
+    def __init__(self, predictor: Predictor, *, max_pixels: int = MAX_PIXELS) -> None:
         if not isinstance(predictor.model, Classifier):
             raise ModelError(f"model must be a Classifier of create_model, got {type(predictor.model).__name__}.")
-        self.predictor = predictor
+        self.predictor, self.max_pixels = predictor, max_pixels
         self.model = predictor.model.eval().requires_grad_(False)
         self.layers = self._find_layers()
         if not self.layers:
@@ -102,7 +104,7 @@ class Analyzer:
 
     def _read(self, path: str | Path, lights: Sequence[Corruption]) -> Tensor:
         """Return the network's input [1, C, H, W] for an image file under other light."""
-        pixels = _change_light(read_pixels(path, self.predictor.preprocessing), lights)
+        pixels = _change_light(read_pixels(path, self.predictor.preprocessing, max_pixels=self.max_pixels), lights)
         return normalize(torch.from_numpy(pixels).unsqueeze(0), self.predictor.preprocessing)
 
     def _classes(self, pixels: Tensor) -> list[dict[str, Any]]:
@@ -163,7 +165,7 @@ class Analyzer:
         scale = max(1, DISPLAY_SIDE // max(height, width))
         outer = preprocessing.resize or preprocessing.size
         larger = outer[0] * scale, outer[1] * scale
-        pixels = decode(path, larger, preprocessing.channels, preprocessing.keep_aspect)
+        pixels = decode(path, larger, preprocessing.channels, preprocessing.keep_aspect, max_pixels=self.max_pixels)
         top, left = (scale * offset for offset in center_offset(outer, preprocessing.size))
         window = _change_light(pixels[top : top + height * scale, left : left + width * scale], lights)
         stream = io.BytesIO()

@@ -14,7 +14,8 @@ import PIL
 import torch
 from torch import Tensor, nn
 
-from spherenet.data.images import FORMATS, SMALLEST_DEVIATION, Preprocessing, center_offset, draft_side
+from spherenet.data.images import FORMATS, center_offset, draft_side
+from spherenet.data.preprocessing import SMALLEST_DEVIATION, Preprocessing
 
 __all__ = [
     "PixelInput",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from spherenet._util.validation import require_one_of
 from spherenet.angles import OPERATORS
+from spherenet.data import pixel_limit
 from spherenet.data.splits import Progress
 from spherenet.errors import InvalidArgument
 from spherenet.theory import color as color_lab
@@ -218,9 +219,9 @@ def conditioning(
     return LabResult(result, tables, lambda: draw_conditioning(matrices, depth, networks))
 
 
-def phase(*, image: str, seed: int, progress: Progress) -> LabResult:
+def phase(*, image: str, max_megapixels: float | None, seed: int, progress: Progress) -> LabResult:
     """Reconstruct an image from its phases and from its magnitudes."""
-    reconstruction = phase_lab.reconstruct(phase_lab.read_image(image), seed)
+    reconstruction = phase_lab.reconstruct(phase_lab.read_image(image, max_pixels=pixel_limit(max_megapixels)), seed)
     result = {"image": image, "seed": seed, **reconstruction.as_dict()}
     return LabResult(result, [phase_table(reconstruction)], lambda: phase_lab.draw(reconstruction))
 

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from PIL import Image
 from torch import Tensor
 
-from spherenet.data.images import FORMATS, ORIENTATION, decode
+from spherenet.data.images import MAX_PIXELS, decode, oriented_size
 from spherenet.errors import InvalidArgument
 from spherenet.theory import drawing
 
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["Reconstruction", "correlation", "draw", "mixed_spectrum", "read_image", "reconstruct"]
 
 LONGEST_SIDE = 1024
-SIDEWAYS = (5, 6, 7, 8)  # EXIF orientations that rotate an image by 90 degrees
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ class Reconstruction:
         return {"height": height, "width": width, "channels": channels, "correlations": self.correlations()}
 
 
-def read_image(path: str | Path) -> Tensor:
+def read_image(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> Tensor:
     """Return an image in its original size, at most 1024 pixels per side: float64 [1 or 3, H, W] in [0, 1].
 
     An image with equal channels is returned as a gray image.
@@ -69,21 +67,14 @@ def read_image(path: str | Path) -> Tensor:
     Raises:
         DataError: The image cannot be read.
     """
-    pixels = torch.from_numpy(decode(path, _bounded_size(path), 3)).permute(2, 0, 1).to(torch.float64) / 255
+    decoded = decode(path, _bounded_size(path, max_pixels), 3, max_pixels=max_pixels)
+    pixels = torch.from_numpy(decoded).permute(2, 0, 1).to(torch.float64) / 255
     return pixels[:1] if bool((pixels == pixels[:1]).all()) else pixels
 
 
-def _bounded_size(path: str | Path) -> tuple[int, int]:
-    """Return height and width to decode to, or any size if `decode` will reject the file."""
-    if not Path(path).is_file():
-        return 2, 2
-    try:
-        with Image.open(path, formats=FORMATS) as image:  # reads the header only
-            width, height = image.size
-            if image.getexif().get(ORIENTATION) in SIDEWAYS:
-                width, height = height, width
-    except Exception:  # `decode` reports the reason
-        return 2, 2
+def _bounded_size(path: str | Path, max_pixels: int) -> tuple[int, int]:
+    """Return height and width to decode to."""
+    height, width = oriented_size(path, max_pixels=max_pixels)
     shrink = min(1.0, LONGEST_SIDE / max(height, width))
     return max(1, round(height * shrink)), max(1, round(width * shrink))
 

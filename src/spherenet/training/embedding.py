@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from spherenet.data import Preprocessing, pixel_limit, read_pixels
-from spherenet.data.images import normalize
 from spherenet.data.listing import image_files, split_folders
+from spherenet.data.preprocessing import normalize
 from spherenet.data.workers import read_ahead
 from spherenet.errors import DataError
 from spherenet.training.distributed import Processes
