@@ -27,7 +27,7 @@ CHECKED_PACKAGES = {"estimators"}
 @pytest.fixture(scope="module")
 def requirements():
     """{extra: set of distributions}, with "" for the base install."""
-    spec = importlib.util.spec_from_file_location("licenses", ROOT / "docs" / "licenses.py")
+    spec = importlib.util.spec_from_file_location("licenses", ROOT / "tools" / "licenses.py")
     licenses = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(licenses)
     return {extra: set(packages) for extra, packages in licenses.requirements().items()}

@@ -17,6 +17,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
+import yaml
 from setuptools import Distribution
 
 import spherenet
@@ -199,7 +200,21 @@ def test_extras_of_the_pages_exist(metadata):
     assert named <= set(metadata.get_all("Provides-Extra"))
 
 
-def test_placeholders_are_in_two_files_only():
+def test_release_is_refused_while_the_placeholder_stands(tmp_path):
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text("utf-8"))
+    steps = [
+        step for job in workflow["jobs"].values() for step in job["steps"] if "placeholder" in step.get("name", "")
+    ]
+    assert [step["if"] for step in steps] == ["github.ref_type == 'tag'"]
+    text = (ROOT / "pyproject.toml").read_text("utf-8")
+    for written, code in ((text, 1), (text.replace("OWNER", "somebody"), 0)):
+        (tmp_path / "pyproject.toml").write_text(written, "utf-8")
+        assert (
+            subprocess.run(["bash", "-ec", steps[0]["run"]], cwd=tmp_path, stdout=subprocess.DEVNULL).returncode == code
+        )
+
+
+def test_placeholder_is_in_one_file_only():
     placed = re.compile(r"\bOWNER\b")
     suffixes = {".md", ".toml", ".yml", ".yaml", ".cff", ".py", ""}
     folders = (".github", ".ci", "docs", "src", "examples", "tools")
@@ -208,4 +223,4 @@ def test_placeholders_are_in_two_files_only():
     files = [path for path in files if not path.parent.name.endswith(".egg-info")]
     texts = {path: path.read_text("utf-8") for path in files if path.suffix in suffixes}
     found = {str(path.relative_to(ROOT)) for path, text in texts.items() if placed.search(text)}
-    assert found == {"pyproject.toml", ".github/CODEOWNERS"}
+    assert found == {"pyproject.toml"}

@@ -17,8 +17,9 @@ def site(tmp_path_factory):
     pytest.importorskip("zensical")
     copy = tmp_path_factory.mktemp("site")
     shutil.copytree(ROOT / "docs", copy / "docs")
-    for name in ("mkdocs.yml", "CHANGELOG.md"):
-        shutil.copy(ROOT / name, copy)
+    (copy / "results").mkdir()
+    for name in ("mkdocs.yml", "CHANGELOG.md", "results/PLAN.md"):
+        shutil.copy(ROOT / name, copy / name)
     (copy / "src").symlink_to(ROOT / "src")
     result = subprocess.run(
         [sys.executable, "-m", "zensical", "build", "--strict", "--clean"],

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-NAMES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "CODE_OF_CONDUCT.md")
+NAMES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "CODE_OF_CONDUCT.md", "DECISIONS.md",
+         "LICENSES.md", "RELEASING.md")  # fmt: skip
 PAGES = [*(ROOT / name for name in NAMES), *sorted(DOCS.rglob("*.md"))]
 FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 INLINE = re.compile(r"`((?:spherenet|make|python|pip|torchrun)\s[^`]+)`")

@@ -21,12 +21,15 @@ from command_line import command, spherenet
 from docs.pages import DOCS, ROOT, all_commands, name_of
 from spherenet.experiments import find_experiment
 
-PAGES = [ROOT / "README.md", DOCS / "index.md", *sorted((DOCS / "tutorials").glob("*.md"))]
+PAGES = [ROOT / "README.md", DOCS / "index.md", DOCS / "scaling.md", *sorted((DOCS / "tutorials").glob("*.md"))]
 ELSEWHERE = {
     "make test": "test_all_commands_have_a_test",
     "pip install spherenet-torch": "test_pip_installs_the_wheel_by_name",
     "pip install .": "test_pip_installs_the_wheel_by_name",
     "pip install spherenet-torch[cluster]": "test_extras_of_the_pages_exist",
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes 3:4 --max-restarts 3 --nproc-per-node 8 --rdzv-backend "
+    "c10d --rdzv-endpoint HOST:29500 --rdzv-id job1 -m spherenet train --data /shared/faces --allow-changes --output "
+    "/shared/runs/faces": "test_torchrun_resumes_on_three_hosts_if_one_is_cut_off",
     "spherenet bench --suite": "test_suite_contains_the_documented_workloads",
     "spherenet reproduce table1 --preset paper --seeds 3 --jobs 16 --ray auto --gpus 1 --output /shared/results": (
         "test_grid_runs_on_a_local_cluster"

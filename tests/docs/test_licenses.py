@@ -1,11 +1,11 @@
-"""docs/licenses.md lists every required package with its bound and version; bounds exclude known vulnerabilities."""
+"""LICENSES.md lists every required package with its bound and version; bounds exclude known vulnerabilities."""
 
 import importlib.util
 import re
 
 import pytest
 
-from docs.pages import DOCS
+from docs.pages import ROOT
 
 FIXED = {"filelock": "3.20.3", "jinja2": "3.1.6", "pillow": "13.0", "onnx": "1.21", "ray": "2.56"}
 """The newest versions that published advisories name as fixed."""
@@ -17,18 +17,18 @@ def parse_version(text):
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("licenses", DOCS / "licenses.py")
+    spec = importlib.util.spec_from_file_location("licenses", ROOT / "tools" / "licenses.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
 def test_page_lists_every_required_package(script):
-    rows = [line.split("|")[1:4] for line in (DOCS / "licenses.md").read_text(encoding="utf-8").splitlines()]
+    rows = [line.split("|")[1:4] for line in (ROOT / "LICENSES.md").read_text(encoding="utf-8").splitlines()]
     listed = {tuple(cell.strip() for cell in row) for row in rows if len(row) == 3}
     pinned = script.pinned()
     assert {(name, bound, pinned[name.lower()]) for name, bound in script.required().items()} <= listed
-    assert script.page().startswith((DOCS / "licenses.md").read_text(encoding="utf-8").partition("| torch")[0])
+    assert script.page().startswith((ROOT / "LICENSES.md").read_text(encoding="utf-8").partition("| torch")[0])
 
 
 def test_base_install_has_nine_packages(script):

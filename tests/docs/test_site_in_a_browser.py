@@ -78,11 +78,11 @@ def test_search_from_disk(open_page, width):
     page.locator("header .md-search__button:visible, header [for=__search]:visible").first.click()
     page.keyboard.type("hyperspherical_energy")
     assert page.get_by_role("combobox").input_value() == "hyperspherical_energy"
-    result = page.locator("a[href*='regularizers.html']", has_text="energy").first
+    result = page.locator("a[href*='losses.html']", has_text="energy").first
     result.wait_for()
     assert page.get_by_role("combobox").input_value() == "hyperspherical_energy"
     result.click()
-    page.wait_for_url("**/api/regularizers.html*")
+    page.wait_for_url("**/api/losses.html*")
 
 
 def test_pages_fit_the_width_of_a_phone(open_page, site):

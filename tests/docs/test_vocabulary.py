@@ -6,7 +6,8 @@ from docs.pages import ROOT
 from docs.vocabulary import ALLOWED, TERMS, files_of, findings, search
 
 SEARCHED = ["src", "tests", "docs", "examples", "benchmarks", "tools", "README.md", "CHANGELOG.md", "CONTRIBUTING.md",
-            "SECURITY.md", "CODE_OF_CONDUCT.md", ".github", "setup.py"]  # fmt: skip
+            "DECISIONS.md", "LICENSES.md", "RELEASING.md", "SECURITY.md", "CODE_OF_CONDUCT.md", ".github",
+            "setup.py"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SEARCHED)

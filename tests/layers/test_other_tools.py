@@ -1,6 +1,6 @@
 """Tools that rewrite the weights of linear layers, on sphere layers: each works exactly or refuses.
 
-The table in docs/tools.md states the results.
+The table in docs/sharing.md states the results.
 """
 
 import copy

@@ -1,6 +1,6 @@
-"""Write docs/licenses.md: the shipped files and required packages, with versions and licenses.
+"""Write LICENSES.md: the shipped files and required packages, with versions and licenses.
 
-python docs/licenses.py            # reads the installed packages, which must be those of constraints.txt
+python tools/licenses.py            # reads the installed packages, which must be those of constraints.txt
 """
 
 import re
@@ -8,16 +8,12 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "licenses.md"
+PAGE = ROOT / "LICENSES.md"
 
 HEAD = """\
----
-description: Licenses of spherenet, of its dependencies and of the data and images it includes.
----
-
 # Licenses
 
-The code of spherenet has the MIT license (`LICENSE`). `docs/licenses.py` writes this page from the packages with which
+The code of spherenet has the MIT license (`LICENSE`). `tools/licenses.py` writes this page from the packages with which
 the project is developed and tested.
 
 ## Shipped files
