@@ -89,7 +89,7 @@ def test_names_that_are_not_utf8_are_printed(trained, tmp_path, verb):
     assert b"caf\\udce9" in run.stdout
 
 
-@pytest.mark.parametrize("target", ["model.onnx", "model.pt2", "model.ts", "model"])
+@pytest.mark.parametrize("target", ["model.onnx", "model.pt2", "model"])
 def test_run_with_hostile_values_can_be_exported(hostile, tmp_path, target, capsys):
     assert spherenet("export", hostile, tmp_path / target) == 0
     assert one_sentence(capsys.readouterr().out)

@@ -125,7 +125,7 @@ def test_exported_folder_predicts_the_same(run, images, tmp_path, capsys):
     )
 
 
-@pytest.mark.parametrize("suffix", [".pt2", ".ts", ".onnx"])
+@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
 def test_export_writes_files_and_overwrites_on_request(run, tmp_path, capsys, suffix):
     target = tmp_path / f"digits{suffix}"
     assert spherenet("export", run, target) == 0
@@ -271,5 +271,5 @@ def test_images_of_a_model_folder_may_not_fit_the_memory(tmp_path):
 def test_description_belongs_to_the_file_in_a_folder(run, tmp_path, capsys):
     (tmp_path / "models").mkdir()
     assert spherenet("export", run, tmp_path / "models", "--format", "program", "--with-preprocessing") == 0
-    assert spherenet("export", run, tmp_path / "models", "--format", "torchscript", "--overwrite") == 2
+    assert spherenet("export", run, tmp_path / "models", "--format", "onnx", "--overwrite") == 2
     assert "which has another input or model: choose another target" in capsys.readouterr().err

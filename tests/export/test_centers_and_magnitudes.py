@@ -12,7 +12,6 @@ from spherenet.errors import ModelError
 from spherenet.export import (
     export_onnx,
     export_program,
-    export_torchscript,
     freeze,
     load_model,
     save_model,
@@ -129,7 +128,7 @@ EXPORTED = {
 }
 
 
-@pytest.mark.parametrize("export", [export_program, export_torchscript, export_onnx], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("export", [export_program, export_onnx], ids=lambda f: f.__name__)
 def test_exported_files_return_the_outputs_of_all_layers(export, tmp_path):
     """One file with a layer per option, because each export takes seconds. Scores are compared at two batch sizes."""
     layers = [sn.SphereConv2d(4, 4, 3, padding=1, groups=1 + index % 2, **options)
@@ -141,10 +140,9 @@ def test_exported_files_return_the_outputs_of_all_layers(export, tmp_path):
 
 
 @pytest.mark.parametrize("options", [EXPORTED["weight"], EXPORTED["linear"]], ids=str)
-@pytest.mark.parametrize("export", [export_program, export_torchscript], ids=lambda f: f.__name__)
-def test_exported_networks_return_the_scores_of_the_model(export, options, network, tmp_path):
+def test_exported_networks_return_the_scores_of_the_model(options, network, tmp_path):
     model = network("cnn-3", operator="cosine", batch_norm=False, input_size=16, **options)
-    assert export(model, tmp_path / "model", check=True).is_file()
+    assert export_program(model, tmp_path / "model", check=True).is_file()
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """The preprocessing next to exported files: its steps give the pixels of `predict`, and onnxruntime its scores."""
 
 import json
-import warnings
 
 import numpy as np
 import onnx
@@ -152,25 +151,18 @@ def test_model_folder_predicts_the_same_as_the_run(run, photographs, tmp_path):
         assert dict(own.classes) == dict(other.classes)
 
 
-@pytest.mark.parametrize("suffix", ["pt2", "ts"])
-def test_other_formats_take_pixels_too(run, photographs, tmp_path, suffix):
+def test_program_takes_pixels_too(run, photographs, tmp_path):
     from spherenet.training.saved_runs import load_predictor
 
-    file = tmp_path / f"model.{suffix}"
+    file = tmp_path / "model.pt2"
     assert spherenet("export", run, file, "--with-preprocessing", "--checkpoint", "last") == 0
     predictor = load_predictor(run, "last")
     path = photographs / "ant" / "turned.jpg"
     pixels = torch.from_numpy(read_pixels(path, predictor.preprocessing).copy()).unsqueeze(0)
-    loaded = torch.export.load(file).module() if suffix == "pt2" else load_script(file)
+    loaded = torch.export.load(file).module()
     with torch.no_grad():
         expected = predictor.model(read_image(path, predictor.preprocessing).unsqueeze(0))
         torch.testing.assert_close(loaded(pixels), expected, rtol=1e-5, atol=1e-5)
-
-
-def load_script(file):
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r"`torch\.jit\.load` is deprecated")
-        return torch.jit.load(file)
 
 
 def test_new_runs_crop_and_earlier_ones_squash(run, tmp_path, photographs):
@@ -206,13 +198,13 @@ def test_files_of_one_name_share_a_description_only_if_it_is_the_same(run, tmp_p
     target = tmp_path / "digits.onnx"
     assert spherenet("export", run, target, "--with-preprocessing") == 0
     record = (tmp_path / "digits.preprocessing.json").read_bytes()
-    assert spherenet("export", run, tmp_path / "digits.ts", "--with-preprocessing") == 0
+    assert spherenet("export", run, tmp_path / "digits.pt2", "--with-preprocessing") == 0
+    (tmp_path / "digits.pt2").unlink()
     for options in ([], ["--overwrite"]):
         assert spherenet("export", run, tmp_path / "digits.pt2", *options) == 2
         assert "describes" in (said := capsys.readouterr().err)
         assert "digits.onnx, which has another input or model: choose another target." in said
         assert (tmp_path / "digits.preprocessing.json").read_bytes() == record
         assert not (tmp_path / "digits.pt2").exists()
-    (tmp_path / "digits.ts").unlink()
     assert spherenet("export", run, target, "--overwrite") == 0
     assert (tmp_path / "digits.preprocessing.json").read_bytes() != record

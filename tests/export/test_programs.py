@@ -1,10 +1,9 @@
-"""torch.export and TorchScript: same scores at any batch size, without this library."""
+"""torch.export: same scores at any batch size, without this library."""
 
 import io
 import json
 import subprocess
 import sys
-import warnings
 import zipfile
 
 import pytest
@@ -14,7 +13,7 @@ from torch import nn
 import spherenet as sn
 from spherenet.angles import OPERATORS
 from spherenet.errors import ModelError
-from spherenet.export import export_onnx, export_program, export_torchscript, freeze
+from spherenet.export import export_onnx, export_program, freeze
 from spherenet.export.programs import require_same_scores, trace_program
 
 LOSSES = {
@@ -26,26 +25,6 @@ LOSSES = {
     "square-cosine": "w-cosine",
     "sharpened-cosine": "w-linear",
 }
-
-
-@pytest.fixture
-def torchscript():
-    """Return torch.jit, whose functions warn that they are deprecated."""
-    with pytest.warns((DeprecationWarning, FutureWarning), match=r"`torch\.jit\.load` is deprecated"):
-        yield torch.jit
-
-
-@pytest.mark.parametrize("category", [DeprecationWarning, FutureWarning])
-def test_export_does_not_warn_that_torchscript_is_deprecated(tmp_path, monkeypatch, category):
-    """Versions of torch use different categories."""
-    trace = torch.jit.trace
-
-    def warn_and_trace(*arguments, **options):
-        warnings.warn("`torch.jit.trace` is deprecated. Please switch to `torch.compile`.", category, stacklevel=2)
-        return trace(*arguments, **options)
-
-    monkeypatch.setattr(torch.jit, "trace", warn_and_trace)
-    export_torchscript(nn.Linear(4, 3), tmp_path / "x.ts", example=torch.randn(2, 4))
 
 
 def assert_same_scores(run, model, accuracy=1e-5):
@@ -60,7 +39,7 @@ def assert_same_scores(run, model, accuracy=1e-5):
         assert (one_by_one - actual).abs().max().item() <= accuracy * peak
 
 
-@pytest.mark.parametrize("operator", [None, "learnable"])
+@pytest.mark.parametrize("operator", [None, *OPERATORS])
 def test_exported_program_matches(network, tmp_path, operator):
     model = network("cnn-3", operator=operator, loss=LOSSES[operator])
     file = export_program(model, tmp_path / "x.pt2", metadata={"classes": ["a"]})
@@ -71,20 +50,6 @@ def test_exported_program_matches(network, tmp_path, operator):
     assert json.loads(extra["metadata.json"]) == {"classes": ["a"]}
     operations = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
     assert all(name.startswith("aten.") for name in operations)
-
-
-@pytest.mark.parametrize("operator", [None, *OPERATORS])
-def test_torchscript_matches(network, tmp_path, operator, torchscript):
-    model = network("cnn-9", operator=operator, loss=LOSSES[operator])
-    file = export_torchscript(model, tmp_path / "x.ts", metadata={"n": 3})
-    extra = {"metadata.json": ""}
-    assert_same_scores(torchscript.load(file, _extra_files=extra), model)
-    assert json.loads(extra["metadata.json"]) == {"n": 3}
-
-
-def test_torchscript_of_a_residual_network_matches(network, tmp_path, torchscript):
-    model = network("resnet-32", operator="cosine", loss="w-linear", head_bias=True)
-    assert_same_scores(torchscript.load(export_torchscript(model, tmp_path / "x.ts")), model)
 
 
 class Mixed(nn.Module):
@@ -104,21 +69,17 @@ class Mixed(nn.Module):
 
 
 @pytest.mark.parametrize("geometry", [(2, 4, 8, 4)], ids=str)
-def test_custom_module_is_exported_with_an_example(tmp_path, geometry, torchscript):
+@pytest.mark.parametrize("count", [1, 2])
+def test_custom_module_is_exported_with_an_example(tmp_path, geometry, count):
     model = Mixed().eval()
-    example = torch.randn(geometry)
-    for run in (
-        torch.export.load(export_program(model, tmp_path / "x.pt2", example=example)).module(),
-        torchscript.load(export_torchscript(model, tmp_path / "x.ts", example=example[:1])),
-    ):
-        for batch in (1, 3):
-            images = torch.randn(batch, *geometry[1:])
-            torch.testing.assert_close(run(images), model(images), rtol=0, atol=1e-5)
+    run = torch.export.load(export_program(model, tmp_path / "x.pt2", example=torch.randn(geometry)[:count])).module()
+    for batch in (1, 3):
+        images = torch.randn(batch, *geometry[1:])
+        torch.testing.assert_close(run(images), model(images), rtol=0, atol=1e-5)
 
 
 def test_default_file_names_in_a_folder(network, tmp_path):
     assert export_program(network(), tmp_path) == tmp_path / "model.pt2"
-    assert export_torchscript(network(), tmp_path) == tmp_path / "model.ts"
 
 
 def test_program_contains_no_local_paths(network):
@@ -148,14 +109,8 @@ class UsesPython(sn.AngleFunction):
         return Triple.apply(cosine)
 
 
-def test_torchscript_rejects_autograd_functions(network, tmp_path):
-    """torch.export supports an angle function that calls an autograd function."""
+def test_angle_function_that_calls_an_autograd_function(network, tmp_path):
     model = network(operator=UsesPython(), batch_norm=False)
-    with pytest.raises(
-        ModelError, match=r"TorchScript does not support the model: \w*Triple\w* is not a torch operation"
-    ):
-        export_torchscript(model, tmp_path / "x.ts")
-    assert not list(tmp_path.iterdir())
     assert_same_scores(torch.export.load(export_program(model, tmp_path / "x.pt2")).module(), model)
 
 
@@ -208,13 +163,12 @@ def test_different_scores_raise(network, tmp_path, monkeypatch):
         return frozen
 
     monkeypatch.setattr("spherenet.export.programs.freeze", wrong_freeze)
-    for export in (export_program, export_torchscript):
-        with pytest.raises(
-            ModelError, match=r"must return the scores of the model up to a difference of 1e-05, got \S+ for"
-        ):
-            export(model, tmp_path / "x")
+    with pytest.raises(
+        ModelError, match=r"must return the scores of the model up to a difference of 1e-05, got \S+ for"
+    ):
+        export_program(model, tmp_path / "x")
     assert not list(tmp_path.iterdir())
-    export_torchscript(model, tmp_path / "x", check=False)
+    export_program(model, tmp_path / "x", check=False)
 
 
 def test_tolerance_follows_the_rounding_error_of_the_model(network):
@@ -239,7 +193,6 @@ session = onnxruntime.InferenceSession("x.onnx", providers=["CPUExecutionProvide
 with torch.no_grad():
     scores = {
         "program": torch.export.load("x.pt2").module()(images),
-        "torchscript": torch.jit.load("x.ts")(images),
         "onnx": torch.from_numpy(session.run(None, {"images": images.numpy()})[0]),
     }
 torch.save(scores, "scores.pt")
@@ -248,7 +201,7 @@ torch.save(scores, "scores.pt")
 
 def test_exported_files_run_without_spherenet(network, tmp_path):
     model = network(operator="learnable", loss="w-sigmoid").eval()
-    for export, name in ((export_program, "x.pt2"), (export_torchscript, "x.ts"), (export_onnx, "x.onnx")):
+    for export, name in ((export_program, "x.pt2"), (export_onnx, "x.onnx")):
         export(model, tmp_path / name, check=False)
     images = torch.randn(3, 3, 32, 32)
     torch.save(images, tmp_path / "images.pt")

@@ -342,10 +342,6 @@ def test_network_of_the_registry_is_saved_and_exported(sphere, tmp_path):
         assert torch.equal(sn.load_model(tmp_path / "folder")(images), expected)
         program = torch.export.load(sn.export.export_model(model, tmp_path / "x.pt2")).module()
         torch.testing.assert_close(program(images), expected)
-        file = sn.export.export_model(model, tmp_path / "x.ts")
-        with pytest.warns((DeprecationWarning, FutureWarning), match=r"`torch\.jit\.load` is deprecated"):
-            scripted = torch.jit.load(file)
-        torch.testing.assert_close(scripted(images), expected)
         onnxruntime = pytest.importorskip("onnxruntime")
         session = onnxruntime.InferenceSession(sn.export.export_model(model, tmp_path / "x.onnx"))
         (scores,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})

@@ -123,7 +123,7 @@ class AngleFunction(nn.Module):
         return self(inside_range(theta).cos())  # type: ignore[no-any-return]
 
     def for_inference(self, cosine: Tensor) -> Tensor:
-        """Return g of clamped cosines by operations that TorchScript can hold, if there are any."""
+        """Return g of clamped cosines by operations that exporters know, if there are any."""
         return self(cosine)  # type: ignore[no-any-return]
 
     # --- the margin function (Eq. 6) ---
@@ -254,7 +254,7 @@ class CustomAngle(AngleFunction):
         return self.g(inside_range(theta))
 
     def for_inference(self, cosine: Tensor) -> Tensor:
-        """Return g(θ) without the bounded derivative, a Python function that TorchScript cannot hold."""
+        """Return g(θ) without the bounded derivative, a Python function that exporters do not know."""
         return self.g(math.pi / 2 - cosine.asin())
 
     def extra_repr(self) -> str:

@@ -342,10 +342,9 @@ def export_parser() -> Parser:
     """Return the parser of `spherenet export`."""
     parser = Parser(
         "export",
-        "Write a trained network in a format for use elsewhere. ONNX files, PyTorch programs and\n"
-        "TorchScript are for inference: weights are normalized and k is a constant; all steps from an\n"
-        "image file to their input are written next to them as JSON. A model folder can be trained\n"
-        "further.",
+        "Write a trained network in a format for use elsewhere. ONNX files and PyTorch programs\n"
+        "are for inference: weights are normalized and k is a constant; all steps from an image file to\n"
+        "their input are written next to them as JSON. A model folder can be trained further.",
         examples="""\
   spherenet export runs/mnist5k-cnn-3-cosine digits.onnx        # ONNX, checked with onnxruntime
   spherenet export runs/mnist5k-cnn-3-cosine pixels.onnx --with-preprocessing   # takes uint8 pixels
@@ -353,8 +352,8 @@ def export_parser() -> Parser:
   spherenet export runs/mnist5k-cnn-3-cosine digits             # a folder: safetensors, JSON, model card""",
     )
     parser.add_argument("run", metavar="RUN", help="folder of a run")
-    parser.add_argument("target", metavar="TARGET", help="file ending in .onnx, .pt2 or .ts, or a new folder")
-    formats = Literal["onnx", "program", "torchscript", "folder"]
+    parser.add_argument("target", metavar="TARGET", help="file ending in .onnx or .pt2, or a new folder")
+    formats = Literal["onnx", "program", "folder"]
     add_option(parser, "--format", type=formats, help="format; by default derived from the ending of TARGET")
     add_checkpoint(parser)
     parser.add_argument("--overwrite", action="store_true", help="replace an existing target")

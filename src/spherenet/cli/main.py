@@ -28,7 +28,7 @@ VERBS = {
     "evaluate": ("evaluate", "compute accuracy, per-class table and confusion matrix of a trained network"),
     "predict": ("predict", "classify image files"),
     "demo": ("demo", "show classes, angles and patches of images on a local web page"),
-    "export": ("evaluate", "write a trained network as ONNX, PyTorch program, TorchScript or model folder"),
+    "export": ("evaluate", "write a trained network as ONNX, PyTorch program or model folder"),
     "embed": ("embed", "write the embeddings of images, and measure retrieval"),
     "verify": ("embed", "measure the verification of pairs of images: ROC, TPR@FPR, EER, accuracy"),
     "report": ("report", "compare runs in a table and in an HTML page with curves"),

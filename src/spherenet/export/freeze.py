@@ -59,7 +59,7 @@ def freeze(model: nn.Module) -> nn.Module:
     `Classifier` becomes a module images → scores; its class weights are normalized if the loss ignores their norm.
 
     The copy is in evaluation mode, has no trainable parameters and consists of plain torch operations, which
-    torch.export, TorchScript and ONNX support. Subclasses of sphere layers that override `forward` stay as they are.
+    torch.export and ONNX support. Subclasses of sphere layers that override `forward` stay as they are.
     Hooks of frozen layers are dropped. Outputs differ from those of the model by rounding only, about 1e-6 in float32
     and 1e-12 in float64.
 

@@ -24,7 +24,6 @@ from spherenet.export.folder import save_model
 from spherenet.export.programs import (
     example_batch,
     export_program,
-    export_torchscript,
     output_file,
     require_same_scores,
     trace_program,
@@ -171,8 +170,8 @@ def _quiet_exporter() -> Iterator[None]:
             logger.setLevel(level)
 
 
-_SUFFIXES = {".onnx": "onnx", ".pt2": "program", ".ts": "torchscript", ".torchscript": "torchscript", "": "folder"}
-_FILES = {"onnx": export_onnx, "torchscript": export_torchscript, "program": export_program}
+_SUFFIXES = {".onnx": "onnx", ".pt2": "program", "": "folder"}
+_FILES: dict[str, Callable[..., Path]] = {"onnx": export_onnx, "program": export_program}
 
 FORMATS = ("folder", *_FILES)
 
@@ -195,9 +194,8 @@ def export_model(
     Args:
         model: Model to export.
         target: Folder or file to write. An existing file is replaced.
-        format: "folder" (see `save_model`), or frozen for inference as "onnx" (see `export_onnx`), "torchscript"
-            (`export_torchscript`) or "program" (`export_program`). None chooses by the suffix of the target: .onnx, .ts
-            or .torchscript, .pt2, and a folder without a suffix.
+        format: "folder" (see `save_model`), or frozen for inference as "onnx" (see `export_onnx`) or "program"
+            (`export_program`). None chooses by the suffix of the target: .onnx, .pt2, and a folder without a suffix.
         example: Batch of inputs; not used for folders.
         metadata: JSON values that belong to the model.
         card: Content of README.md; used for folders only.

@@ -1,4 +1,4 @@
-"""Export frozen models as torch.export programs or TorchScript, and compare their scores with the model's."""
+"""Export frozen models as torch.export programs, and compare their scores with the model's."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import copy
 import io
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ __all__ = [
     "TOLERANCE",
     "example_batch",
     "export_program",
-    "export_torchscript",
     "output_file",
     "require_same_scores",
     "trace_program",
@@ -161,49 +159,6 @@ def export_program(
     return target
 
 
-def export_torchscript(
-    model: nn.Module,
-    file: str | os.PathLike[str],
-    *,
-    example: Tensor | None = None,
-    metadata: Mapping[str, Any] | None = None,
-    check: bool = True,
-) -> Path:
-    """Write the frozen model as TorchScript for batches of any size.
-
-    torch has deprecated TorchScript in favor of torch.export. Use it only for programs that still load TorchScript. The
-    file needs only torch: `torch.jit.load(file)`.
-
-    Args:
-        model: Any module that returns one row of scores per input.
-        file: File to write or replace, or an existing folder for the file model.ts.
-        example: Batch of inputs, required if the model is not a `Classifier`.
-        metadata: JSON values, saved as the extra file metadata.json.
-        check: Whether to compare the script with the model at two batch sizes.
-
-    Returns:
-        The file.
-
-    Raises:
-        ModelError: If the model cannot be traced, the scores of the script differ, or the file cannot be written.
-        ValueError: If the example is missing or empty.
-        TypeError: If the example is not a tensor.
-    """
-    example = example_batch(model, example)
-    text = _json(metadata)
-    buffer = io.BytesIO()
-    with _without_deprecation_warnings():
-        traced = _trace_script(model, example)
-        torch.jit.save(traced, buffer, _extra_files={METADATA_FILE: text.encode()})
-        if check:
-            buffer.seek(0)
-            loaded = torch.jit.load(buffer)  # type: ignore[no-untyped-call]
-            require_same_scores(loaded, model, example, "the TorchScript program")
-    with writing(output_file(file, "model.ts")) as target, atomic_file(target) as path:
-        path.write_bytes(buffer.getvalue())
-    return target
-
-
 def trace_program(model: nn.Module, example: Tensor) -> ExportedProgram:
     """Return the frozen model as a torch.export program with the input `images` of any batch size."""
     frozen = _OneInput(freeze(model).cpu()).eval()
@@ -252,34 +207,6 @@ def _require_scores(frozen: nn.Module, example: Tensor) -> None:
             f"the model must return one row per input to be exported, got shape {list(scores.shape)} for "
             f"{len(example)} inputs."
         )
-
-
-def _trace_script(model: nn.Module, example: Tensor) -> torch.jit.ScriptModule:
-    frozen = _OneInput(freeze(model).cpu()).eval()
-    _require_scores(frozen, example)
-    try:
-        with torch.no_grad():
-            traced: torch.jit.ScriptModule = torch.jit.trace(frozen, example, check_trace=False)  # type: ignore[no-untyped-call]
-    except (RuntimeError, ValueError, TypeError, AttributeError) as error:
-        raise ModelError(f"TorchScript cannot trace the model: {first_line(error)}.") from error
-    node: Any
-    for node in traced.inlined_graph.nodes():
-        # User-defined angle functions and layers may call Python or custom kernels, which torch.export supports.
-        if node.kind() == "prim::PythonOp" or not node.kind().startswith(("aten::", "prim::")):
-            name = node.pyname() if node.kind() == "prim::PythonOp" else node.kind()
-            raise ModelError(
-                f"TorchScript does not support the model: {name} is not a torch operation; use torch.export or ONNX."
-            )
-    return traced
-
-
-@contextmanager
-def _without_deprecation_warnings() -> Iterator[None]:
-    """Suppress the deprecation warnings of TorchScript, which the docstring of `export_torchscript` mentions."""
-    with warnings.catch_warnings():
-        for category in (DeprecationWarning, FutureWarning):  # the second since torch 2.15
-            warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is deprecated", category)
-        yield
 
 
 def _json(metadata: Mapping[str, Any] | None) -> str:

@@ -29,7 +29,7 @@ SELECTIONS = {
 }
 """Statements on the images on which a checkpoint was selected."""
 
-SUFFIXES = {"onnx": ".onnx", "program": ".pt2", "torchscript": ".ts"}
+SUFFIXES = {"onnx": ".onnx", "program": ".pt2"}
 """Suffix of a file by its format, if the target is a folder."""
 
 
