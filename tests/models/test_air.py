@@ -33,6 +33,34 @@ def test_whitened_patches_are_uncorrelated(channels):
     assert moments.diagonal()[0] > 0.99
 
 
+@pytest.mark.parametrize(("center", "offset"), [(None, 0.0), ("patch", 3.0)])
+def test_light_changes_no_output_of_an_unwhitened_spherenet(center, offset):
+    torch.manual_seed(0)
+    options = {"operator": "cosine", "center": center, "widths": (8, 8, 8)}
+    images = 100 * correlated_images(count=4, size=32)
+    light = torch.linspace(0.3, 1, 4).view(4, 1, 1, 1) * images + offset  # another gain for each image
+    # Patches of the border contain zeros, which no light changes: the offset is only compared for whole patches.
+    network = sn.create_model("air-unwhitened", **options).eval()
+    assert isinstance(network.features.first, sn.SphereConv2d)
+    torch.testing.assert_close(
+        network.features.first(light)[..., 1:-1, 1:-1],
+        network.features.first(images)[..., 1:-1, 1:-1],
+        rtol=0,
+        atol=1e-3,
+    )
+    if not offset:
+        torch.testing.assert_close(network.features(light), network.features(images), rtol=0, atol=1e-3)
+    whitened = sn.create_model("air", **options).eval()
+    assert (whitened.features(light / 100) - whitened.features(images / 100)).abs().max() > 0.01
+
+
+def test_first_layer_of_an_unwhitened_network_is_the_first_of_the_factory():
+    network = sn.create_model("air-unwhitened", operator="cosine", center="first-patch", widths=(4, 4, 8))
+    layers = sn.regularizers.sphere_layers(network)
+    assert next(iter(layers)) == "features.first"
+    assert [layer.center for layer in layers.values()] == ["patch", *[None] * 6]
+
+
 def test_whitening_does_not_depend_on_the_scale_of_the_images():
     outputs = []
     for scale in (1.0, 1e-3):

@@ -38,7 +38,7 @@ def test_groups_have_the_rates_of_the_recipe():
     for step, factor, early in ((0, 1, 1), (15, 65 / 80, 0.5), (30, 50 / 80, 0), (79, 1 / 80, 0)):
         set_learning_rates(optimizer, config, step)
         assert filters["lr"] == pytest.approx(0.24 * factor)
-        assert head["lr"] == pytest.approx(67 / 16**2 * factor)
+        assert head["lr"] == pytest.approx(67 / 256 / 16 * factor)
         assert rest["lr"] == pytest.approx(5.3 * factor)
         assert whitening["lr"] == pytest.approx(5.3 * early)
     # The decay of a step at the full rate is 2e-6 per image, whatever the rate.

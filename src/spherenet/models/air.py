@@ -1,5 +1,9 @@
 """The network of the speed recipe: a frozen whitening layer and three groups of two 3×3 convolutions.
 
+"air-unwhitened" starts with a 3×3 convolution of the factory instead. The whitening layer is a plain convolution with a
+bias in SphereNets, too, and so lets the light of an image through; without it every layer ignores the gain, and if
+centered the offset, of its patches.
+
 Its shape, and that of the recipe, are those of a public speed record on CIFAR-10 (K. Jordan, "94% on CIFAR-10 in 3.29
 seconds on a single GPU", arXiv 2404.00498, and its successor with Muon); the code is ours.
 """
@@ -126,6 +130,7 @@ class AirFeatures(nn.Module):
         widths: Number of filters of each group.
         in_channels: Channels of the images.
         input_size: Height and width of the images.
+        whitening: Whether the first layer is the frozen whitening; otherwise it is a 3×3 convolution of the factory.
 
     Shape:
         images [N, C, H, W] → features [N, widths[-1]].
@@ -135,7 +140,12 @@ class AirFeatures(nn.Module):
     """
 
     def __init__(
-        self, layers: LayerFactory, widths: Sequence[int], in_channels: int, input_size: tuple[int, int]
+        self,
+        layers: LayerFactory,
+        widths: Sequence[int],
+        in_channels: int,
+        input_size: tuple[int, int],
+        whitening: bool = True,
     ) -> None:
         super().__init__()
         smallest = 2 ** len(widths) + 1
@@ -145,8 +155,10 @@ class AirFeatures(nn.Module):
                 f"must be at least {smallest}×{smallest} for {len(widths)} poolings after whitening, "
                 f"got {input_size[0]}×{input_size[1]}.",
             )
-        self.whitening = Whitening(in_channels)
-        channels = [self.whitening.out_channels, *widths]
+        filters = 8 * in_channels
+        self.whitening = Whitening(in_channels) if whitening else None
+        self.first = None if whitening else layers.convolution(in_channels, filters, 3)
+        channels = [filters, *widths]
         self.groups = nn.Sequential(*(_Group(layers, *pair) for pair in zip(channels, widths, strict=False)))
         self.activation = nn.GELU() if layers.relu else nn.Identity()
         self.out_features = widths[-1]
@@ -158,5 +170,7 @@ class AirFeatures(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the features of a batch of images."""
-        maps = self.groups(self.activation(self.whitening(images)))
+        first = self.first if self.whitening is None else self.whitening
+        assert first is not None
+        maps = self.groups(self.activation(first(images)))
         return F.adaptive_max_pool2d(maps, 1).flatten(1)

@@ -113,6 +113,7 @@ _NETWORKS = {f"cnn-{n}": _Network(PlainFeatures, (64, 96, 128), 32, {"depth": n}
     "resnet-32": _Network(ResidualFeatures, (64, 96, 128), 32, {"units_per_stage": 5}),
     "resnet-32-wide": _Network(ResidualFeatures, (96, 192, 384), 32, {"units_per_stage": 5}),
     "air": _Network(AirFeatures, (64, 256, 256), 32),
+    "air-unwhitened": _Network(AirFeatures, (64, 256, 256), 32, {"whitening": False}),
     "resnet-18": _Network(ResidualFeatures, (256, 512, 768, 1024), 224, {"units_per_stage": 2, "large_images": True}),
     "sphere-vit-tiny": _Network(ViTFeatures, (192,), 32, {"depth": 6}, has_convolutions=False),
 }

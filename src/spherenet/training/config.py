@@ -115,7 +115,9 @@ class TrainConfig:
     download: bool = _option(True, DATA, "download of a data set that is missing")
 
     model: str = _option(
-        "cnn-3", NETWORK, "network: cnn-3/9/18/45/60/69, air, resnet-32, resnet-32-wide, resnet-18 or sphere-vit-tiny"
+        "cnn-3",
+        NETWORK,
+        "network: cnn-3/9/18/45/60/69, air, air-unwhitened, resnet-32, resnet-32-wide, resnet-18 or sphere-vit-tiny",
     )
     operator: str | None = _option(
         "cosine",
@@ -207,7 +209,7 @@ class TrainConfig:
         0.053, TRAINING, "initial learning rate of biases and scales with muon, per image of a batch"
     )
     head_learning_rate: float = _option(
-        0.67, TRAINING, "that of class weights with muon, per image and divided by the squared number of features"
+        0.67 / 256, TRAINING, "that of class weights with muon, per image and divided by the number of features"
     )
     momentum: float = _option(0.9, TRAINING, "momentum of SGD, or of the filters with muon")
     rest_momentum: float = _option(0.85, TRAINING, "momentum of all but the filters with muon")

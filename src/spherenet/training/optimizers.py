@@ -46,7 +46,8 @@ def _muon_groups(config: TrainConfig, model: nn.Module) -> list[dict[str, Any]]:
     """Return the filters for Muon, and all other parameters for SGD with the learning rates of their kind.
 
     Learning rates and weight decay of the latter are per image of a batch, since their best values grow with the batch;
-    those of class weights are divided by the squared number of features, since logits do not grow with the width then.
+    those of class weights are divided by the number of features, with which the squared norm of the features grows, and
+    so what a step does to the logits.
     The decay is relative to a step of the initial rate, whatever that is: SGD multiplies it by the rate.
     """
     filters, *others = param_groups(model, config.weight_decay, filters="muon", rest="sgd")
@@ -56,7 +57,7 @@ def _muon_groups(config: TrainConfig, model: nn.Module) -> list[dict[str, Any]]:
     ends: dict[nn.Parameter, float] = {}
     for module in model.modules():
         if isinstance(module, AngularHead):
-            rate = config.head_learning_rate * images / module.in_features**2
+            rate = config.head_learning_rate * images / module.in_features
             rates |= dict.fromkeys(module.parameters(), rate)
         if isinstance(module, Whitening):
             ends |= dict.fromkeys(module.parameters(), module.trained_until)

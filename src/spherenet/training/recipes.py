@@ -24,7 +24,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "optimizer": "muon",
         "learning_rate": 0.24,
         "rest_learning_rate": 0.053,
-        "head_learning_rate": 0.67,
+        "head_learning_rate": 0.67 / 256,  # 0.67 for logits that are divided by 256, the record's number of features
         "momentum": 0.6,
         "rest_momentum": 0.85,
         "schedule": "linear",
