@@ -1,12 +1,10 @@
-"""Small data sets in the official layouts: real CIFAR-10 images if they are available, random ones otherwise."""
+"""Small data sets in the official layout: real CIFAR-10 images if they are available, random ones otherwise."""
 
+import hashlib
 import io
-import pickle
-import struct
 import tarfile
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -42,32 +40,10 @@ def random_images(count, classes):
     return images, (np.arange(count) % classes).astype(np.uint8)
 
 
-def python2_pickle(planes, labels, label_key, extra=()):
-    """Return the batch as Python 2's cPickle wrote the official files: protocol 2, byte strings, old names in numpy."""
-
-    def string(text):
-        return b"U" + bytes([len(text)]) + text
-
-    def numbers(values):
-        return b"](" + b"".join(b"K" + bytes([value]) for value in values) + b"e"
-
-    raw = planes.tobytes()
-    array = (
-        b"cnumpy.core.multiarray\n_reconstruct\nq\x03cnumpy\nndarray\nq\x04K\x00\x85U\x01b\x87Rq\x05(K\x01"
-        + b"J" + struct.pack("<i", len(planes)) + b"M" + struct.pack("<H", planes.shape[1]) + b"\x86"
-        + b"cnumpy\ndtype\nq\x06U\x02u1K\x00K\x01\x87Rq\x07(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
-        + b"\x89T" + struct.pack("<i", len(raw)) + raw + b"tb"
-    )  # fmt: skip
-    names = b"](" + b"".join(string(b"image_%d.png" % index) for index in range(len(labels))) + b"e"
-    fields = [string(b"data"), array, string(label_key), numbers(labels), string(b"filenames"), names]
-    for key, values in extra:
-        fields += [string(key), numbers(values)]
-    return b"\x80\x02}q\x01(" + b"".join(fields) + string(b"batch_label") + string(b"batch 1 of 1") + b"u."
-
-
-def write_archive(path, files):
-    """Write {name: bytes} as a .tar.gz, with a member for the folder, as in the official archives."""
-    with tarfile.open(path, "w:gz", compresslevel=1) as archive:
+def archive_of(files):
+    """Return {name: bytes} as the content of a .tar.gz, with a member for the folder, as in the official archives."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz", compresslevel=1) as archive:
         folder = tarfile.TarInfo(next(iter(files)).split("/")[0])
         folder.type = tarfile.DIRTYPE
         archive.addfile(folder)
@@ -75,10 +51,11 @@ def write_archive(path, files):
             member = tarfile.TarInfo(name)
             member.size = len(data)
             archive.addfile(member, io.BytesIO(data))
+    return stream.getvalue()
 
 
 class TinyCifar:
-    """A CIFAR data set of a few images per file that can be written in every official layout."""
+    """A CIFAR data set of a few images per file that can be written as a folder or an archive."""
 
     def __init__(self, form, count, images, labels):
         names = [*form.train, *form.test]
@@ -86,6 +63,10 @@ class TinyCifar:
         self.images, self.labels = images, labels
         self.rows = {name: slice(index * count, (index + 1) * count) for index, name in enumerate(names)}
         self.train_count = len(form.train) * count
+        files = {f"{form.binary_folder}/{name}": data for name, data in self.binary_files().items()}
+        self.archive = archive_of({**files, f"{form.binary_folder}/readme.html": b"<p>read me"})
+        sha256 = hashlib.sha256(self.archive).hexdigest()
+        self.form = replace(self.form, archive_bytes=len(self.archive), archive_sha256=sha256)
 
     def binary_files(self):
         planes = self.images.transpose(0, 3, 1, 2).reshape(len(self.labels), -1)
@@ -95,36 +76,20 @@ class TinyCifar:
         records = np.concatenate([*columns, planes], axis=1)
         return {f"{name}.bin": records[rows].tobytes() for name, rows in self.rows.items()}
 
-    def pickled_files(self, protocol=None):
-        planes = self.images.transpose(0, 3, 1, 2).reshape(len(self.labels), -1)
-        key = self.form.label_key.encode()
-        files = {}
-        for name, rows in self.rows.items():
-            labels = self.labels[rows].tolist()
-            if protocol is None:
-                extra = [] if self.form.label_bytes == 1 else [(b"coarse_labels", [label // 5 for label in labels])]
-                files[name] = python2_pickle(planes[rows], labels, key, extra)
-            else:
-                files[name] = pickle.dumps(
-                    {b"data": planes[rows], key: labels, b"batch_label": b"x"}, protocol=protocol
-                )
-        return files
+    def write_folder(self, root):
+        """Write the binary folder below `root` and return its path."""
+        folder = root / self.form.binary_folder
+        folder.mkdir(parents=True)
+        for name, data in self.binary_files().items():
+            (folder / name).write_bytes(data)
+        return folder
 
-    def write(self, root, layout):
-        """Write the data set below `root` as `bin`, `py`, `py<protocol>`, `bin.tar.gz` or `py.tar.gz`."""
+    def write_archive(self, root):
+        """Write the archive into `root` and return its path."""
         root.mkdir(parents=True, exist_ok=True)
-        if layout.startswith("bin"):
-            files, folder, archive = self.binary_files(), self.form.binary_folder, self.form.archive
-            files["readme.html"] = b"<p>read me"
-        else:
-            protocol = int(layout[2]) if layout[2:3].isdigit() else None
-            files, folder, archive = self.pickled_files(protocol), self.form.python_folder, self.form.python_archive
-        if layout.endswith(".tar.gz"):
-            write_archive(root / archive, {f"{folder}/{name}": data for name, data in files.items()})
-        else:
-            (root / folder).mkdir()
-            for name, data in files.items():
-                (root / folder / name).write_bytes(data)
+        path = root / self.form.archive
+        path.write_bytes(self.archive)
+        return path
 
 
 @pytest.fixture(scope="session")
@@ -136,12 +101,6 @@ def cifar10():
 @pytest.fixture(scope="session")
 def cifar100():
     return TinyCifar(CIFAR100, 120, *random_images(240, 100))
-
-
-@pytest.fixture(scope="session")
-def files():
-    """Functions that write archives and pickles."""
-    return SimpleNamespace(write_archive=write_archive, python2_pickle=python2_pickle)
 
 
 @pytest.fixture

@@ -1,10 +1,8 @@
-"""CIFAR in every official layout: all give the same data, and errors name the file."""
+"""CIFAR as a folder and as an archive: both give the same data, and errors name the file."""
 
 import os
-import pickle
 import shutil
-import warnings
-from dataclasses import replace
+import tarfile
 
 import numpy as np
 import pytest
@@ -13,8 +11,6 @@ import torch
 from spherenet.data import DATASETS, load_dataset
 from spherenet.data.cifar import CIFAR10, CIFAR100, cifar_info, find_cifar, read_cifar
 from spherenet.errors import DataError
-
-LAYOUTS = ["bin", "py", "py2", "py4", "py5", "bin.tar.gz", "py.tar.gz", "py4.tar.gz"]
 
 
 def read(tiny, root):
@@ -31,11 +27,11 @@ def test_official_counts_and_classes():
     assert CIFAR100.url.startswith("https://")
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ["folder", "archive"])
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
-def test_every_layout_gives_the_same_data(tmp_path, request, name, layout):
+def test_folder_and_archive_give_the_same_data(tmp_path, request, name, layout):
     tiny = request.getfixturevalue(name)
-    tiny.write(tmp_path, layout)
+    (tiny.write_folder if layout == "folder" else tiny.write_archive)(tmp_path)
     train, test = read(tiny, tmp_path)
     assert np.array_equal(np.concatenate([train.images, test.images]), tiny.images)
     assert np.array_equal(np.concatenate([train.labels, test.labels]), tiny.labels)
@@ -45,29 +41,25 @@ def test_every_layout_gives_the_same_data(tmp_path, request, name, layout):
     assert train.labels.dtype == torch.int64
 
 
-def test_python2_pickle_is_valid(cifar100):
-    data = cifar100.pickled_files()["train"]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # numpy has renamed its modules
-        batch = pickle.loads(data, encoding="bytes")
-    assert sorted(batch) == [b"batch_label", b"coarse_labels", b"data", b"filenames", b"fine_labels"]
-    assert batch[b"data"].shape == (120, 3072)
+def test_data_dir_may_be_the_folder_itself(tmp_path, cifar10):
+    train, _ = read(cifar10, cifar10.write_folder(tmp_path))
+    assert np.array_equal(train.images, cifar10.images[: cifar10.train_count])
 
 
-def test_data_dir_may_be_the_binary_or_python_folder(tmp_path, cifar10):
-    cifar10.write(tmp_path, "bin")
-    cifar10.write(tmp_path, "py")
-    for folder in (cifar10.form.binary_folder, cifar10.form.python_folder):
-        train, _ = read(cifar10, tmp_path / folder)
-        assert np.array_equal(train.images, cifar10.images[: cifar10.train_count])
-
-
-def test_binary_folder_is_preferred(tmp_path, cifar10):
-    for layout in ("py.tar.gz", "bin.tar.gz", "py", "bin"):
-        cifar10.write(tmp_path, layout)
-        source = find_cifar(cifar10.form, tmp_path)
-    assert source.path == tmp_path / cifar10.form.binary_folder
+def test_folder_is_preferred(tmp_path, cifar10):
+    assert find_cifar(cifar10.form, tmp_path) is None
     assert find_cifar(cifar10.form, tmp_path / "nowhere") is None
+    archive = cifar10.write_archive(tmp_path)
+    assert find_cifar(cifar10.form, tmp_path) == archive
+    folder = cifar10.write_folder(tmp_path)
+    assert find_cifar(cifar10.form, tmp_path) == folder
+
+
+@pytest.mark.parametrize("name", ["cifar-10-batches-py", "cifar-10-python.tar.gz"])
+def test_pickled_files_are_named_and_not_read(tmp_path, name):
+    (tmp_path / name).mkdir()
+    with pytest.raises(DataError, match=f"; {name} has pickled files, which are not read\\): download it with"):
+        load_dataset("cifar10", tmp_path, download=False)
 
 
 def change(path, mutate):
@@ -85,100 +77,69 @@ def relabel(position, value):
 
 CORRUPT = {
     "empty": (
-        "bin",
         "data_batch_2.bin",
         lambda data: b"",
         "data_batch_2.bin' must have 184380 bytes, 60 images of 3073, got 0",
     ),
-    "truncated": ("bin", "data_batch_2.bin", lambda data: data[:-1], "must have 184380 bytes, .*, got 184379"),
-    "one image missing": ("bin", "test_batch.bin", lambda data: data[:-3073], "must have 184380 bytes, .*, got 181307"),
+    "truncated": ("data_batch_2.bin", lambda data: data[:-1], "must have 184380 bytes, .*, got 184379"),
+    "one image missing": ("test_batch.bin", lambda data: data[:-3073], "must have 184380 bytes, .*, got 181307"),
     "one image too many": (
-        "bin",
         "test_batch.bin",
         lambda data: data + bytes(3073),
         "at most 184,380 bytes, got 187,453",
     ),
     "label": (
-        "bin",
         "data_batch_3.bin",
         relabel(3073 * 7, 10),
         "labels in .*data_batch_3.bin' must be from 0 to 9, got 10 for image 7",
     ),
-    "pickle truncated": ("py", "data_batch_1", lambda data: data[:-100], "not a pickled CIFAR file, or is corrupt"),
-    "pickle empty": ("py", "data_batch_1", lambda data: b"", "not a pickled CIFAR file, or is corrupt"),
-    "pickle too long": ("py", "data_batch_1", lambda data: data + bytes(1 << 20), "must have at most"),
-    "archive truncated": ("bin.tar.gz", None, lambda data: data[: len(data) // 2], "corrupt or truncated"),
-    "archive without its last byte": ("bin.tar.gz", None, lambda data: data[:-1], "corrupt or truncated"),
-    "archive empty": ("bin.tar.gz", None, lambda data: b"", "does not hold"),
-    "archive replaced by text": ("bin.tar.gz", None, lambda data: b"<html>", "corrupt or truncated"),
-    "archive, one bit": ("bin.tar.gz", None, lambda data: flip_bit(data), "the archive"),
 }
-
-
-def flip_bit(data):
-    data[len(data) * 2 // 3] ^= 4
-    return data
 
 
 @pytest.mark.parametrize("case", CORRUPT)
 def test_corrupt_file_is_refused(tmp_path, cifar10, case):
-    layout, name, mutate, message = CORRUPT[case]
-    cifar10.write(tmp_path, layout)
-    folder = {"bin": cifar10.form.binary_folder, "py": cifar10.form.python_folder}.get(layout)
-    change(tmp_path / folder / name if name else tmp_path / cifar10.form.archive, mutate)
+    name, mutate, message = CORRUPT[case]
+    change(cifar10.write_folder(tmp_path) / name, mutate)
     with pytest.raises(DataError, match=message) as caught:
         read(cifar10, tmp_path)
     assert len(str(caught.value).splitlines()) == 1
 
 
+OTHER_ARCHIVES = {
+    "truncated": lambda data: data[: len(data) // 2],
+    "without its last byte": lambda data: data[:-1],
+    "empty": lambda data: b"",
+    "text": lambda data: b"<html>",
+    "one bit": lambda data: data[:5000] + bytes([data[5000] ^ 4]) + data[5001:],
+}
+
+
+@pytest.mark.parametrize("case", OTHER_ARCHIVES)
+def test_other_archive_is_refused_before_it_is_parsed(tmp_path, cifar10, case, monkeypatch):
+    change(cifar10.write_archive(tmp_path), OTHER_ARCHIVES[case])
+    monkeypatch.setattr(tarfile, "open", lambda *_, **__: pytest.fail("parsed"))
+    with pytest.raises(DataError, match=r"must have [0-9]+ bytes and the SHA-256 .*: delete it to download it again"):
+        read(cifar10, tmp_path)
+
+
+def test_pipe_in_place_of_an_archive_does_not_block(tmp_path, cifar10):
+    os.mkfifo(tmp_path / cifar10.form.archive)
+    with pytest.raises(DataError, match=r"cannot be read \(must be a regular file, got a pipe"):
+        read_cifar(cifar10.form, tmp_path / cifar10.form.archive)
+
+
 def test_missing_file_is_named(tmp_path, cifar10):
-    cifar10.write(tmp_path, "bin")
-    (tmp_path / cifar10.form.binary_folder / "data_batch_4.bin").unlink()
+    (cifar10.write_folder(tmp_path) / "data_batch_4.bin").unlink()
     with pytest.raises(DataError, match=r"data_batch_4.bin' cannot be read \(No such file"):
         read(cifar10, tmp_path)
 
 
 def test_pipe_in_place_of_a_file_does_not_block(tmp_path, cifar10):
-    cifar10.write(tmp_path, "bin")
-    (tmp_path / cifar10.form.binary_folder / "test_batch.bin").unlink()
-    os.mkfifo(tmp_path / cifar10.form.binary_folder / "test_batch.bin")
+    path = cifar10.write_folder(tmp_path) / "test_batch.bin"
+    path.unlink()
+    os.mkfifo(path)
     with pytest.raises(DataError, match="must be a regular file, got a pipe"):
         read(cifar10, tmp_path)
-
-
-PICKLED = {
-    "no data": ({b"labels": [0]}, "must hold 'data', an array of uint8 .60, 3072."),
-    "other type": ({b"data": np.zeros((60, 3072), np.int16), b"labels": [0] * 60}, "must hold 'data'"),
-    "other shape": ({b"data": np.zeros((30, 6144), np.uint8), b"labels": [0] * 60}, "must hold 'data'"),
-    "no labels": ({b"data": np.zeros((60, 3072), np.uint8)}, "must hold 'labels', a list of 60 integers"),
-    "few labels": ({b"data": np.zeros((60, 3072), np.uint8), b"labels": [0] * 59}, "must hold 'labels'"),
-    "text for labels": ({b"data": np.zeros((60, 3072), np.uint8), b"labels": ["0"] * 60}, "must hold 'labels'"),
-    "huge label": ({b"data": np.zeros((60, 3072), np.uint8), b"labels": [0] * 59 + [10**30]}, "must hold 'labels'"),
-    "label 11": ({b"data": np.zeros((60, 3072), np.uint8), b"labels": [0] * 59 + [11]}, "got 11 for image 59"),
-    "label -1": ({b"data": np.zeros((60, 3072), np.uint8), b"labels": np.full(60, -1)}, "got -1 for image 0"),
-    "a list": ([1, 2], "it does not hold a dict"),
-}
-
-
-@pytest.mark.parametrize("case", PICKLED)
-@pytest.mark.parametrize("protocol", [2, 4])
-def test_pickle_of_other_data_is_refused(tmp_path, cifar10, case, protocol):
-    value, message = PICKLED[case]
-    cifar10.write(tmp_path, "py")
-    (tmp_path / cifar10.form.python_folder / "data_batch_1").write_bytes(pickle.dumps(value, protocol=protocol))
-    with pytest.raises(DataError, match=message):
-        read(cifar10, tmp_path)
-
-
-def test_fortran_order_and_label_array_are_read(tmp_path, cifar10):
-    cifar10.write(tmp_path, "py")
-    planes = cifar10.images.transpose(0, 3, 1, 2).reshape(360, -1)
-    for name, rows in cifar10.rows.items():
-        batch = {"data": np.asfortranarray(planes[rows]), "labels": cifar10.labels[rows].astype(">i4")}
-        (tmp_path / cifar10.form.python_folder / name).write_bytes(pickle.dumps(batch, protocol=3))
-    train, _ = read(cifar10, tmp_path)
-    assert np.array_equal(train.images, cifar10.images[: cifar10.train_count])
-    assert np.array_equal(train.labels, cifar10.labels[: cifar10.train_count])
 
 
 @pytest.fixture
@@ -189,7 +150,7 @@ def small_official(monkeypatch, cifar10):
 
 
 def test_load_dataset_from_archive(tmp_path, small_official, collect):
-    small_official.write(tmp_path, "bin.tar.gz")
+    small_official.write_archive(tmp_path)
     dataset = load_dataset("cifar10", tmp_path, download=False)
     assert dataset.name == "cifar10"
     assert dataset.classes[6] == "frog"
@@ -202,7 +163,7 @@ def test_load_dataset_from_archive(tmp_path, small_official, collect):
 
 
 def test_data_folder_from_environment(tmp_path, small_official, monkeypatch):
-    small_official.write(tmp_path / "data", "bin")
+    small_official.write_folder(tmp_path / "data")
     monkeypatch.setenv("SPHERENET_DATA", str(tmp_path / "data"))
     assert len(load_dataset("cifar10", download=False).train) == 300
     with pytest.raises(DataError, match="elsewhere"):
@@ -216,12 +177,11 @@ def test_data_folder_from_environment(tmp_path, small_official, monkeypatch):
 def test_missing_data_names_searched_files(tmp_path):
     with pytest.raises(DataError) as caught:
         load_dataset("cifar100", tmp_path, download=False)
-    for text in (str(tmp_path), "cifar-100-binary/", "cifar-100-python.tar.gz", "spherenet data cifar100 --download"):
+    for text in (str(tmp_path), "cifar-100-binary/", "cifar-100-binary.tar.gz", "spherenet data cifar100 --download"):
         assert text in str(caught.value)
 
 
 def test_fewer_images_than_official_are_refused(tmp_path, cifar10):
-    cifar10.write(tmp_path, "bin")
+    cifar10.write_folder(tmp_path)
     with pytest.raises(DataError, match=r"must have 30730000 bytes, .*, got 184380"):
         load_dataset("cifar10", tmp_path, download=False)
-    assert replace(cifar10.form, train=CIFAR10.train, test=CIFAR10.test) == CIFAR10

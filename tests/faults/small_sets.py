@@ -1,7 +1,8 @@
 """Small valid data sets in the official formats, which the tests corrupt."""
 
+import gzip
+import hashlib
 import io
-import pickle
 import tarfile
 from dataclasses import replace
 
@@ -13,21 +14,6 @@ from spherenet.data.cifar import CIFAR10, CIFAR100, cifar_info
 
 COUNT = 40
 """Images per file."""
-
-
-def small(form):
-    """Return the format of CIFAR-10 or CIFAR-100 with few images per file."""
-    return replace(form, train=dict.fromkeys(form.train, COUNT), test=dict.fromkeys(form.test, COUNT))
-
-
-SMALL10, SMALL100 = small(CIFAR10), small(CIFAR100)
-
-
-def register():
-    """Replace the official formats by the small ones."""
-    DATASETS.update(
-        cifar10=cifar_info(SMALL10, augmentation="flip"), cifar100=cifar_info(SMALL100, augmentation="flips-crop")
-    )
 
 
 def random_images(form):
@@ -48,12 +34,35 @@ def binary_files(form):
     return files
 
 
-def pickled_files(form, protocol=2):
-    """Return {name: bytes} in the -py format."""
-    return {
-        name: pickle.dumps({b"data": planes, form.label_key.encode(): labels.tolist()}, protocol=protocol)
-        for name, (planes, labels) in random_images(form).items()
-    }
+def archive_of(form):
+    """Return the official binary archive of a data set, the same at every call."""
+    stream = io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=stream, mode="wb", compresslevel=1, mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w") as archive,
+    ):
+        for name, data in binary_files(form).items():
+            info = tarfile.TarInfo(f"{form.binary_folder}/{name}")
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return stream.getvalue()
+
+
+def small(form):
+    """Return the format of CIFAR-10 or CIFAR-100 with few images per file."""
+    form = replace(form, train=dict.fromkeys(form.train, COUNT), test=dict.fromkeys(form.test, COUNT))
+    content = archive_of(form)
+    return replace(form, archive_bytes=len(content), archive_sha256=hashlib.sha256(content).hexdigest())
+
+
+SMALL10, SMALL100 = small(CIFAR10), small(CIFAR100)
+
+
+def register():
+    """Replace the official formats by the small ones."""
+    DATASETS.update(
+        cifar10=cifar_info(SMALL10, augmentation="flip"), cifar100=cifar_info(SMALL100, augmentation="flips-crop")
+    )
 
 
 def write_folder(folder, files):
@@ -61,28 +70,6 @@ def write_folder(folder, files):
     for name, data in files.items():
         (folder / name).write_bytes(data)
     return folder
-
-
-def member(name, data=b"", member_type=tarfile.REGTYPE, **fields):
-    """Return a member of an archive and its data."""
-    info = tarfile.TarInfo(name)
-    info.size, info.type = len(data), member_type
-    for field, value in fields.items():
-        setattr(info, field, value)
-    return info, data
-
-
-def write_archive(path, members):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w:gz", compresslevel=1, format=tarfile.GNU_FORMAT) as archive:
-        for info, data in members:
-            archive.addfile(info, io.BytesIO(data))
-    return path
-
-
-def members_of(form):
-    """Return the members of the official binary archive."""
-    return [member(f"{form.binary_folder}/{name}", data) for name, data in binary_files(form).items()]
 
 
 def write_images(root, per_class=4, size=12):

@@ -13,8 +13,7 @@ from command_line import spherenet
 from faults.fork_server import build_data
 from faults.mutation import TIMEOUT, mutated_bytes, mutated_value
 from faults.scale import COMMAND_LINES
-from faults.small_sets import SMALL10, pickled_files, write_archive, write_folder
-from faults.small_sets import member as archive_member
+from faults.small_sets import SMALL10, archive_of, binary_files, write_folder
 from made_runs import finish_job
 from spherenet.cli.main import verb_parser
 from spherenet.data import DATASETS
@@ -238,10 +237,9 @@ def data(tmp_path, monkeypatch):
         path = photos / f"class {number % 2}" / f"{number}.{('png', 'jpg')[number // 4]}"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.effect_noise((9, 9), 50).save(path)
-    contents = pickled_files(SMALL10)
-    write_folder(files / SMALL10.python_folder, contents)
-    members = [archive_member(f"{SMALL10.python_folder}/{name}", content) for name, content in contents.items()]
-    write_archive(archive / SMALL10.python_archive, members)
+    write_folder(files / SMALL10.binary_folder, binary_files(SMALL10))
+    archive.mkdir()
+    (archive / SMALL10.archive).write_bytes(archive_of(SMALL10))
     return {"folder": photos, "cifar10": files, "cifar10 in an archive": archive}
 
 

@@ -1,8 +1,5 @@
 """Readers of mutated data files raise DataError or return the exact content, without crashes or hangs."""
 
-import gzip
-import io
-import pickle
 import random
 
 import numpy as np
@@ -16,9 +13,6 @@ from faults.small_sets import (
     SMALL10,
     SMALL100,
     binary_files,
-    members_of,
-    pickled_files,
-    write_archive,
     write_folder,
     write_images,
 )
@@ -65,71 +59,6 @@ def test_mutated_cifar_binary_file(tmp_path, tried, form):
         assert np.array_equal(train.images[:COUNT], images)
 
     fuzz(read, path.read_bytes(), tried, "a fuzzed CIFAR binary file")
-
-
-class Oracle(pickle.Unpickler):
-    """Python's unpickler, restricted to numpy arrays."""
-
-    def find_class(self, module, name):
-        if module.split(".")[0] not in ("numpy", "_codecs"):
-            raise pickle.UnpicklingError(module)
-        return super().find_class(module, name)
-
-
-def unpickle(data):
-    """Return what Python reads, None if it raises an error. It is stricter about frames of newer protocols."""
-    try:
-        return Oracle(io.BytesIO(data)).load()
-    except Exception:
-        return None
-
-
-@pytest.mark.parametrize("form", [SMALL10, SMALL100], ids=lambda form: form.name)
-@pytest.mark.parametrize("protocol", [0, 2, 4])
-def test_mutated_cifar_pickle(tmp_path, tried, form, protocol):
-    folder = write_folder(tmp_path / form.python_folder, pickled_files(form, protocol))
-    path = folder / next(iter(form.train))
-    original = path.read_bytes()
-
-    def read(data):
-        path.write_bytes(data)
-        train, _ = read_set(form, tmp_path)
-        expected = unpickle(data)
-        if expected is not None:
-            batch = {key.decode() if isinstance(key, bytes) else key: value for key, value in expected.items()}
-            assert train.labels[:COUNT].tolist() == list(batch[form.label_key])
-            images = batch["data"].reshape(COUNT, 3, 32, 32).transpose(0, 2, 3, 1)
-            assert np.array_equal(train.images[:COUNT], images)
-
-    # The opcodes at both ends, in addition to the pixels between them.
-    times, what = FUZZ_INPUTS // 4, "a fuzzed CIFAR -py file"
-    fuzz(lambda data: read(data + original[400:]), original[:400], tried, what, times, seed=protocol)
-    fuzz(lambda data: read(original[:-400] + data), original[-400:], tried, what, times, seed=protocol + 10)
-
-
-def test_mutated_archive(tmp_path, tried):
-    path = write_archive(tmp_path / SMALL10.archive, members_of(SMALL10))
-    expected = read_set(SMALL10, tmp_path)
-
-    def read(data):
-        path.write_bytes(data)
-        for split, original in zip(read_set(SMALL10, tmp_path), expected, strict=True):
-            assert torch.equal(split.images, original.images)
-            assert torch.equal(split.labels, original.labels)
-
-    fuzz(read, path.read_bytes(), tried, "a fuzzed archive", FUZZ_INPUTS // 2)
-
-
-def test_archive_with_mutated_headers(tmp_path, tried):
-    path = write_archive(tmp_path / SMALL10.archive, members_of(SMALL10))
-    content = gzip.decompress(path.read_bytes())
-    headers = content[:1024]
-
-    def read(data):
-        path.write_bytes(gzip.compress(data + content[1024:], 1))
-        read_set(SMALL10, tmp_path)
-
-    fuzz(read, headers, tried, "an archive with fuzzed headers", FUZZ_INPUTS // 2)
 
 
 def test_folder_with_mutated_image(tmp_path, tried):

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 in every official layout, read into one uint8 tensor per split.
+"""CIFAR-10 and CIFAR-100 in the official binary layout, read into one uint8 tensor per split.
 
 Names and counts are from https://www.cs.toronto.edu/~kriz/cifar.html. That page states MD5 only; the SHA-256 are those
 that TensorFlow Datasets pins for the same archives.
@@ -11,23 +11,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from spherenet._util.files import read_regular
-from spherenet.data.archives import data_folder, download, read_members
+from spherenet.data.archives import data_folder, download, read_archive
 from spherenet.data.splits import DataDir, Dataset, DatasetInfo, LoadOptions, TensorSplit
-from spherenet.data.unpickling import Array, read_pickled_dict
 from spherenet.errors import DataError
 
-__all__ = ["CIFAR10", "CIFAR100", "CifarFormat", "CifarSource", "cifar_info", "find_cifar", "read_cifar"]
+__all__ = ["CIFAR10", "CIFAR100", "CifarFormat", "cifar_info", "find_cifar", "read_cifar"]
 
 SIDE = 32
 PIXELS = 3 * SIDE * SIDE
-OPCODES_PER_IMAGE = 16  # of a pickled file: a label or two and a file name take about 8
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,12 @@ class CifarFormat:
         name: Name of the data set.
         classes: Names of the classes.
         binary_folder: Folder of the binary layout, whose files are named `x.bin`.
-        python_folder: Folder of the pickled layout, whose files are named `x`.
+        pickled: Folder and archive of the pickled layout, which is not read.
         train: Number of images per training file.
         test: Number of images per test file.
         label_bytes: Labels at the start of a binary record, of which the last is the class; the planes of red, green
             and blue follow.
-        label_key: Key of the labels in a pickled file.
         archive: Name of the binary archive.
-        python_archive: Name of the pickled archive.
         archive_bytes: Size of the binary archive.
         archive_sha256: SHA-256 of the binary archive.
         url: Address of the binary archive.
@@ -54,13 +52,11 @@ class CifarFormat:
     name: str
     classes: tuple[str, ...]
     binary_folder: str
-    python_folder: str
+    pickled: tuple[str, str]
     train: Mapping[str, int]
     test: Mapping[str, int]
     label_bytes: int
-    label_key: str
     archive: str
-    python_archive: str
     archive_bytes: int
     archive_sha256: str
     url: str
@@ -70,13 +66,11 @@ CIFAR10 = CifarFormat(
     name="cifar10",
     classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
     binary_folder="cifar-10-batches-bin",
-    python_folder="cifar-10-batches-py",
+    pickled=("cifar-10-batches-py", "cifar-10-python.tar.gz"),
     train={f"data_batch_{number}": 10_000 for number in range(1, 6)},
     test={"test_batch": 10_000},
     label_bytes=1,
-    label_key="labels",
     archive="cifar-10-binary.tar.gz",
-    python_archive="cifar-10-python.tar.gz",
     archive_bytes=170_052_171,
     archive_sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
     url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
@@ -99,25 +93,15 @@ CIFAR100 = CifarFormat(
     name="cifar100",
     classes=CIFAR100_CLASSES,
     binary_folder="cifar-100-binary",
-    python_folder="cifar-100-python",
+    pickled=("cifar-100-python", "cifar-100-python.tar.gz"),
     train={"train": 50_000},
     test={"test": 10_000},
     label_bytes=2,  # the superclass (of 20), then the class
-    label_key="fine_labels",
     archive="cifar-100-binary.tar.gz",
-    python_archive="cifar-100-python.tar.gz",
     archive_bytes=168_513_733,
     archive_sha256="58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
     url="https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
 )
-
-
-class CifarSource(NamedTuple):
-    """Location and layout of a data set: a folder or an archive, of binary or of pickled files."""
-
-    path: Path
-    pickled: bool
-    archived: bool
 
 
 class Images(NamedTuple):
@@ -143,66 +127,54 @@ def cifar_info(cifar: CifarFormat, *, augmentation: str) -> DatasetInfo:
 
 
 def _find(cifar: CifarFormat, data_dir: DataDir) -> Path | None:
-    source = find_cifar(cifar, data_folder(data_dir))
-    return source.path if source else None
+    return find_cifar(cifar, data_folder(data_dir))
 
 
 def _load(cifar: CifarFormat, options: LoadOptions) -> Dataset:
     """Read the data set, after a download if it is missing and `options.download` allows it."""
     folder = data_folder(options.data_dir)
-    source = find_cifar(cifar, folder)
-    if source is None:
+    path = find_cifar(cifar, folder)
+    if path is None:
         if not options.download:
-            names = f"{cifar.binary_folder}/, {cifar.python_folder}/, {cifar.archive}, {cifar.python_archive}"
+            pickled = [name for name in cifar.pickled if os.path.exists(folder / name)]
+            unread = f"; {pickled[0]} has pickled files, which are not read" if pickled else ""
             raise DataError(
-                f"{cifar.name} was not found in {str(folder)!r} (searched for {names}): download it with "
-                f"'spherenet data {cifar.name} --download' or set --data-dir or SPHERENET_DATA."
+                f"{cifar.name} was not found in {str(folder)!r} (searched for {cifar.binary_folder}/ and "
+                f"{cifar.archive}{unread}): download it with 'spherenet data {cifar.name} --download' or set "
+                "--data-dir or SPHERENET_DATA."
             )
-        target = folder / cifar.archive
-        size, sha256 = cifar.archive_bytes, cifar.archive_sha256
-        download(cifar.url, target, size=size, sha256=sha256, progress=options.progress)
-        source = CifarSource(target, pickled=False, archived=True)
-    train, test = (TensorSplit(*split, options.preprocessing) for split in read_cifar(cifar, source))
+        path = folder / cifar.archive
+        download(cifar.url, path, size=cifar.archive_bytes, sha256=cifar.archive_sha256, progress=options.progress)
+    train, test = (TensorSplit(*split, options.preprocessing) for split in read_cifar(cifar, path))
     return Dataset(cifar.name, cifar.classes, options.preprocessing, train, test)
 
 
-def find_cifar(cifar: CifarFormat, folder: Path) -> CifarSource | None:
-    """Return the first official layout in `folder`, judged by names alone; nothing is read.
+def find_cifar(cifar: CifarFormat, folder: Path) -> Path | None:
+    """Return the binary folder in `folder`, else `folder` if it holds the files itself, else the archive, else None.
 
-    The order is: binary folder, pickled folder, binary archive, pickled archive. `folder` may also be the binary or
-    the pickled folder itself.
+    Names alone decide; nothing is read.
     """
-    first = next(iter(cifar.train))
-    for name, pickled, file in ((cifar.binary_folder, False, f"{first}.bin"), (cifar.python_folder, True, first)):
-        if os.path.isdir(folder / name):
-            return CifarSource(folder / name, pickled, archived=False)
-        if os.path.isfile(folder / file):
-            return CifarSource(folder, pickled, archived=False)
-    for name, pickled in ((cifar.archive, False), (cifar.python_archive, True)):
-        if os.path.isfile(folder / name):
-            return CifarSource(folder / name, pickled, archived=True)
-    return None
+    if os.path.isdir(folder / cifar.binary_folder):
+        return folder / cifar.binary_folder
+    if os.path.isfile(folder / f"{next(iter(cifar.train))}.bin"):
+        return folder
+    return folder / cifar.archive if os.path.isfile(folder / cifar.archive) else None
 
 
-def read_cifar(cifar: CifarFormat, source: CifarSource) -> tuple[Images, Images]:
-    """Return the training and the test split.
+def read_cifar(cifar: CifarFormat, path: Path) -> tuple[Images, Images]:
+    """Return the training and the test split from the binary folder or the archive.
 
     Raises:
         DataError: A file is missing, too long, too short or corrupt, or a label is out of range.
     """
-    counts = {**cifar.train, **cifar.test}
-    file_names = {name: name if source.pickled else f"{name}.bin" for name in counts}
-    # Protocols for Python 2 store bytes as text, which takes up to two bytes per byte.
-    record = 2 * PIXELS + 256 if source.pickled else cifar.label_bytes + PIXELS
-    margin = 1 << 16 if source.pickled else 0
-    limits = {file_names[name]: count * record + margin for name, count in counts.items()}
-    if source.archived:
-        prefix = cifar.python_folder if source.pickled else cifar.binary_folder
-        members = read_members(source.path, {f"{prefix}/{name}": limit for name, limit in limits.items()})
-        contents = {name: members[f"{prefix}/{name}"] for name in limits}
+    record = cifar.label_bytes + PIXELS
+    counts = {f"{name}.bin": count for name, count in {**cifar.train, **cifar.test}.items()}
+    if os.path.isdir(path):
+        contents = {name: _read_file(path / name, count * record) for name, count in counts.items()}
     else:
-        contents = {name: _read_file(source.path / name, limit) for name, limit in limits.items()}
-    parse = _parse_pickle if source.pickled else _parse_binary
+        names = {f"{cifar.binary_folder}/{name}" for name in counts}
+        members = read_archive(path, names, size=cifar.archive_bytes, sha256=cifar.archive_sha256)
+        contents = {os.path.basename(name): content for name, content in members.items()}
 
     def split(files: Mapping[str, int]) -> Images:
         # Stored as [N, H, W, C], so that the view [N, C, H, W] is channels-last.
@@ -210,10 +182,12 @@ def read_cifar(cifar: CifarFormat, source: CifarSource) -> tuple[Images, Images]
         labels = np.empty(len(images), dtype=np.int64)
         start = 0
         for name, count in files.items():
-            path = str(source.path / file_names[name])
-            planes, labels[start : start + count] = parse(contents.pop(file_names[name]), path, count, cifar)
-            images[start : start + count] = planes.reshape(count, 3, SIDE, SIDE).transpose(0, 2, 3, 1)
-            _require_labels(labels[start : start + count], path, len(cifar.classes))
+            file = f"{name}.bin"
+            records = _parse(contents.pop(file), str(path / file), count, record)
+            rows = slice(start, start + count)
+            labels[rows] = records[:, cifar.label_bytes - 1]
+            images[rows] = records[:, cifar.label_bytes :].reshape(count, 3, SIDE, SIDE).transpose(0, 2, 3, 1)
+            _require_labels(labels[rows], str(path / file), len(cifar.classes))
             start += count
         return Images(torch.from_numpy(images), torch.from_numpy(labels))
 
@@ -227,28 +201,15 @@ def _read_file(path: Path, limit: int) -> bytes:
         raise DataError(f"the file {str(path)!r} cannot be read ({error.strerror}).") from None
 
 
-def _parse_binary(data: bytes, path: str, count: int, cifar: CifarFormat) -> tuple[Array, Array]:
-    record = cifar.label_bytes + PIXELS
+def _parse(data: bytes, path: str, count: int, record: int) -> Array:
+    """Return the bytes as [count, record]."""
     if len(data) != count * record:
         raise DataError(f"{path!r} must have {count * record} bytes, {count} images of {record}, got {len(data)}.")
-    records = np.frombuffer(data, dtype=np.uint8).reshape(count, record)
-    return records[:, cifar.label_bytes :], records[:, cifar.label_bytes - 1]
-
-
-def _parse_pickle(data: bytes, path: str, count: int, cifar: CifarFormat) -> tuple[Array, Array]:
-    batch = read_pickled_dict(data, path, max_opcodes=count * OPCODES_PER_IMAGE + 1000)
-    planes, labels = batch.get("data"), batch.get(cifar.label_key)
-    if not isinstance(planes, np.ndarray) or planes.dtype != np.uint8 or planes.shape != (count, PIXELS):
-        raise DataError(f"{path!r} must hold 'data', an array of uint8 [{count}, {PIXELS}].")
-    if isinstance(labels, list) and all(type(label) is int and 0 <= label < 1 << 31 for label in labels):
-        labels = np.array(labels, dtype=np.int64)
-    if not isinstance(labels, np.ndarray) or labels.shape != (count,):
-        raise DataError(f"{path!r} must hold {cifar.label_key!r}, a list of {count} integers.")
-    return planes, labels
+    return np.frombuffer(data, dtype=np.uint8).reshape(count, record)
 
 
 def _require_labels(labels: Array, path: str, classes: int) -> None:
-    outside = np.flatnonzero((labels < 0) | (labels >= classes))
+    outside = np.flatnonzero(labels >= classes)
     if len(outside):
         index = int(outside[0])
         raise DataError(f"labels in {path!r} must be from 0 to {classes - 1}, got {labels[index]} for image {index}.")
