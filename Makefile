@@ -6,7 +6,7 @@ USABLE := $(VENV)/.usable
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check lint types imports fast pytest docs results soak browser hosts format wheel wheel-windows \
+.PHONY: help demo test test-all check lint types imports audit lock fast pytest docs results soak browser hosts format wheel wheel-windows \
         test-wheel test-torch clean
 
 help:  ## list the targets
@@ -42,9 +42,25 @@ $(READY): $(USABLE)
 	$(if $(LOCKED),$(INSTALL_LOCKED),$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]')
 	touch $@
 
-lint: $(READY)  ## check style and formatting
+PROSE  := src tests docs examples benchmarks tools $(wildcard *.md)
+lint: $(READY)  ## check style, formatting, spelling, declared dependencies and licenses of the installed packages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell $(PROSE)
+	$(BIN)/deptry src
+	$(BIN)/pip-licenses --from=mixed --partial-match --fail-on='GPL;GNU' --ignore-packages codespell --summary
+
+# uv resolves; torch is the build for CPUs. Use TORCH_INDEX= and UV_FIND_LINKS=FOLDER for files that were downloaded.
+LOCK   := uv pip compile --quiet --generate-hashes --no-annotate --custom-compile-command 'make lock' --python-version 3.11
+lock:  ## write requirements.lock (Linux x86-64), build.lock and release.lock (all systems) with hashes; requires uv
+	$(LOCK) pyproject.toml --extra dev --constraint constraints.txt --python-platform x86_64-manylinux_2_28 \
+	--index-strategy unsafe-best-match $(addprefix --extra-index-url=,$(TORCH_INDEX)) --output-file requirements.lock
+	for group in build release; do $(LOCK) --universal --group pyproject.toml:$$group --output-file $$group.lock; done
+
+audit:  ## compare the locked versions with published vulnerabilities (requires a network)
+	test -x $(RELEASE)/bin/python || $(PYTHON) -m venv $(RELEASE)
+	$(RELEASE_TOOLS)
+	$(RELEASE)/bin/pip-audit --disable-pip --require-hashes $(foreach file,build release requirements,--requirement $(file).lock)
 
 types: $(READY)  ## check static types of the package
 	$(BIN)/mypy
@@ -58,7 +74,7 @@ docs: $(READY)  ## build the documentation in site/, warnings as errors; open si
 
 FAST   := tests/ops tests/optim tests/regularizers tests/models tests/losses/test_registry.py \
           tests/losses/test_annealing.py tests/losses/test_invalid_arguments.py tests/runs/test_run_directory.py \
-          tests/docs/test_markdown.py tests/docs/test_vocabulary.py tests/test_package.py
+          tests/docs/test_markdown.py tests/test_package.py
 fast: $(READY)  ## run the fast tests only
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet --numprocesses 2 $(FAST)
 

@@ -117,30 +117,44 @@ def test_build_of_wheels_installs_from_lock_file():
     assert [line for line in makefile.splitlines() if "-m build" in line and "--no-isolation" not in line] == []
 
 
-@pytest.mark.parametrize(("workflow", "target"), [("docs", "docs"), ("tests", "test-all")])
-def test_pinned_jobs_install_from_lock_file(workflow, target):
+@pytest.mark.parametrize(
+    ("workflow", "command"),
+    [("docs", "make docs LOCKED=1"), ("docs", "make audit"), ("tests", "make test-all LOCKED=1")],
+)
+def test_pinned_jobs_install_from_lock_file(workflow, command):
     steps = commands(yaml.safe_load((GITHUB / "workflows" / f"{workflow}.yml").read_text("utf-8")))
-    made = [command.strip() for command in steps if command.startswith("make ")]
-    assert made == [f"make {target} LOCKED=1"]
+    assert command in [step.strip() for step in steps]
     done = subprocess.run(
-        ["make", "--dry-run", "--always-make", *made[0].split()[1:]], cwd=ROOT, capture_output=True, text=True
+        ["make", "--dry-run", "--always-make", *command.split()[1:]], cwd=ROOT, capture_output=True, text=True
     )
     installs = [line for line in done.stdout.splitlines() if "pip install" in line]
     assert installs
     assert all("--require-hashes" in line or "--no-deps" in line for line in installs), installs
 
 
-@pytest.mark.parametrize("name", ["build", "release"])
-def test_lock_files_have_hashes_and_the_tools(name):
+def locked(name):
+    """Return {package: version} of a lock file, in which each package must have a hash."""
     text = (ROOT / f"{name}.lock").read_text("utf-8").replace("\\\n", "")
     rows = [line for line in text.splitlines() if not line.startswith("#")]
     assert [row for row in rows if not re.fullmatch(r"[a-z0-9-]+==[^ ]+ .*?( +--hash=sha256:[0-9a-f]{64})+", row)] == []
-    locked = {row.partition("==")[0] for row in rows}
+    return dict(row.split(" ")[0].split("==") for row in rows)
+
+
+@pytest.mark.parametrize("name", ["build", "release"])
+def test_lock_files_have_hashes_and_the_tools(name):
     pyproject = (ROOT / "pyproject.toml").read_text("utf-8").partition("[dependency-groups]")[2].partition("\n[")[0]
     group = re.search(rf"^{name} = \[(.*?)\]$", pyproject, re.MULTILINE | re.DOTALL)[1]
     required = set(re.findall(r'"([a-z-]+)[>=]=', group))
     assert required
-    assert required <= locked
+    assert required <= set(locked(name))
+
+
+def test_development_is_locked_at_the_pinned_versions():
+    lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()[1:]
+    pinned = {re.sub("[_.]", "-", name.lower()): version for name, version in (line.split("==") for line in lines)}
+    versions = {name: version.partition("+")[0] for name, version in locked("requirements").items()}
+    assert {name: versions.get(name) for name in pinned} == pinned
+    assert set(versions) - set(pinned) == {"setuptools"}  # torch requires it
 
 
 def test_jobs_have_few_permissions_and_a_time_limit(workflow):

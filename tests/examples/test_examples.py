@@ -47,10 +47,9 @@ def test_all_examples_are_tested():
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_example_is_short_and_documents_its_command(name):
+def test_example_documents_its_command(name):
     text = (EXAMPLES / name).read_text()
     docstring = text.split('"""')[1]
-    assert len(text.splitlines()) <= 60
     assert re.search(rf"^    python examples/{name} .*(on one core|alone)$", docstring, re.MULTILINE)
     assert re.search(r"minute|second", docstring)
 
