@@ -46,4 +46,4 @@ def test_commands_run_their_tier():
     assert "pytest SELECT='-m \"not slow\"'" in fast
     assert fast.replace(" SELECT='-m \"not slow\"'", "") == full
     assert "exec make test\n" in (ROOT / ".ci" / "run").read_text()
-    assert "run: make test-all\n" in (ROOT / ".github" / "workflows" / "tests.yml").read_text()
+    assert "run: make test-all LOCKED=1\n" in (ROOT / ".github" / "workflows" / "tests.yml").read_text()
