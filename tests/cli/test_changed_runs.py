@@ -104,7 +104,9 @@ def test_message_about_the_preprocessing_is_one_sentence(run, capsys):
     assert ".)" not in said
 
 
-@pytest.mark.parametrize("options", [("--train-images", 300), ("--bn-eval", "batch")], ids=lambda options: options[0])
+@pytest.mark.parametrize(
+    "options", [("--train-images", 300), ("--set", "bn_eval=[batch]")], ids=lambda options: options[0]
+)
 def test_finished_run_with_changed_evaluation_is_evaluated_again(run, capsys, options):
     """Its accuracies are those of other images or statistics: the best checkpoint is selected anew."""
     directory = RunDirectory(run)
@@ -162,12 +164,15 @@ def test_evaluate_uses_the_precision_of_the_run(tmp_path, capsys):
     assert results["float32"]["loss"] != pytest.approx(recorded["loss"], rel=1e-6)
 
 
-@pytest.mark.parametrize("options", [("--operator", "linear"), ("--no-relu",), ("--loss", "w-cosine")], ids=" ".join)
-def test_best_checkpoint_of_another_network_is_forgotten(run, capsys, options):
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("--operator", ("--operator", "linear")), ("relu", ("--set", "relu=false")), ("--loss", ("--loss", "w-cosine"))],
+)
+def test_best_checkpoint_of_another_network_is_forgotten(run, capsys, name, options):
     """Its accuracy is that of another function of the same weights."""
     steps = RunDirectory(run).summary["iterations"] + 2
     assert spherenet("train", "--resume", run, *options, "--iterations", steps, "--allow-changes") == 0
-    assert f"with {options[0].replace('--no-', '--')}: the best checkpoint is selected anew" in capsys.readouterr().err
+    assert f"with {name}: the best checkpoint is selected anew" in capsys.readouterr().err
     summary = RunDirectory(run).summary
     assert summary["best_step"] == summary["iterations"] == steps
     assert spherenet("evaluate", run, "--checkpoint", "best", "--json") == 0
@@ -188,7 +193,9 @@ def test_full_disk_loses_no_best_checkpoint(run, capsys, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_text", no_space)
-        assert spherenet("train", "--resume", run, "--bn-eval", "batch", "--iterations", 8, "--allow-changes") == 2
+        assert (
+            spherenet("train", "--resume", run, "--set", "bn_eval=[batch]", "--iterations", 8, "--allow-changes") == 2
+        )
     assert "the run is unchanged" in capsys.readouterr().err
     assert RunDirectory(run).checkpoints.paths("best") == best
     assert (run / "config.json").read_bytes() == before

@@ -81,7 +81,7 @@ def test_json_has_counts_per_class(capsys):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_folder_is_decoded_and_counted(capsys, images, workers):
-    run("folder", "--data-dir", images, "--val-fraction", 0.5, "--workers", workers)
+    run("folder", "--data-dir", images, "--test-fraction", 0.5, "--workers", workers)
     shown = capsys.readouterr()
     assert "folder: 2 classes" in shown.out
     assert "│ ant   │     3 │    3 │" in shown.out
@@ -123,7 +123,7 @@ def test_missing_dataset_names_folder_and_download_command(tmp_path):
         (["cifar"], "data must be one of 'mnist5k', 'cifar10', 'cifar100', 'folder', got 'cifar'. Did you mean"),
         (["mnist5k", "--download"], "NAME must be cifar10 or cifar100 with --download, got mnist5k"),
         (["--download"], "NAME must be cifar10 or cifar100 with --download, got none"),
-        (["folder", "--data-dir", "x", "--val-fraction", "2"], "test_fraction must be between 0 and 1, got 2.0"),
+        (["folder", "--data-dir", "x", "--test-fraction", "2"], "test_fraction must be between 0 and 1, got 2.0"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, message):

@@ -35,7 +35,7 @@ ESCAPE = "\x1b]0;owned\x07\x1b[2J"
     "options",
     [
         ("--device", "meta"),
-        ("--lambda-floor", "1e300", "--loss", "ga-linear"),
+        ("--set", "lambda_floor=1e300", "--loss", "ga-linear"),
         ("--widths", 2**30, 2**30, 2**30),
         ("--batch-size", 2**62),
         ("--threads", 10**9),

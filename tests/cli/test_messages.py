@@ -126,6 +126,6 @@ def test_embeddings_that_do_not_fit_on_the_disk(tmp_path):
 
 def test_first_failure_does_not_mention_a_checkpoint(capsys, tmp_path):
     run = tmp_path / "run"
-    options = [*TINY, "--learning-rate", "1e30", "--optimizer", "sgd", "--orthogonality", 0]
+    options = [*TINY, "--learning-rate", "1e30", "--optimizer", "sgd", "--set", "orthogonality=0"]
     assert spherenet("train", *options, "--checkpoint-every", 100, "--eval-every", 100, "--output", run) == 1
     assert "there is no checkpoint yet" in capsys.readouterr().err

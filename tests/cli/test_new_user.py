@@ -17,8 +17,9 @@ from PIL import Image
 
 from command_line import one_sentence, spherenet
 
-OPTIONS = ["--image-size", 16, "--widths", 4, 4, 4, "--batch-size", 8, "--learning-rate", 0.01, "--orthogonality", 0,
-           "--eval-every", 10, "--workers", 0, "--threads", 1, "--validation-fraction", 0.2]  # fmt: skip
+OPTIONS = ["--image-size", 16, "--widths", 4, 4, 4, "--batch-size", 8, "--learning-rate", 0.01,
+           "--set", "orthogonality=0", "--eval-every", 10, "--workers", 0, "--threads", 1,
+           "--validation-fraction", 0.2]  # fmt: skip
 UNREADABLE = ("truncated.jpg", "phone.heic")
 FOREIGN = ("notes.txt", "README")
 

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from dataclasses import fields
 
 import pytest
 import yaml
@@ -11,7 +12,9 @@ from spherenet.cli import main
 from spherenet.cli.main import VERBS, verb_parser
 from spherenet.cli.options import ConfigParser, config_from
 from spherenet.errors import RunError
-from spherenet.training.config import RENAMED, TrainConfig
+from spherenet.training.config import TrainConfig
+
+MOST_OPTIONS = 76
 
 
 def config(*arguments):
@@ -51,63 +54,66 @@ def test_magnitude_and_radius_options():
     assert config("--magnitude", "tanh", "--radius", "none").radius is None
 
 
-ALIASES = {
-    "--train-pictures 100": {"train_images": 100},
-    "--train-pictures=100": {"train_images": 100},
-    "--observe": {"probes": True},
-    "--no-observe": {"probes": False},
-    "--observe false": {"probes": False},
-}
+def test_switches_have_a_negation(capsys):
+    assert config("--compile").compile is True
+    assert config("--no-compile").compile is False
+    assert spherenet("train", "--compile", "false") == 2
+    assert "unrecognized arguments: false" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", ALIASES)
-def test_earlier_option_names_are_accepted(arguments):
-    parsed = config(*arguments.split())
-    assert {name: getattr(parsed, name) for name in ALIASES[arguments]} == ALIASES[arguments]
+def test_every_field_is_an_option_or_a_key_with_its_default(capsys):
+    assert config() == TrainConfig()
+    assert spherenet("train", "--help-all") == 0
+    options, _, keys = capsys.readouterr().out.partition("keys of --config and --set")
+    for field in fields(TrainConfig):
+        option = field.name.replace("_", "-")
+        is_option = f"--{option}" in options or f"--[no-]{option}" in options
+        assert is_option == (field.metadata["tier"] != "file"), field.name
+        assert is_option != (f"\n  {field.name} " in keys), field.name
+    assert "null" not in options + keys
 
 
-def test_earlier_names_are_accepted_in_files(tmp_path):
-    (tmp_path / "my.yaml").write_text("train_pictures: 100\nobserve: false\n")
-    parsed = config("--config", tmp_path / "my.yaml")
-    assert (parsed.train_images, parsed.probes) == (100, False)
+def test_help_shows_the_common_options_only(capsys):
+    lines = {}
+    for name in ("--help", "--help-all"):
+        assert spherenet("train", name) == 0
+        printed = capsys.readouterr().out
+        lines[name] = [line.split()[0] for line in printed.splitlines() if line.startswith(("  --", "  -h"))]
+    assert len(lines["--help"]) <= 30
+    assert len(lines["--help-all"]) <= MOST_OPTIONS
+    assert set(lines["--help"]) < set(lines["--help-all"])
+    assert {"--data", "--model", "--loss", "--recipe"} <= set(lines["--help"])
 
 
-def test_evaluate_accepts_the_earlier_name_of_image():
-    arguments = verb_parser("evaluate").parse_args(["run", "--picture", "confusion.png"])
-    assert arguments.image == "confusion.png"
-
-
-def test_theory_accepts_the_earlier_spelling_of_color():
-    assert verb_parser("theory").parse_args(["colour", "--seed", "3"]).name == "color"
-
-
-@pytest.mark.parametrize("verb", ["train", "tune", "evaluate", "theory"])
-def test_earlier_names_are_not_shown_in_help(verb, capsys):
-    text = help_text(capsys, verb)
-    for name in (*RENAMED, "--picture", "colour"):
-        assert name.replace("_", "-") not in text
+def test_keys_are_set_and_replaced_by_options(tmp_path):
+    (tmp_path / "my.yaml").write_text("relu: false\nlearning_rate: 1e-2\nepochs: 3\nseed: 1\n")
+    chosen = config("--seed", 3, "--config", tmp_path / "my.yaml", "--set", "bn_eval=[batch, running]", "seed=2")
+    assert (chosen.relu, chosen.learning_rate, chosen.epochs, chosen.seed) == (False, 0.01, 3.0, 3)
+    assert chosen.bn_eval == ["batch", "running"]
+    both = config("--recipe", "paper-cifar", "--config", tmp_path / "my.yaml")
+    assert (both.iterations, both.epochs, both.model) == (1000, 3.0, "cnn-9")  # epochs replace iterations of a recipe
+    assert config("--set", "folds=3", "--set", "fold=1").fold == 1
 
 
 @pytest.mark.parametrize(
-    ("arguments", "value"),
-    [(["--compile"], True), (["--no-compile"], False), (["--compile", "true"], True), (["--compile", "false"], False)],
+    ("words", "message"),
+    [
+        (["relu"], "--set must be KEY=VALUE, got 'relu'"),
+        (["rellu=1"], "--set has the unknown key 'rellu', did you mean 'relu'?"),
+        (["relu=3"], "relu must be true or false, got 3"),
+        (["batch_size=x"], "--batch-size must be a whole number, got 'x'"),
+        (["bn_eval=batch"], "bn_eval must be a list, got 'batch'"),
+        (["bn_eval=[&a [], *a]"], "--set bn_eval must not contain aliases"),
+        (["bn_eval=" + "[" * 50], "--set bn_eval must be nested at most 10 levels deep"),
+        (["relu={"], "--set relu is not valid YAML"),
+        (["epochs=1", "iterations=2"], "--epochs must be left out with --iterations"),
+    ],
 )
-def test_switches_take_an_optional_value(arguments, value):
-    assert config(*arguments).compile is value
-
-
-def test_switch_with_a_wrong_value_is_rejected(capsys):
-    assert spherenet("train", "--compile", "maybe") == 2
-    assert "--compile must be true or false, got 'maybe'" in capsys.readouterr().err
-
-
-def test_every_field_is_an_option_with_its_default(capsys):
-    assert config() == TrainConfig()
-    text = help_text(capsys, "train")
-    for name in TrainConfig().as_dict():
-        option = name.replace("_", "-")
-        assert f"--{option}" in text or f"--[no-]{option}" in text
-    assert "null" not in text
+def test_wrong_keys_are_refused_in_one_sentence(words, message, capsys):
+    assert spherenet("train", "--set", *words) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert one_sentence(said)
 
 
 def test_printed_config_is_read_back(tmp_path, capsys):
@@ -118,7 +124,8 @@ def test_printed_config_is_read_back(tmp_path, capsys):
         6,
         "--operator",
         "none",
-        "--no-relu",
+        "--set",
+        "relu=false",
         "--k-sharing",
         "layer",
         "--learning-rate",
@@ -136,6 +143,7 @@ def test_printed_config_is_read_back(tmp_path, capsys):
     [
         (["train", "--batch-sise", "3"], "unknown option --batch-sise, did you mean --batch-size?"),
         (["train", "--no-compil"], "unknown option --no-compil, did you mean --no-compile?"),
+        (["train", "--no-relu"], "unknown option --no-relu, did you mean --set relu=VALUE?"),
         (["tune", "--jbos=3"], "unknown option --jbos, did you mean --jobs?"),
         (["predict", "x.png", "--topp", "3"], "unknown option --topp, did you mean --top?"),
         (["theory", "phase", "x.png", "--sed", "3"], "unknown option --sed, did you mean --seed?"),
@@ -199,7 +207,7 @@ def test_debug_raises_the_error(capsys):
         (["train", "--no-comp"], ["--no-compile"]),
         (["train", "--optimizer", ""], ["adam", "adamw", "sgd", "muon"]),
         (["theory", "ph"], ["phase"]),
-        (["train", "--train-pic"], []),
+        (["train", "--train-im"], ["--train-images"]),
     ],
 )
 def test_bash_completes_verbs_options_and_choices(words, expected, tmp_path, capsys):
@@ -239,7 +247,7 @@ def test_option_of_an_argument(verb, argument, expected):
 @pytest.mark.parametrize(("encoding", "shown"), [("ascii", "1x1 shortcut"), ("latin-1", "1×1 shortcut")])
 def test_help_is_readable_in_terminals_without_unicode(encoding, shown):
     environment = {**os.environ, "PYTHONIOENCODING": encoding, "LC_ALL": "C"}
-    done = subprocess.run(command("train", "--help"), capture_output=True, env=environment)
+    done = subprocess.run(command("train", "--help-all"), capture_output=True, env=environment)
     assert (done.returncode, done.stderr) == (0, b"")
     text = done.stdout.decode(encoding)
     assert shown in text

@@ -9,7 +9,7 @@ from command_line import one_sentence, spherenet
 
 OPTIONS = ["--data", "folder", "--image-size", 16, "--model", "cnn-3", "--widths", 4, 4, 4, "--batch-size", 8,
            "--iterations", 30, "--eval-every", 15, "--checkpoint-every", 15, "--learning-rate", 0.01,
-           "--orthogonality", 0]  # fmt: skip
+           "--set", "orthogonality=0"]  # fmt: skip
 
 
 @pytest.fixture

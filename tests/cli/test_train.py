@@ -124,7 +124,7 @@ def test_annealing_follows_the_length_of_the_run(tmp_path, monkeypatch):
         return forward(loss, *arguments, **options)
 
     monkeypatch.setattr(sn.GASoftmaxLoss, "forward", recorded)
-    options = ["--loss", "ga-linear", "--annealing", "--accumulate", 2]
+    options = ["--loss", "ga-linear", "--set", "annealing=true", "--accumulate", 2]
     assert spherenet("train", *TINY, *options, "--output", tmp_path / "run") == 0
     schedule = sn.Annealing.for_run(6)
     assert values == [schedule.at(step) for step in range(6) for _ in range(2)]  # both batches of a step use its λ
@@ -199,7 +199,7 @@ WRONG = {
     "too large a batch": (["--batch-size", "5000"], "--batch-size must be at most"),
     "config": (["--config", "nowhere.yaml"], "--config nowhere.yaml cannot be read: No such file or directory"),
     "resume": (["--resume", "nowhere"], "nowhere is not a folder"),
-    "empty output": (["--output", ""], "--output and --resume must be folders, got an empty name"),
+    "empty output": (["--output", ""], "--output must not be empty"),
     "init-from": (["--init-from", "nowhere"], "nowhere is not a folder"),
     "data folder": (["--data", "folder", "--data-dir", "nowhere"], "nowhere"),
     "no data folder": (["--data", "folder"], "--data-dir"),
@@ -255,7 +255,7 @@ def test_unusable_output_folders_are_rejected(tmp_path, finished, capsys):
 
 def test_two_processes_give_the_weights_of_one(tmp_path):
     """Without BatchNorm, at the same global batch size; the order of sums differs."""
-    options = [*TINY, "--batch-norm", "false", "--batch-size", 33]
+    options = [*TINY, "--no-batch-norm", "--batch-size", 33]
     done = in_other_processes("train", *options, "--output", tmp_path / "two", processes=2)
     assert done.returncode == 0, done.stderr
     assert spherenet("train", *options, "--output", tmp_path / "one") == 0

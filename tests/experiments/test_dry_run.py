@@ -58,7 +58,7 @@ def test_dry_run_of_tune_lists_all_folds(tmp_path, capsys):
     options = ["--try-operators", "cosine", "none", "--number-of-folds", 2, "--epochs", 1, "--output", tmp_path]
     script = dry_run(capsys, "tune", *options)
     assert script.startswith("# tune: 4 runs (4 to start)")
-    assert script.count("--fold ") == 2  # fold 0 is the default
+    assert script.count("fold=") == 2  # fold 0 is the default
     assert script.count("--epochs 1.0") == 4
     assert list(tmp_path.iterdir()) == []
 

@@ -318,7 +318,7 @@ INVALID = {
         "--operator must be left out of tune, which has --try-operators",
     ),
     "fixed loss": (["tune", "--loss", "a"], "--loss must be left out of tune, which has --try-losses, got a."),
-    "fold": (["tune", "--fold", "1"], "--fold must be left out of tune"),
+    "fold": (["tune", "--set", "fold=1"], "fold must be left out of tune"),
     "k that is not finite": (["tune", "--try-k", "nan"], "--try-k must be finite, got nan"),
     "negative k": (["tune", "--try-k", "-1", "0.5"], "--try-k must be greater than 0, got -1"),
     "k without a sigmoid": (["tune", "--try-k", "1", "--try-operators", "cosine"], "--try-k must be left out: none of"),

@@ -80,8 +80,8 @@ def wait_until(condition, process):
 
 def test_interrupted_tune_saves_its_run_and_writes_no_best_setting(tmp_path):
     """One setting is finished, so that there would be a best one."""
-    options = ["--widths", "4", "4", "4", "--batch-size", "32", "--log-every", "1", "--threads", "1", "--no-probes",
-               "--eval-every", "500000", "--iterations", "1000000"]  # fmt: skip
+    options = ["--widths", "4", "4", "4", "--batch-size", "32", "--log-every", "1", "--threads", "1",
+               "--set", "probes=false", "--eval-every", "500000", "--iterations", "1000000"]  # fmt: skip
     settings = ["--try-operators", "cosine", "linear", "none", "--number-of-folds", "2"]
     runs, best = tmp_path / "runs", tmp_path / "best.yaml"
     config = TrainConfig(

@@ -44,7 +44,7 @@ def photographs(tmp_path_factory):
 def run(request, photographs, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "run"
     options = ["--image-size", 21, "--widths", 4, 4, 4, "--batch-size", 4, "--iterations", 2, "--eval-every", 2,
-               "--workers", 0, "--checkpoint-every", 2, "--standardize", request.param]  # fmt: skip
+               "--workers", 0, "--checkpoint-every", 2, "--set", f"standardize={request.param}"]  # fmt: skip
     assert spherenet("train", "--data", "folder", "--data-dir", photographs, *options, "--output", folder) == 0
     return folder
 

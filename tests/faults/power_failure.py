@@ -20,9 +20,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 NOT_ALLOWED = 77
-OPTIONS = ["--widths", "4", "4", "4", "--batch-size", "32", "--iterations", "60", "--log-every", "1", "--eval-every",
-           "10", "--checkpoint-every", "5", "--eval-batch-size", "500", "--threads", "1", "--probes",
-           "false"]  # fmt: skip
+OPTIONS = ["--widths", "4", "4", "4", "--batch-size", "32", "--iterations", "60", "--log-every", "1",
+           "--eval-every", "10", "--checkpoint-every", "5", "--eval-batch-size", "500", "--threads", "1",
+           "--set", "probes=false"]  # fmt: skip
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 

@@ -18,7 +18,7 @@ CHANGES = {
     "operator": ("--operator", "sigmoid"),
     "precision": ("--precision", "float16"),
     "augmentation": ("--augmentation", "flip"),
-    "orthogonality": ("--orthogonality", "0"),
+    "orthogonality": ("--set", "orthogonality=0"),
     "threads": ("--threads", "2"),
 }
 
@@ -29,7 +29,7 @@ def test_changed_option_is_rejected(children, interrupted, folder, tried, name):
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     child = children.run("train", "--resume", run, *CHANGES[name])
     assert child.code == 2, child.output
-    assert f"was started with {CHANGES[name][0]} " in child.output
+    assert f"was started with {name if CHANGES[name][0] == '--set' else CHANGES[name][0]} " in child.output
     assert "--allow-changes" in child.output
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     tried("another option on --resume")

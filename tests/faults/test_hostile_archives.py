@@ -26,7 +26,7 @@ def assert_rejected(children, folder, archive, tried):
     def check(trial, content):
         archive.write_bytes(content)
         before = sorted(folder.rglob("*"))
-        options = ["--data", "cifar10", "--data-dir", folder / "data", "--download", "false"]
+        options = ["--data", "cifar10", "--data-dir", folder / "data", "--no-download"]
         done = children.run("train", *OPTIONS, *options, "--output", folder / "run", small_sets=True)
         assert done.code == 2, done.output
         assert "the SHA-256" in done.output

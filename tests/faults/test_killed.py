@@ -16,7 +16,7 @@ VARIANTS = {
     "default": (),
     "accumulation": ("--accumulate", "2"),
     "margin and augmentation": ("--loss", "ga-linear", "--augmentation", "flip-crop"),
-    "keep-norms": ("--keep-norms", "true"),
+    "keep-norms": ("--set", "keep_norms=true"),
 }
 
 

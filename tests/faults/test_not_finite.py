@@ -171,7 +171,7 @@ def test_label_out_of_range_is_rejected_when_it_is_read(children, folder, tried,
     data[7 * (3072 + form.label_bytes) + form.label_bytes - 1] = label
     files[name] = bytes(data)
     write_folder(folder / "data" / form.binary_folder, files)
-    options = ["--data", form.name, "--data-dir", folder / "data", "--download", "false"]
+    options = ["--data", form.name, "--data-dir", folder / "data", "--no-download"]
     done = children.run("train", *OPTIONS, *options, "--output", folder / "run", small_sets=True)
     assert done.code == 2, done.output
     assert f"got {label} for image 7" in done.output

@@ -31,8 +31,8 @@ from spherenet.training import Processes, evaluate
 from spherenet.training.saved_runs import load_run
 
 POINT = 18
-SHARDED = (*OPTIONS, "--shard-head", "--sharding", "fsdp", "--batch-size", 33, "--keep-norms", "--loss", "w-linear",
-           "--eval-batch-size", 33)  # fmt: skip
+SHARDED = (*OPTIONS, "--shard-head", "--sharding", "fsdp", "--batch-size", 33, "--set", "keep_norms=true",
+           "--loss", "w-linear", "--eval-batch-size", 33)  # fmt: skip
 in_a_soak = pytest.mark.skipif(not SOAK, reason="starts more processes: only in make soak")
 
 

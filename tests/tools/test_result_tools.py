@@ -199,7 +199,7 @@ def test_runs_are_tabulated_with_mean_and_interval(tmp_path, capsys):
     folders = []
     for seed in (1, 0):
         folders.append(tmp_path / f"run-{seed}")
-        assert spherenet("train", *TINY, "--tta", "mirror", "--seed", str(seed), "--output", folders[-1]) == 0
+        assert spherenet("train", *TINY, "--set", "tta=mirror", "--seed", str(seed), "--output", folders[-1]) == 0
     capsys.readouterr()
     tool = load_tool("tabulate_runs")
     assert tool.main([*map(str, folders), "-o", str(tmp_path / "runs.csv")]) == 0

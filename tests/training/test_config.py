@@ -217,8 +217,8 @@ def test_options_without_effect_are_named():
     assert options_without_effect(TrainConfig(operator=None)) == []
     detached = TrainConfig(loss="a", lambda_floor=1.0, lambda_floor_at=0.9)  # the default gradient is not annealed
     assert [sentence.split()[0] for sentence in options_without_effect(detached)] == [
-        "--lambda-floor",
-        "--lambda-floor-at",
+        "lambda_floor",
+        "lambda_floor_at",
     ]
     assert options_without_effect(TrainConfig(loss="a", margin_gradient="full", lambda_floor=1.0)) == []
     assert options_without_effect(TrainConfig(loss="w-sigmoid", loss_k=0.5)) == []

@@ -190,7 +190,7 @@ def test_network_without_batch_norm_is_told_that_protocols_do_not_apply(tmp_path
     reporter = StopAt(None, None)
     reporter.warned = messages.append
     run(tmp_path / "run", model(batch_norm=False), bn_eval=ALL, reporter=reporter)
-    assert messages == ["--bn-eval has no effect: the network has no BatchNorm layers with running statistics."]
+    assert messages == ["bn_eval has no effect: the network has no BatchNorm layers with running statistics."]
     test = [row for row in rows(tmp_path / "run") if row["split"] == "test"]
     assert [(row["step"], "protocol" in row) for row in test] == [(6, False), (12, False)]
     run(tmp_path / "default", model(batch_norm=False), reporter=reporter)
@@ -215,11 +215,11 @@ def test_wrong_options_are_rejected(options, message):
 
 
 def test_batches_of_one_image_have_no_statistics(tmp_path):
-    with pytest.raises(ValueError, match="eval_batch_size must be at least 2 with --bn-eval batch, got 1"):
+    with pytest.raises(ValueError, match="eval_batch_size must be at least 2 with batch in bn_eval, got 1"):
         trainer(tmp_path, bn_eval=["batch"], eval_batch_size=1)
     with pytest.raises(ValueError, match="bn_precise_images must be at least 2, two images per process, got 1"):
         trainer(tmp_path, bn_eval=["precise"], bn_precise_images=1)
-    with pytest.raises(ValueError, match=r"batch_size must be at least 2 with --feature-batch-norm \(two images per"):
+    with pytest.raises(ValueError, match=r"batch_size must be at least 2 with feature_batch_norm \(two images per"):
         trainer(tmp_path, batch_size=1, feature_batch_norm=True)
     statistics = trainer(tmp_path, bn_eval=["batch"]).protocols
     with pytest.raises(ValueError, match="bn_eval must not have batch for fewer than 2 images, got 1"):
@@ -227,7 +227,7 @@ def test_batches_of_one_image_have_no_statistics(tmp_path):
 
 
 def test_two_processes_evaluate_all_protocols_and_save_the_statistics_of_the_main_one(tmp_path):
-    options = [*TINY, "--bn-eval", *ALL, "--bn-lag-momentum", 0.5]
+    options = [*TINY, "--set", f"bn_eval=[{', '.join(ALL)}]", "bn_lag_momentum=0.5"]
     done = in_other_processes("train", *options, "--output", tmp_path / "run", processes=2)
     assert done.returncode == 0, done.stderr
     test = [row for row in rows(tmp_path / "run") if row["split"] == "test"]
@@ -239,7 +239,7 @@ def test_two_processes_evaluate_all_protocols_and_save_the_statistics_of_the_mai
 
 def test_reports_and_cards_do_not_mix_protocols(tmp_path, capsys):
     path = tmp_path / "run"
-    options = [*TINY, "--bn-eval", "batch", "running", "--no-probes"]
+    options = [*TINY, "--set", "bn_eval=[batch, running]", "probes=false"]
     assert spherenet("train", *options, "--output", path) == 0
     test = {name: [row for row in rows(path) if row.get("protocol") == name] for name in ("batch", "running")}
     reported = read_run(path)

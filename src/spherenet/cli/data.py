@@ -32,7 +32,6 @@ def data_parser() -> Parser:
   spherenet data cifar10 --download                      # download, verify and read
   spherenet data cifar10 --data-dir datasets             # read from a folder
   spherenet data photos --workers 2                      # decode all images of a folder""",
-        aliases={"--val-fraction": "--test-fraction"},
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help="mnist5k, cifar10, cifar100, or a folder of images")
     text = "folder of the data set; by default SPHERENET_DATA or the user's cache"

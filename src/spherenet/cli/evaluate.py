@@ -45,7 +45,6 @@ def evaluate_parser() -> Parser:
   spherenet evaluate runs/flowers --ood photos-of-cars   # does the network know what it does not know?
   spherenet evaluate runs/mnist5k-cnn-3-cosine --corrupt spot:0.85 gamma:2.2 noise:20
   spherenet evaluate runs/flowers --data-dir other-photos --allow-changes --json""",
-        aliases={"--picture": "--image"},
     )
     parser.add_argument("run", metavar="RUN", help="folder of a run")
     add_checkpoint(parser)

@@ -15,7 +15,7 @@ from spherenet.cli.option_types import add_option
 from spherenet.cli.options import ConfigParser, Parser, config_from
 from spherenet.cli.output import print_json, print_message, progress_bar, stdout_console, text_width
 from spherenet.errors import InvalidArgument
-from spherenet.training.config import EXCLUSIVE, RENAMED, TrainConfig
+from spherenet.training.config import EXCLUSIVE, TrainConfig
 
 if TYPE_CHECKING:
     from spherenet.experiments.experiment import Experiment
@@ -212,7 +212,6 @@ def tune_parser() -> ConfigParser:
   spherenet tune --try-operators sigmoid linear cosine --try-k 0.1 0.3 0.7 --best best.yaml
   spherenet tune --data cifar10 --model cnn-9 --try-losses s-cosine --try-s 10 30 70 --number-of-folds 5
   spherenet train --config best.yaml""",
-        renamed_fields=RENAMED,
         exclusive=EXCLUSIVE,
         hidden=TUNE_INSTEAD,
     )
@@ -254,7 +253,7 @@ def run_tune(arguments: Any) -> int:
     config = located(config_from(arguments, TrainConfig))
     for option, instead in TUNE_INSTEAD.items():
         if (value := getattr(config, option)) != getattr(TrainConfig(), option):
-            raise InvalidArgument(f"--{option}", f"must be left out of tune, {instead}, got {value}.")
+            raise InvalidArgument(option, f"must be left out of tune, {instead}, got {value}.")
     tried_k, tried_s = arguments.try_k or [], arguments.try_s or []
     settings = create_settings(config, arguments.try_operators, tried_k, arguments.try_losses, tried_s)
     folder, folds = Path(arguments.output), arguments.number_of_folds

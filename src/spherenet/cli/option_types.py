@@ -1,4 +1,4 @@
-"""Types of options: conversion of text and YAML values, and what is allowed in help texts and errors."""
+"""Types of options: conversion of texts and YAML values, and what is allowed in help texts and errors."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from spherenet._util.text import short
-from spherenet.errors import InvalidArgument
 
-__all__ = ["MAX_THREADS", "OptionType", "add_max_megapixels", "add_option", "add_threads"]
+__all__ = ["MAX_THREADS", "OptionType", "add_max_megapixels", "add_option", "add_switch", "add_threads", "from_yaml"]
 
 INTEGER_LIMIT = 2**63  # torch stores integers in 64 bits
 METAVARS = {int: "N", float: "X", str: "NAME"}
+NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false", NoneType: "none"}
+WORDS = {"none": None, "null": None, "true": True, "yes": True, "false": False, "no": False}
 
 
 class OptionType:
@@ -43,35 +44,46 @@ class OptionType:
             if self.at_most is not None and converted is not None and not converted <= self.at_most:
                 raise argparse.ArgumentTypeError(f"must be at most {self.at_most}, got {converted}")
             return converted
-        allowed = " or ".join(map(_description, self.types))
-        raise argparse.ArgumentTypeError(f"must be {allowed}, got {short(repr(value))}")
+        raise argparse.ArgumentTypeError(f"must be {self.description}, got {short(repr(value))}")
+
+    @property
+    def choices(self) -> list[str]:
+        """The words that the option accepts, none if it accepts any text or number."""
+        return [word for expected in self.types if get_origin(expected) is Literal for word in get_args(expected)]
+
+    @property
+    def description(self) -> str:
+        """What is allowed."""
+        return " or ".join(self.choices + [NAMES[expected] for expected in self.types if expected in NAMES])
 
 
 def _convert(value: object, expected: Any) -> Any:
     """Return a value as the expected type; ValueError if it is not of that type."""
-    text = value.lower() if isinstance(value, str) else None
     if get_origin(expected) is Literal:
-        if value in get_args(expected):
-            return value
-    elif expected is NoneType:
-        if value is None or text in ("none", "null"):
-            return None
-    elif expected is bool:
-        if isinstance(value, bool) or text in ("true", "yes", "false", "no"):
-            return value if isinstance(value, bool) else text in ("true", "yes")
+        is_valid = value in get_args(expected)
+    elif expected in (NoneType, bool):
+        value = WORDS.get(value.lower(), value) if isinstance(value, str) else value
+        is_valid = isinstance(value, expected)
     elif expected is str:
-        if isinstance(value, str):
-            return value
-    elif isinstance(value, (int, str) if expected is int else (int, float, str)) and not isinstance(value, bool):
-        return expected(value)
-    raise InvalidArgument("value", f"must be of type {expected}.")
+        is_valid = isinstance(value, str)
+    else:
+        is_valid = isinstance(value, (str, int, expected)) and not isinstance(value, bool)
+        value = expected(value) if is_valid else value
+    if not is_valid:
+        raise ValueError
+    return value
 
 
-def _description(expected: Any) -> str:
-    if get_origin(expected) is Literal:
-        return " or ".join(get_args(expected))
-    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false", NoneType: "none"}
-    return names[expected]
+def from_yaml(value: Any, hint: Any) -> Any:
+    """Return a value of a YAML file as the type of a field; ArgumentTypeError with what is allowed otherwise."""
+    element, is_list = _element_type(hint)
+    if not is_list:
+        return OptionType(hint)(value)
+    if value is None and NoneType in get_args(hint):
+        return None
+    if not isinstance(value, list):
+        raise argparse.ArgumentTypeError(f"must be a list, got {short(repr(value))}")
+    return [OptionType(element)(entry) for entry in value]
 
 
 MAX_THREADS = 1_024
@@ -87,35 +99,49 @@ def add_option(
     at_least: float | None = None,
     at_most: float | None = None,
     metavar: str | None = None,
+    action: str | None = None,
+    keep_default: bool = True,
+    advanced: bool = False,
 ) -> None:
     """Add an option with a type to a parser or a group of one, and show its default in the help text.
 
     Args:
         container: The parser or group.
         *names: The option's name, such as `--rounds`, after a short one if it has one.
-        type: What `OptionType` accepts, or a list of it (`list[int]`), optionally in a union with None.
+        type: What `OptionType` accepts, or a list of it (`list[int]`), optionally in a union with None. `bool` adds a
+            switch with a negation, `--no-rounds`.
         default: Value without the option. None is not shown: the help text says what happens then.
         help: A noun phrase.
         at_least: The smallest number allowed.
         at_most: The largest number allowed, for values that would exhaust the machine.
         metavar: Name of the value in the help text.
+        action: Action of argparse, if it is not that of the type.
+        keep_default: Whether the parsed arguments contain the default; otherwise only what is typed.
+        advanced: Whether only --help-all shows it.
     """
     element, is_list = _element_type(type)
-    if default is not None:
-        shown = " ".join(map(str, default)) if isinstance(default, (list, tuple)) else default
-        help = f"{help} (default: {f'{shown:.4g}' if isinstance(shown, float) else shown})"
-    converter = OptionType(element, at_least, at_most)
-    if metavar is None:
-        base = converter.types[0]
-        metavar = "{" + ",".join(get_args(base)) + "}" if get_origin(base) is Literal else METAVARS.get(base)
-    container.add_argument(
-        *names,
-        type=converter,
-        nargs="+" if is_list else None,
-        default=default,
-        metavar=metavar,
-        help=help.replace("%", "%%"),
-    )
+    if default is not None and help != argparse.SUPPRESS:
+        help = f"{help} (default: {_shown(default)})"
+    options: dict[str, Any] = {
+        "help": help.replace("%", "%%"),
+        "default": default if keep_default else argparse.SUPPRESS,
+    }
+    if type is bool:
+        options["action"] = argparse.BooleanOptionalAction
+    else:
+        converter = OptionType(element, at_least, at_most)
+        if metavar is None:
+            words = converter.choices
+            metavar = "{" + ",".join(words) + "}" if words else METAVARS.get(converter.types[0])
+        options |= {"type": converter, "nargs": "+" if is_list else None, "metavar": metavar, "action": action}
+    added = container.add_argument(*names, **{key: value for key, value in options.items() if value is not None})
+    added.is_advanced = advanced  # type: ignore[attr-defined]
+
+
+def add_switch(container: argparse._ActionsContainer, name: str, help: str, *, advanced: bool = False) -> None:
+    """Add an option without a value or a negation."""
+    added = container.add_argument(name, action="store_true", help=help)
+    added.is_advanced = advanced  # type: ignore[attr-defined]
 
 
 def add_threads(container: argparse._ActionsContainer) -> None:
@@ -128,6 +154,15 @@ def add_max_megapixels(container: argparse._ActionsContainer) -> None:
     """Add the option --max-megapixels of verbs that read image files."""
     text = "largest image file in millions of pixels, each of which takes 3 MB; by default 89"
     add_option(container, "--max-megapixels", type=float, at_least=0.001, at_most=1e4, help=text)
+
+
+def _shown(default: Any) -> str:
+    """Return a default as it would be typed."""
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    if isinstance(default, (list, tuple)):
+        return " ".join(map(str, default))
+    return f"{default:.4g}" if isinstance(default, float) else str(default)
 
 
 def _element_type(hint: Any) -> tuple[Any, bool]:

@@ -64,11 +64,6 @@ spherenet theory NAME --help shows the options of a demonstration.""",
             add_option(lab, "-o", "--output", metavar="FILE", help="figure to write (.png, .svg or .pdf)")
             lab.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
-    def renamed(self, arguments: Any) -> list[str]:
-        """Return arguments in which the earlier spelling of the demonstration `color` is replaced."""
-        words = super().renamed(arguments)
-        return ["color", *words[1:]] if words[:1] == ["colour"] else words
-
     def option_names(self) -> list[str]:
         """Return the options of all demonstrations."""
         return [name for lab in self.labs for name in lab.option_names()]

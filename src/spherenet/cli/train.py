@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from spherenet._util.text import finite
-from spherenet.cli.option_types import add_option
+from spherenet.cli.option_types import add_option, add_switch
 from spherenet.cli.options import ConfigParser, config_from
-from spherenet.cli.output import print_message, progress_bar, warn
+from spherenet.cli.output import print_message, progress_bar
 from spherenet.errors import InvalidArgument
-from spherenet.training.config import EXCLUSIVE, RENAMED, TrainConfig, option_name
+from spherenet.training.config import EXCLUSIVE, TrainConfig
 from spherenet.training.recipes import RECIPES, recipe
 
 __all__ = ["run_train", "train_parser"]
@@ -36,43 +37,28 @@ exit codes: 0 success; 1 training failed; 2 wrong input, or a file or disk that 
 
 
 class _TrainParser(ConfigParser):
-    """Parser that takes its defaults from the run to resume."""
+    """Parser that takes its defaults from the run to resume, or from a recipe."""
 
-    def parse_args(self, args: Sequence[str] | None = None, *more: Any, **options: Any) -> Any:  # type: ignore[override]
-        arguments = list(args or [])
-        if any(argument.partition("=")[0] == "--val-fraction" for argument in arguments):
-            warn("--val-fraction is the earlier name of --test-fraction; see also --validation-fraction.")
-        path, resumed = _value_of("--resume", arguments), None
-        if path is not None:
+    def base_layers(self, parsed: argparse.Namespace) -> list[Mapping[str, Any]]:
+        layers: list[Mapping[str, Any]] = []
+        parsed.resumed = None
+        if parsed.resume is not None:
             from spherenet.runs import RunDirectory
             from spherenet.training.run_format import config_of
 
-            resumed = RunDirectory.open(path)
-            values = config_of(resumed).as_dict()
+            parsed.resumed = RunDirectory.open(parsed.resume)
+            values = config_of(parsed.resumed).as_dict()
             if values["epochs"] is not None:
                 del values["iterations"]  # it follows from the epochs again
-            self.set_defaults(values)
-        name = _value_of("--recipe", arguments)
-        if name is not None:
-            values = recipe(name)
-            for first, second in EXCLUSIVE:  # a typed number of iterations replaces the recipe's epochs
-                for typed, other in ((first, second), (second, first)):
-                    if any(argument.partition("=")[0] == option_name(typed) for argument in arguments):
-                        values.pop(other, None)
-            self.set_defaults(values)
-        parsed = super().parse_args(arguments, *more, **options)
-        parsed.command = ["spherenet", "train", *arguments]
-        parsed.resumed = resumed if path == parsed.resume else None  # --resume may be typed twice, or be in a file
+            layers.append(values)
+        if parsed.recipe is not None:
+            layers.append(recipe(parsed.recipe))
+        return layers
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        parsed = super().parse_args(args, namespace)
+        parsed.command = ["spherenet", "train", *(args or [])]
         return parsed
-
-
-def _value_of(option: str, arguments: Sequence[str]) -> str | None:
-    """Return the value that is typed for an option, None if there is none."""
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
-        name, equals, value = argument.partition("=")
-        if name == option:
-            return value if equals else following
-    return None
 
 
 def train_parser() -> ConfigParser:
@@ -83,24 +69,20 @@ def train_parser() -> ConfigParser:
         "exactly. Without options: a small SphereNet on 4,000 embedded digits, tested on 1,000.",
         TrainConfig,
         examples=EXAMPLES,
-        renamed_fields=RENAMED,
         exclusive=EXCLUSIVE,
     )
-    run = parser.add_argument_group("run")
     text = f"options to start from: {', '.join(RECIPES)}; others override them"
-    add_option(run, "--recipe", type=str | None, metavar="NAME", help=text)
-    add_option(run, "--output", type=str | None, metavar="DIR", help="folder of the run; by default a new one in runs/")
-    add_option(run, "--resume", type=str | None, metavar="RUN", help="folder of a run to continue with its own options")
-    run.add_argument("--allow-changes", action="store_true", help="allow other options than the resumed run had")
-    run.add_argument("--json", action="store_true", help="print the final numbers as JSON")
+    add_option(parser, "--recipe", metavar="NAME", help=text)
+    add_option(parser, "--output", metavar="DIR", help="folder of the run; by default a new one in runs/")
+    add_option(parser, "--resume", metavar="RUN", help="folder of a run to continue with its own options")
+    add_switch(parser, "--allow-changes", "allow other options than the resumed run had", advanced=True)
+    add_switch(parser, "--json", "print the final numbers as JSON")
     return parser
 
 
 def run_train(arguments: Any) -> int:
     """Train, print the result and return the exit code."""
     given = config_from(arguments, TrainConfig)
-    if "" in (arguments.output, arguments.resume):
-        raise InvalidArgument("--output", "and --resume must be folders, got an empty name.")
     if arguments.output is not None and arguments.resume is not None:
         raise InvalidArgument("--output", "must be left out with --resume, which continues in the folder of the run.")
     # Otherwise torch reports a process that does not join with pages of C++ stack traces, besides our sentence.
@@ -108,15 +90,12 @@ def run_train(arguments: Any) -> int:
     from spherenet._util.files import user_path
     from spherenet.cli.output import Reporters, TensorBoard, terminal_reporter
     from spherenet.errors import RunTakenError
-    from spherenet.runs import RunDirectory
     from spherenet.training import StopRequested
     from spherenet.training.build import located
     from spherenet.training.run import new_output, require_same_options, train
     from spherenet.training.run_format import config_of
 
     resumed = arguments.resumed
-    if resumed is None and arguments.resume is not None:
-        resumed = RunDirectory.open(arguments.resume)
     config = located(given, None if resumed is None else config_of(resumed))
     is_main = os.environ.get("RANK", "0") == "0"
     if resumed is not None and resumed.finished and not arguments.allow_changes:

@@ -6,6 +6,7 @@ run directory, and CELL/seed-0.log is the output of that run.
 
 from __future__ import annotations
 
+import json
 import platform
 from collections.abc import Sequence
 from contextlib import suppress
@@ -45,19 +46,19 @@ FORMAT = 1
 def command_line(config: TrainConfig) -> list[str]:
     """Return the options of `spherenet train` for a configuration: the operator, and all that are not the default."""
     options: list[str] = []
+    keys: list[str] = []
     for option in fields(TrainConfig):
         value = getattr(config, option.name)
         if value == option.default and option.name != "operator":
             continue
-        values = value if isinstance(value, (list, tuple)) else [value]
-        options += [option_name(option.name), *map(_as_argument, values)]
-    return options
-
-
-def _as_argument(value: Any) -> str:
-    if value is None:
-        return "none"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+        if option.metadata["tier"] == "file":
+            keys.append(f"{option.name}={json.dumps(value)}")
+        elif isinstance(value, bool):
+            options.append(option_name(option.name) if value else option_name(f"no_{option.name}"))
+        else:
+            values = value if isinstance(value, (list, tuple)) else [value]
+            options += [option_name(option.name), *("none" if entry is None else str(entry) for entry in values)]
+    return [*options, "--set", *keys] if keys else options
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,6 @@ __all__ = [
     "FREE",
     "LEARNING_RATE_DECAY",
     "PREDICTION_OPTIONS",
-    "RENAMED",
     "Group",
     "TrainConfig",
     "option_name",
@@ -32,7 +31,7 @@ FREE = (
 """Options that do not change the result of a run. They may differ when it is resumed."""
 
 RENAMED = {"train_pictures": "train_images", "observe": "probes", "val_fraction": "test_fraction"}
-"""Earlier names of options. Saved configurations and the command line still accept them."""
+"""Earlier names of options in saved configurations."""
 
 EXCLUSIVE = (("iterations", "epochs"),)
 """Pairs of options of which only one can be given."""
@@ -56,12 +55,25 @@ EVALUATION, MACHINE, OUTPUT = Group("evaluation"), Group("machine"), Group("outp
 
 
 def option_name(field_name: str) -> str:
-    """Return the command line option of a field: `--batch-size` for `batch_size`."""
-    return f"--{field_name.replace('_', '-')}"
+    """Return the command line option of a field, `--batch-size` for `batch_size`; its name if it has no option."""
+    config_field = TrainConfig.__dataclass_fields__.get(field_name)
+    is_key = config_field is not None and config_field.metadata["tier"] == "file"
+    return field_name if is_key else f"--{field_name.replace('_', '-')}"
+
+
+def _basic(default: Any, group: Group, help: str) -> Any:
+    """Return a field that is a common option of the command line."""
+    return field(default=default, metadata={"group": group, "help": help, "tier": "basic"})
 
 
 def _option(default: Any, group: Group, help: str) -> Any:
-    return field(default=default, metadata={"group": group, "help": help})
+    """Return a field that is an option, which --help-all shows."""
+    return field(default=default, metadata={"group": group, "help": help, "tier": "advanced"})
+
+
+def _key(default: Any, group: Group, help: str) -> Any:
+    """Return a field for studies: a key of --config, without an option of its own."""
+    return field(default=default, metadata={"group": group, "help": help, "tier": "file"})
 
 
 @dataclass(frozen=True)
@@ -73,32 +85,32 @@ class TrainConfig:
         ValueError: If a value is out of range or not one of the choices.
     """
 
-    data: str = _option(
+    data: str = _basic(
         "mnist5k", DATA, "data set: mnist5k (embedded), cifar10, cifar100, or a folder of images (class/name.jpg)"
     )
-    data_dir: str | None = _option(None, DATA, "folder of the data set or for its download; default: $SPHERENET_DATA")
-    augmentation: str | None = _option(
+    data_dir: str | None = _basic(None, DATA, "folder of the data set or for its download; default: $SPHERENET_DATA")
+    augmentation: str | None = _basic(
         None,
         DATA,
         "none, flip, flip-crop, flips-crop, translate, imagenet, flip-light or light; default: that of the data set",
     )
-    image_size: int | None = _option(
+    image_size: int | None = _basic(
         None, DATA, "side length to which images are resized; default: that of the data set, 224 for a folder"
     )
     channels: int | None = _option(None, DATA, "channels of a folder's images: 1 for gray, 3 for color; default: 3")
     resize: Literal["squash", "crop"] = _option(
         "crop", DATA, "a folder's images made square: crop cuts the longer side, squash distorts"
     )
-    standardize: Literal["data", "image"] = _option(
+    standardize: Literal["data", "image"] = _key(
         "data", DATA, "scaling of pixels: the same for all (data), or also mean 0 and deviation 1 of each image (image)"
     )
     test_fraction: float = _option(
         0.1, DATA, "fraction of each class of a folder without val/ or test/ that is held out for testing"
     )
-    split_rule: Literal["name", "index"] = _option(
-        "name", DATA, "choice of these test images: by a hash of the file name, or by index as in earlier versions"
+    split_rule: Literal["name", "index"] = _key(
+        "name", DATA, "choice of these test images: by a hash of the file name, or by index"
     )
-    validation_fraction: float = _option(
+    validation_fraction: float = _basic(
         0.0, DATA, "fraction of the training images held out to select the best checkpoint; 0 selects on test images"
     )
     on_broken: Literal["stop", "skip"] = _option(
@@ -107,19 +119,19 @@ class TrainConfig:
     max_megapixels: float | None = _option(
         None, DATA, "largest image file of a folder in millions of pixels, each of which takes 3 MB; default: 89"
     )
-    folds: int = _option(0, DATA, "number of cross-validation folds of the training images; 0 for none")
-    fold: int = _option(0, DATA, "index of the fold to evaluate on; the other folds are trained on")
+    folds: int = _key(0, DATA, "number of cross-validation folds of the training images; 0 for none")
+    fold: int = _key(0, DATA, "index of the fold to evaluate on; the other folds are trained on")
     train_images: int | None = _option(
         None, DATA, "number of training images, with the same fraction of each class; default: all"
     )
     download: bool = _option(True, DATA, "download of a data set that is missing")
 
-    model: str = _option(
+    model: str = _basic(
         "cnn-3",
         NETWORK,
         "network: cnn-3/9/18/45/60/69, air, air-unwhitened, resnet-32, resnet-32-wide, resnet-18 or sphere-vit-tiny",
     )
-    operator: str | None = _option(
+    operator: str | None = _basic(
         "cosine",
         NETWORK,
         "convolution operator: linear, cosine, sigmoid, learnable, square-cosine, sharpened-cosine; none for a CNN",
@@ -130,16 +142,16 @@ class TrainConfig:
     k_sharing: Literal["filter", "layer", "network"] = _option(
         "filter", NETWORK, "scope of one learned k: per filter, per layer or per network"
     )
-    rescale: Literal["learned"] | None = _option(None, NETWORK, "learned scale and offset after each sphere layer")
-    widths: list[int] | None = _option(  # noqa: RUF009
+    rescale: Literal["learned"] | None = _key(None, NETWORK, "learned scale and offset after each sphere layer")
+    widths: list[int] | None = _basic(  # noqa: RUF009
         None, NETWORK, "number of filters per stage, e.g. 64 96 128; default: those of the paper"
     )
     batch_norm: bool = _option(True, NETWORK, "BatchNorm after each convolution")
-    relu: bool = _option(True, NETWORK, "ReLU after each convolution")
-    shortcut: Literal["plain", "operator"] = _option(
+    relu: bool = _key(True, NETWORK, "ReLU after each convolution")
+    shortcut: Literal["plain", "operator"] = _key(
         "plain", NETWORK, "1×1 shortcut convolutions of residual networks: plain, or with the operator"
     )
-    group_norm: int = _option(
+    group_norm: int = _key(
         0, NETWORK, "number of groups of GroupNorm after each convolution, without BatchNorm; 0 for none"
     )
     center: Literal["auto", "none", "weight", "patch", "first-patch"] = _option(
@@ -154,12 +166,12 @@ class TrainConfig:
     radius: float | None | str = _option(  # noqa: RUF036 - text last, so that "none" is None
         None, NETWORK, "radius of the magnitude: a number, or learned or learned:10 (its start) per filter; default: 1"
     )
-    feature_batch_norm: bool = _option(False, NETWORK, "BatchNorm of the features, before the class weights")
-    initialization: Literal["he", "orthogonal", "dirac"] = _option(
+    feature_batch_norm: bool = _key(False, NETWORK, "BatchNorm of the features, before the class weights")
+    initialization: Literal["he", "orthogonal", "dirac"] = _key(
         "he", NETWORK, "initial weights: the network's (he), orthogonal kernels, or filters that copy channels (dirac)"
     )
 
-    loss: str = _option(
+    loss: str = _basic(
         "softmax",
         LOSS,
         "loss: softmax; w-, ga- or s- with linear, cosine or sigmoid, e.g. w-cosine; a, cosface, arcface, sphereface2, "
@@ -179,32 +191,32 @@ class TrainConfig:
     )
     feature_penalty: float = _option(0.0, LOSS, "weight of the pull of feature norms to a target, with scale norm")
     feature_norm: float | None = _option(None, LOSS, "target of the feature penalty; default: by class count")
-    annealing: bool | None = _option(
+    annealing: bool | None = _key(
         None, LOSS, "gradual introduction of a margin; default: if the margin gradient is full"
     )
-    lambda_floor: float = _option(5.0, LOSS, "final λ of the annealing: the margin has the weight 1/(1 + λ)")
-    lambda_floor_at: float = _option(1 / 6, LOSS, "fraction of the run after which λ has its final value")
+    lambda_floor: float = _key(5.0, LOSS, "final λ of the annealing: the margin has the weight 1/(1 + λ)")
+    lambda_floor_at: float = _key(1 / 6, LOSS, "fraction of the run after which λ has its final value")
     class_weights: list[str] | None = _option(  # noqa: RUF009
         None, LOSS, "weights of classes: balanced (inverse to their numbers of images), or NAME=WEIGHT ...; default: 1"
     )
     label_smoothing: float = _option(0.0, LOSS, "label smoothing, from 0 to 1")
     sample_rate: float = _option(1.0, LOSS, "fraction of the classes used per step with --shard-head; 1 for all")
 
-    iterations: int = _option(1000, TRAINING, "number of optimizer steps (64000 in the paper)")
-    epochs: float | None = _option(
+    iterations: int = _basic(1000, TRAINING, "number of optimizer steps (64000 in the paper)")
+    epochs: float | None = _basic(
         None, TRAINING, "number of passes over the training images, instead of a number of iterations"
     )
-    batch_size: int = _option(
+    batch_size: int = _basic(
         128, TRAINING, "images per step, over all processes; the default is reduced for fewer training images"
     )
     sampling: Literal["shuffled", "balanced"] = _option(
         "shuffled", TRAINING, "images of an epoch: each of them once (shuffled), or each class equally often (balanced)"
     )
     accumulate: int = _option(1, TRAINING, "number of micro-batches per step and process, for less memory")
-    optimizer: Literal["adam", "adamw", "sgd", "muon"] = _option(
+    optimizer: Literal["adam", "adamw", "sgd", "muon"] = _basic(
         "adam", TRAINING, "Adam, Adam with decoupled weight decay (adamw), SGD, or Muon with SGD for all but filters"
     )
-    learning_rate: float = _option(1e-3, TRAINING, "initial learning rate; with muon that of filters")
+    learning_rate: float = _basic(1e-3, TRAINING, "initial learning rate; with muon that of filters")
     rest_learning_rate: float = _option(
         0.053, TRAINING, "initial learning rate of biases and scales with muon, per image of a batch"
     )
@@ -213,22 +225,22 @@ class TrainConfig:
     )
     momentum: float = _option(0.9, TRAINING, "momentum of SGD, or of the filters with muon")
     rest_momentum: float = _option(0.85, TRAINING, "momentum of all but the filters with muon")
-    schedule: Literal["step", "cosine", "linear"] = _option(
+    schedule: Literal["step", "cosine", "linear"] = _basic(
         "step", TRAINING, "learning rate: divided by 10 at milestones (step), half a cosine to 0, or a line to 0"
     )
     warmup: int = _option(0, TRAINING, "iterations in which the learning rate increases linearly to its initial value")
     milestones: list[int] | None = _option(  # noqa: RUF009
         None, TRAINING, "iterations at which the learning rate is divided by 10; default: 34/64 and 54/64 of the run"
     )
-    weight_decay: float = _option(5e-4, TRAINING, "weight decay of plain layers; sphere layers have none")
-    decay_all: bool = _option(False, TRAINING, "weight decay of all parameters, including sphere layers and k")
-    orthogonality: float = _option(1e-4, TRAINING, "weight of the orthogonality penalty ‖WᵀW − I‖² of sphere layers")
-    orthogonality_form: Literal["raw", "normalized"] = _option(
+    weight_decay: float = _basic(5e-4, TRAINING, "weight decay of plain layers; sphere layers have none")
+    decay_all: bool = _key(False, TRAINING, "weight decay of all parameters, including sphere layers and k")
+    orthogonality: float = _key(1e-4, TRAINING, "weight of the orthogonality penalty ‖WᵀW − I‖² of sphere layers")
+    orthogonality_form: Literal["raw", "normalized"] = _key(
         "raw", TRAINING, "orthogonality of the kernels (raw) or of their directions (normalized)"
     )
-    energy: float = _option(0.0, TRAINING, "weight of the hyperspherical energy of sphere layers")
-    keep_norms: bool = _option(False, TRAINING, "sphere weights kept at their initial norm")
-    keep_norms_mode: Literal["renormalize", "project"] = _option(
+    energy: float = _key(0.0, TRAINING, "weight of the hyperspherical energy of sphere layers")
+    keep_norms: bool = _key(False, TRAINING, "sphere weights kept at their initial norm")
+    keep_norms_mode: Literal["renormalize", "project"] = _key(
         "renormalize", TRAINING, "kept norms: weights rescaled after each step (renormalize) or only rotated (project)"
     )
     average_weights: float = _option(
@@ -240,46 +252,46 @@ class TrainConfig:
         "run, saved model or safetensors checkpoint whose weights are the initial ones, as far as they fit",
     )
     on_nan: Literal["stop", "skip"] = _option("stop", TRAINING, "response to a loss or gradient that is not finite")
-    seed: int = _option(0, TRAINING, "seed of weights, order of images and augmentation")
+    seed: int = _basic(0, TRAINING, "seed of weights, order of images and augmentation")
 
-    eval_every: int = _option(250, EVALUATION, "iterations between evaluations")
+    eval_every: int = _basic(250, EVALUATION, "iterations between evaluations")
     eval_batch_size: int = _option(256, EVALUATION, "images per batch of an evaluation")
-    tta: Literal["none", "mirror", "mirror-shift"] = _option(
+    tta: Literal["none", "mirror", "mirror-shift"] = _key(
         "none", EVALUATION, "views of each image in the last evaluation, for a second accuracy: mirror, or also shifted"
     )
     patience: int | None = _option(
         None, EVALUATION, "evaluations without a better accuracy after which the run ends; default: it does not"
     )
-    bn_eval: list[Literal["running", "lagging", "batch", "precise"]] | None = _option(  # noqa: RUF009
+    bn_eval: list[Literal["running", "lagging", "batch", "precise"]] | None = _key(  # noqa: RUF009
         None,
         EVALUATION,
         "BatchNorm statistics of evaluations, the first for best and summary: running, lagging, batch, precise; "
         "default: running",
     )
-    bn_lag_momentum: float = _option(0.999, EVALUATION, "momentum of the lagging BatchNorm statistics")
-    bn_lag_variance: float = _option(
+    bn_lag_momentum: float = _key(0.999, EVALUATION, "momentum of the lagging BatchNorm statistics")
+    bn_lag_variance: float = _key(
         1.0, EVALUATION, "initial lagging variance: 1 as in tf.layers, 0 as in the code of the paper's authors"
     )
-    bn_precise_images: int = _option(4096, EVALUATION, "training images of the precise BatchNorm statistics")
+    bn_precise_images: int = _key(4096, EVALUATION, "training images of the precise BatchNorm statistics")
 
-    device: str | None = _option(None, MACHINE, "cpu, cuda, cuda:1, …; default: cuda if available, else cpu")
-    precision: Literal["float32", "bfloat16", "float16"] = _option(
+    device: str | None = _basic(None, MACHINE, "cpu, cuda, cuda:1, …; default: cuda if available, else cpu")
+    precision: Literal["float32", "bfloat16", "float16"] = _basic(
         "float32", MACHINE, "precision of the forward pass; half precision uses autocast"
     )
-    channels_last: bool = _option(True, MACHINE, "channels-last memory format of images and kernels")
+    channels_last: bool = _key(True, MACHINE, "channels-last memory format of images and kernels")
     compile: bool = _option(False, MACHINE, "compilation of the network with torch.compile")
     sharding: Literal["ddp", "fsdp", "hsdp"] = _option(
         "ddp", MACHINE, "weights of several processes: copies (ddp), divided among all (fsdp) or per machine (hsdp)"
     )
     shard_head: bool = _option(False, MACHINE, "class weights divided among the processes, for very many classes")
-    sync_batch_norm: bool = _option(True, MACHINE, "BatchNorm statistics over all GPUs of a run")
+    sync_batch_norm: bool = _key(True, MACHINE, "BatchNorm statistics over all GPUs of a run")
     threads: int | None = _option(None, MACHINE, "number of CPU threads per process; default: that of torch")
     workers: int = _option(2, MACHINE, "number of processes that read a folder's images")
     timeout: float = _option(120.0, MACHINE, "seconds after which an unresponsive process of the run counts as lost")
 
     log_every: int = _option(50, OUTPUT, "iterations between rows of training metrics")
     checkpoint_every: int = _option(250, OUTPUT, "iterations between checkpoints")
-    probes: bool = _option(True, OUTPUT, "weight norms and output variances per layer, logged at each evaluation")
+    probes: bool = _key(True, OUTPUT, "weight norms and output variances per layer, logged at each evaluation")
     tensorboard: bool = _option(False, OUTPUT, "TensorBoard files in the run's folder")
 
     def __post_init__(self) -> None:
@@ -356,7 +368,7 @@ class TrainConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TrainConfig:
-        """Return the configuration of a dictionary, which may have earlier names of options.
+        """Return the configuration of a dictionary.
 
         Raises:
             TypeError: If a key is not an option, or a value has the wrong type.

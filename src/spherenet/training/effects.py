@@ -25,19 +25,19 @@ def _is_annealed(config: TrainConfig) -> bool:
 CONDITIONS: tuple[tuple[tuple[str, ...], Callable[[TrainConfig], bool], str], ...] = (
     (("test_fraction", "resize", "split_rule", "on_broken", "max_megapixels"), lambda c: c.data not in _SETS,
      "on this data set"),
-    (("fold",), lambda c: c.folds > 0, "without --folds"),
+    (("fold",), lambda c: c.folds > 0, "without folds"),
     (("momentum",), lambda c: c.optimizer in ("sgd", "muon"), "without --optimizer sgd or muon"),
     (("rest_learning_rate", "head_learning_rate", "rest_momentum"), lambda c: c.optimizer == "muon",
      "without --optimizer muon"),
     (("orthogonality", "energy", "keep_norms"), lambda c: c.operator is not None, "without sphere layers"),
-    (("keep_norms_mode",), lambda c: c.keep_norms, "without --keep-norms"),
+    (("keep_norms_mode",), lambda c: c.keep_norms, "without keep_norms"),
     (("k_sharing",), lambda c: c.operator == "learnable", "without --operator learnable"),
     (("shortcut",), lambda c: c.model.startswith("resnet"), "on a network without shortcuts"),
     (("group_norm", "initialization"), lambda c: c.model != "sphere-vit-tiny", "on a network without convolutions"),
     (("annealing",), lambda c: not c.loss.startswith(_WITHOUT_ANNEALING), "on this loss"),
-    (("lambda_floor", "lambda_floor_at"), _is_annealed, "without --annealing true and a margin loss"),
-    (("bn_lag_momentum", "bn_lag_variance"), lambda c: "lagging" in (c.bn_eval or []), "without --bn-eval lagging"),
-    (("bn_precise_images",), lambda c: "precise" in (c.bn_eval or []), "without --bn-eval precise"),
+    (("lambda_floor", "lambda_floor_at"), _is_annealed, "without annealing and a margin loss"),
+    (("bn_lag_momentum", "bn_lag_variance"), lambda c: "lagging" in (c.bn_eval or []), "without lagging in bn_eval"),
+    (("bn_precise_images",), lambda c: "precise" in (c.bn_eval or []), "without precise in bn_eval"),
 )  # fmt: skip
 """Options that have an effect only under a condition, and the end of the sentence if it is not met."""
 

@@ -68,7 +68,7 @@ def training_order(
     if smallest == 1 and config.feature_batch_norm:
         raise InvalidArgument(
             "batch_size",
-            f"must be at least {2 * processes.world * config.accumulate} with --feature-batch-norm (two "
+            f"must be at least {2 * processes.world * config.accumulate} with feature_batch_norm (two "
             f"images per process and micro-batch), got {batch_size}.",
         )
     return _micro_batches(labels, config, processes, first_step)

@@ -59,7 +59,7 @@ class Protocols:
         self.names: tuple[str, ...] = tuple(config.bn_eval or ("running",)) if self._layers else ()
         if "batch" in self.names and config.eval_batch_size < 2:
             raise InvalidArgument(
-                "eval_batch_size", f"must be at least 2 with --bn-eval batch, got {config.eval_batch_size}."
+                "eval_batch_size", f"must be at least 2 with batch in bn_eval, got {config.eval_batch_size}."
             )
         if "lagging" in self.names and is_sharded(config, processes):
             raise InvalidArgument("bn_eval", "must be without lagging if weights are sharded, got lagging.")

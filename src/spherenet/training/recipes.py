@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from spherenet.errors import InvalidArgument
+
 __all__ = ["RECIPES", "recipe"]
 
 RECIPES: dict[str, dict[str, Any]] = {
@@ -69,6 +71,6 @@ def recipe(name: str) -> dict[str, Any]:
     Raises:
         ValueError: If there is no such recipe.
     """
-    from spherenet._util.validation import require_one_of  # it imports torch, which the help text must not wait for
-
-    return dict(RECIPES[require_one_of("recipe", name, RECIPES)])
+    if name not in RECIPES:
+        raise InvalidArgument("recipe", f"must be one of {', '.join(RECIPES)}, got {name!r}.")
+    return dict(RECIPES[name])

@@ -102,9 +102,7 @@ class Trainer:
         for split in filter(None, (dataset.validation, dataset.test)):
             self.protocols.require_batches(split)
         if config.bn_eval is not None and not self.protocols.names:
-            self.reporter.warned(
-                "--bn-eval has no effect: the network has no BatchNorm layers with running statistics."
-            )
+            self.reporter.warned("bn_eval has no effect: the network has no BatchNorm layers with running statistics.")
         self.buffers = [*self.model.buffers(), *self.protocols.buffers()]  # what a forward pass changes
         self.forward = compiled(self.ddp) if config.compile else self.ddp
         self.autocast = torch.autocast(
