@@ -1,7 +1,9 @@
 """Networks of the paper, whose operator decides whether a network is a SphereNet or its CNN twin, and transformers."""
 
 from spherenet.models.create import Classifier, create_model, list_models
-from spherenet.models.transformer import SphereGPT, SphereViT, keep_normalized, normalize_weights, sphere_gpt_tiny
+from spherenet.models.gpt import SphereGPT, sphere_gpt_tiny
+from spherenet.models.normalized import keep_normalized, normalize_weights
+from spherenet.models.vit import SphereViT
 
 __all__ = [
     "Classifier",

@@ -20,7 +20,7 @@ from spherenet.layers.options import NetworkKeywords
 from spherenet.losses import AngularLoss, make_loss
 from spherenet.models.air import AirFeatures
 from spherenet.models.networks import LayerFactory, PlainFeatures, ResidualFeatures
-from spherenet.models.transformer import ViTFeatures
+from spherenet.models.vit import ViTFeatures
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
