@@ -2,11 +2,13 @@
 
 import importlib
 import importlib.util
+import logging
 import re
 import shutil
 import subprocess
 from pathlib import Path
 
+import griffe
 import markdown
 import pytest
 import yaml
@@ -43,6 +45,19 @@ def test_navigation_contains_every_page():
 def test_site_builds_without_warnings(site):
     for file in navigation():
         assert (site / file).with_suffix(".html").is_file()
+
+
+def test_docstrings_describe_the_arguments_of_their_functions(caplog):
+    """What the build of the site prints as warnings, without building it."""
+    extension = griffe.load_extensions(str(DOCS / "extensions" / "docstrings.py"))
+    package = griffe.load("spherenet", search_paths=[ROOT / "src"], docstring_parser="google", extensions=extension)
+    objects = [package]
+    while objects:
+        described = objects.pop()
+        if described.docstring is not None:
+            assert described.docstring.parsed is not None
+        objects += [member for member in described.members.values() if not member.is_alias]
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 def test_pages_have_titles_and_descriptions(site):

@@ -25,7 +25,17 @@ __all__ = ["InfoNCELoss", "PairOptions", "SigLIPLoss", "SupConLoss"]
 
 
 class PairOptions(TypedDict, total=False):
-    """Options of all losses on pairs."""
+    """Options of all losses on pairs.
+
+    Attributes:
+        eps: Number > 0 under the square root of the norms. A zero feature has the similarity 0 and finite gradients.
+        block_size: Number of rows whose similarities are computed at a time; None for about 2 million similarities
+            on a CPU. Backward computes the blocks again.
+        gather: Compare with the features of all processes if torch.distributed is initialized. The loss is the mean
+            over all samples, the same in each process. After DDP has averaged them, gradients equal those of one
+            process with all samples. All processes must call the loss; their batches may differ in size. Parameters
+            of the loss must be in a DDP model too.
+    """
 
     eps: float
     block_size: int | None
@@ -68,7 +78,7 @@ class SupConLoss(PairLoss):
 
     Args:
         temperature: τ > 0.
-        **options: eps, block_size and gather as in `InfoNCELoss`.
+        **options: `eps`, `block_size` and `gather`, see `PairOptions`.
 
     Shape:
         features [N, D], or [N, V, D] for V views of each sample; labels [N] → scalar.
@@ -115,13 +125,7 @@ class InfoNCELoss(PairLoss):
         temperature: τ > 0.
         negatives: "cross" or "all".
         learn_temperature: Whether log(1/τ) is a parameter, `log_scale`, with 1/τ limited to 100.
-        eps: Number > 0 under the square root of the norms. A zero feature has the similarity 0 and finite gradients.
-        block_size: Number of rows whose similarities are computed at a time; None for about 2 million similarities
-            on a CPU. Backward computes the blocks again.
-        gather: Compare with the features of all processes if torch.distributed is initialized. The loss is the mean
-            over all samples, the same in each process. After DDP has averaged them, gradients equal those of one
-            process with all samples. All processes must call the loss; their batches may differ in size. Parameters
-            of the loss must be in a DDP model too.
+        **options: `eps`, `block_size` and `gather`, see `PairOptions`.
 
     Shape:
         first [N, D], second [N, D] → scalar.
@@ -194,7 +198,7 @@ class SigLIPLoss(PairLoss):
     Args:
         scale: Initial s > 0. Published: 10.
         bias: Initial b. Published: −10, so that few pairs count at first.
-        **options: eps, block_size and gather as in `InfoNCELoss`.
+        **options: `eps`, `block_size` and `gather`, see `PairOptions`.
 
     Shape:
         first [N, D], second [N, D] → scalar.

@@ -28,7 +28,7 @@ class PrototypicalLoss(PairLoss):
 
     Args:
         temperature: τ > 0.
-        **options: eps, block_size and gather as in `InfoNCELoss`. With gather, prototypes are those of the support
+        **options: `eps`, `block_size` and `gather`, see `PairOptions`. With gather, prototypes are those of the support
             samples of all processes; each process classifies its own queries.
 
     Shape:

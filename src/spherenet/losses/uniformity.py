@@ -68,7 +68,7 @@ class AlignmentUniformityLoss(PairLoss):
         uniformity_weight: Weight of the uniformity, at least 0.
         power: Exponent > 0 of the distances.
         t: Sharpness > 0 of the kernel.
-        **options: eps, block_size and gather as in `InfoNCELoss`.
+        **options: `eps`, `block_size` and `gather`, see `PairOptions`.
 
     Shape:
         first [N, D], second [N, D] → scalar.
