@@ -1,5 +1,6 @@
 """torch.compile, torch.jit.script and FLOP counters: no graph break with changing sizes and options, right counts."""
 
+import shutil
 import subprocess
 import sys
 
@@ -78,6 +79,32 @@ def test_compiled_classifier_with_changing_batches(loss):
         model.zero_grad()
         model(images, labels)[0].backward()
         assert_same(got, [parameter.grad for parameter in model.parameters()])
+
+
+@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="needs a C++ compiler")
+def test_inductor_compiles_layers_and_losses_with_changing_sizes(tmp_path, monkeypatch):
+    """The default backend of torch.compile: code in C++, with the gradients of the layer."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch._dynamo.reset()
+    layer = sn.SphereConv2d(3, 4, 3, padding=1, operator="sigmoid", rescale="learned")
+    model = nn.ModuleDict({"layer": layer, "head": sn.AngularHead(4, 5), "loss": sn.ArcFaceLoss()})
+    attention = sn.SphereMultiheadAttention(4, 2, batch_first=True)
+
+    def forward(images, labels):
+        features = model["layer"](images).flatten(2).transpose(1, 2)
+        attended, _ = attention(features, features, features, need_weights=False)
+        return model["loss"](model["head"](attended.mean(1)), labels)
+
+    compiled = torch.compile(forward, dynamic=True, fullgraph=True)
+    parameters = [*model.parameters(), *attention.parameters()]
+    for shape in ((4, 3, 8, 9), (6, 3, 7, 7)):
+        images, labels = torch.randn(shape, requires_grad=True), torch.arange(shape[0]) % 5
+        results = []
+        for function in (compiled, forward):
+            value = function(images, labels)
+            results.append([value, *torch.autograd.grad(value, [images, *parameters])])
+        assert_same(*results)
+    assert list(tmp_path.rglob("*.cpp")), "nothing was compiled"
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
