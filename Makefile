@@ -32,17 +32,17 @@ test-all: $(READY)  ## all checks and all tests, as in CI
 # LOCKED=1 installs the files whose hashes are in requirements.lock and nothing else, as CI does.
 LOCKED ?=
 INSTALL_LOCKED := $(BIN)/pip install --quiet --require-hashes --requirement requirements.lock && \
-                  $(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
-$(USABLE): pyproject.toml constraints.txt setup.py $(wildcard src/spherenet/kernels/csrc/*)
+                  $(BIN)/pip install --quiet --no-deps --no-build-isolation --editable . --editable paper
+$(USABLE): pyproject.toml paper/pyproject.toml constraints.txt setup.py $(wildcard src/spherenet/kernels/csrc/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(if $(LOCKED),$(INSTALL_LOCKED),$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[report]')
+	$(if $(LOCKED),$(INSTALL_LOCKED),$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[report]' --editable paper)
 	touch $@
 
 $(READY): $(USABLE)
-	$(if $(LOCKED),$(INSTALL_LOCKED),$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]')
+	$(if $(LOCKED),$(INSTALL_LOCKED),$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]' --editable paper)
 	touch $@
 
-PROSE  := src tests docs examples benchmarks tools $(wildcard *.md)
+PROSE  := src paper/spherenet_paper paper/tests paper/tools tests docs examples benchmarks tools $(wildcard *.md)
 lint: $(READY)  ## check style, formatting, spelling, declared dependencies and licenses of the installed packages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -81,9 +81,8 @@ fast: $(READY)  ## run the fast tests only
 pytest: $(READY) browser hosts  ## run all tests, or those of e.g. SELECT='-m "not slow"'
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(SELECT)
 
-results: $(READY)  ## write docs/results.md, its figure, results/cells.csv and the table of README.md from the runs in results/
-	$(BIN)/spherenet report $(patsubst %/experiment.json,%,$(sort $(wildcard results/*/*/experiment.json))) --title Results --markdown docs/results.md --csv results/cells.csv \
-	$(if $(wildcard results/long/headline/*/*/summary.json),--figure docs/images/headline.svg)
+results: $(READY)  ## write docs/results.md, its figure, cells.csv and the table of README.md from the runs in paper/results/
+	$(BIN)/python -m spherenet_paper.report $(sort $(wildcard paper/results/*/*)) --markdown docs/results.md --csv paper/results/cells.csv --figure docs/images/headline.svg
 	$(BIN)/python docs/readme.py
 
 SOAK   ?= tests/faults
@@ -131,7 +130,7 @@ OTHER  := $(VENV)-torch-$(VERSION)
 test-torch:  ## test with another version of torch, e.g. make test-torch VERSION=2.10.0
 	test -x $(OTHER)/bin/python || $(PYTHON) -m venv $(OTHER)
 	$(OTHER)/bin/pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) 'torch==$(VERSION)'
-	$(OTHER)/bin/pip install --quiet --editable '.[report,plot,onnx,sklearn,hub,test]' 'torch==$(VERSION)'
+	$(OTHER)/bin/pip install --quiet --editable '.[report,plot,onnx,sklearn,hub,test]' --editable paper 'torch==$(VERSION)'
 	$(OTHER)/bin/python -m pytest --numprocesses 2 @tests/portable.txt tests/kernels tests/training
 
 clean:  ## remove the environment and all generated files

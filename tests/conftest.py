@@ -2,12 +2,14 @@
 
 import gc
 import os
-import shutil
 import signal
 from pathlib import Path
 
-import pytest
 import torch
+
+from fixtures import browser, seed
+
+__all__ = ["browser", "seed"]
 
 
 def pytest_configure(config):
@@ -35,23 +37,3 @@ def pytest_collection_finish():
     """Exclude modules and collected tests, which stay until the end, from later passes of the garbage collector."""
     gc.collect()
     gc.freeze()
-
-
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(0)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    """A headless chromium, which must be there in CI."""
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if chromium is None and not os.environ.get("CI"):
-        pytest.skip("chromium is not installed: make browser")
-    playwright = pytest.importorskip("playwright.sync_api")
-    switches = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-                "--disable-component-update", "--disable-sync"]  # fmt: skip
-    with playwright.sync_playwright() as started:
-        launched = started.chromium.launch(executable_path=chromium, args=switches)
-        yield launched
-        launched.close()

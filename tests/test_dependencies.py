@@ -36,22 +36,15 @@ import torch
 import spherenet as sn
 from spherenet.cli.output import TensorBoard
 from spherenet.errors import MissingExtraError
-from spherenet.experiments.runner import RayLauncher
 from spherenet.export import export_onnx
-from spherenet.report.claims import confidence_interval
 from spherenet.report.page import write_page
 from spherenet.report.confusion import draw_confusion
-from spherenet.theory.drawing import new_figure, require_output
 messages = []
 for use in (
     lambda: write_page([], folder + "/page.html", "title"),
-    lambda: confidence_interval([1.0, 2.0]),
     lambda: draw_confusion([[1]], ["a"], folder + "/confusion.png"),
-    lambda: require_output(folder + "/figure.png"),
-    lambda: new_figure(1, 1, width=1.0, height=1.0),
     lambda: export_onnx(sn.create_model("cnn-3", 10), folder + "/model.onnx", example=torch.zeros(1, 3, 32, 32)),
     lambda: TensorBoard(folder),
-    lambda: RayLauncher("local"),
     lambda: __import__("spherenet.estimators"),
     lambda: sn.from_pretrained("user/name"),
 ):
@@ -81,13 +74,9 @@ def test_missing_extra_gives_one_message_with_the_install_command(tmp_path):
         f"{package} is not installed: pip install 'spherenet-torch[{extra}]'."
         for package, extra in (
             ("jinja2", "report"),
-            ("scipy", "report"),
-            ("matplotlib", "plot"),
-            ("matplotlib", "plot"),
             ("matplotlib", "plot"),
             ("onnx", "onnx"),
             ("tensorboard", "tensorboard"),
-            ("ray", "cluster"),
             ("sklearn", "sklearn"),
             ("huggingface_hub", "hub"),
         )

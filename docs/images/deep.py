@@ -1,4 +1,4 @@
-"""Draw `deep.svg` from the committed runs of table3 and fig-ultradeep in results/long.
+"""Draw `deep.svg` from the committed runs of table3 and fig-ultradeep in paper/results/long.
 
 python docs/images/deep.py [FILE]
 """
@@ -10,9 +10,9 @@ import matplotlib as mpl
 from findings import draw_curves  # the script beside this one
 from matplotlib import pyplot as plt
 
-from spherenet.report.grids import read_grid
+from spherenet_paper.report.grids import read_grid
 
-RUNS = Path(__file__).parents[2] / "results" / "long"
+RUNS = Path(__file__).parents[2] / "paper" / "results" / "long"
 PANELS = (
     ("table3", "18 layers without ReLU", {"none": "CNN", "cosine": "cosine", "sigmoid-0.3": "sigmoid 0.3"}),
     (

@@ -1,4 +1,4 @@
-"""Draw `findings.svg` from the committed runs in results/cpu: curves of three experiments, and learned k by layer.
+"""Draw `findings.svg` from the runs in results/cpu: curves of three experiments, and learned k by layer.
 
 python docs/images/findings.py [FILE]
 """
@@ -11,9 +11,9 @@ import matplotlib as mpl
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from spherenet.report.grids import Grid, GridCell, read_grid
+from spherenet_paper.report.grids import Grid, GridCell, read_grid
 
-RESULTS = Path(__file__).parents[2] / "results" / "cpu"
+RESULTS = Path(__file__).parents[2] / "paper" / "results" / "cpu"
 COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#aa3377")
 
 

@@ -1,4 +1,4 @@
-"""Draw `protocol.svg`: the authors' curves beside those of results/long/fig-protocol, by BatchNorm statistics.
+"""Draw `protocol.svg`: the authors' curves beside those of paper/results/long/fig-protocol, by BatchNorm statistics.
 
 python docs/images/protocol.py [FILE]
 
@@ -18,11 +18,11 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from spherenet.report.grids import Grid, read_grid
-from spherenet.report.runs import Curve
+from spherenet.report import Curve
+from spherenet_paper.report.grids import Grid, read_grid
 
 HERE = Path(__file__).parent
-RUNS = HERE.parents[1] / "results" / "long" / "fig-protocol"
+RUNS = HERE.parents[1] / "paper" / "results" / "long" / "fig-protocol"
 LAST, EVERY = 5000, 1000
 NETWORKS = {
     "cnn-9": ("none_cnn-9", "cosine_cnn-9"),

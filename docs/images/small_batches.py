@@ -1,4 +1,4 @@
-"""Draw `small_batches.svg` from the committed runs of fig-spherenorm in results/long: curves at three batch sizes.
+"""Draw `small_batches.svg` from the runs of fig-spherenorm in results/long: curves at three batch sizes.
 
 python docs/images/small_batches.py [FILE]
 """
@@ -10,9 +10,9 @@ import matplotlib as mpl
 from findings import draw_curves  # the script beside this one
 from matplotlib import pyplot as plt
 
-from spherenet.report.grids import read_grid
+from spherenet_paper.report.grids import read_grid
 
-RUNS = Path(__file__).parents[2] / "results" / "long" / "fig-spherenorm"
+RUNS = Path(__file__).parents[2] / "paper" / "results" / "long" / "fig-spherenorm"
 ROWS = {
     "batchnorm": "CNN, BatchNorm",
     "spherenorm": "SphereNorm",

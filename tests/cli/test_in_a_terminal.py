@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from command_line import TINY, command, in_other_processes
-from spherenet.cli.main import VERBS
+from spherenet.cli.verbs import VERBS
 
 
 def in_a_terminal(*arguments):
@@ -38,15 +38,6 @@ def test_training_shows_a_progress_bar(tmp_path):
     assert "step 20: test accuracy" in shown
     assert "\x1b[?25h" in shown  # the cursor is visible again
     assert f"in {tmp_path / 'run'}" in shown.replace("\r\n", "")
-
-
-def test_experiment_shows_bars_per_run(tmp_path):
-    code, shown = in_a_terminal(
-        "reproduce", "weight-decay", "--preset", "smoke", "--only", "none", "--output", tmp_path
-    )
-    assert code == 0
-    assert "weight-decay: " in shown
-    assert "none_free seed 0" in shown
 
 
 def test_log_has_plain_lines(tmp_path):

@@ -72,14 +72,6 @@ def test_report_leaves_out_folders_that_are_no_runs(run, tmp_path, capsys):
     assert "config.json" in said(capsys, "report", run)
 
 
-@pytest.mark.parametrize("options", [[], ["--only", "x"], ["--dry-run"], ["--list"]], ids=" ".join)
-def test_reproduce_names_the_presets_of_an_experiment(capsys, options):
-    assert said(capsys, "reproduce", "headline", *options) == (
-        "spherenet reproduce: --preset must be paper or long or smoke for headline, got cpu; "
-        "try spherenet reproduce headline --preset long."
-    )
-
-
 def test_broken_images_are_listed_once(capsys, tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()

@@ -9,8 +9,9 @@ import yaml
 
 from command_line import TINY, command, one_sentence, spherenet
 from spherenet.cli import main
-from spherenet.cli.main import VERBS, verb_parser
+from spherenet.cli.main import verb_parser
 from spherenet.cli.options import ConfigParser, config_from
+from spherenet.cli.verbs import VERBS
 from spherenet.errors import RunError
 from spherenet.training.config import TrainConfig
 
@@ -144,15 +145,12 @@ def test_printed_config_is_read_back(tmp_path, capsys):
         (["train", "--batch-sise", "3"], "unknown option --batch-sise, did you mean --batch-size?"),
         (["train", "--no-compil"], "unknown option --no-compil, did you mean --no-compile?"),
         (["train", "--no-relu"], "unknown option --no-relu, did you mean --set relu=VALUE?"),
-        (["tune", "--jbos=3"], "unknown option --jbos, did you mean --jobs?"),
         (["predict", "x.png", "--topp", "3"], "unknown option --topp, did you mean --top?"),
-        (["theory", "phase", "x.png", "--sed", "3"], "unknown option --sed, did you mean --seed?"),
         (["doctor", "run", "--nothing-like-it"], "unknown option --nothing-like-it; see spherenet doctor --help."),
         (["train", "--batch-size", "0"], "--batch-size must be at least 1, got 0"),
         (["train", "--eval-batch-size", str(2**40)], "--eval-batch-size must be at most"),
         (["train", "--image-size", "5000"], "--image-size must be at most 4,096, got 5000"),
         (["train", "--iterations"], "--iterations: expected one argument"),
-        (["theory", "conditioning", "--n", "2"], "--k must be from 2"),
         (["completion", "tcsh"], "SHELL must be bash or zsh or fish, got 'tcsh'"),
     ],
 )
@@ -206,7 +204,6 @@ def test_debug_raises_the_error(capsys):
         (["train", "--batch-s"], ["--batch-size"]),
         (["train", "--no-comp"], ["--no-compile"]),
         (["train", "--optimizer", ""], ["adam", "adamw", "sgd", "muon"]),
-        (["theory", "ph"], ["phase"]),
         (["train", "--train-im"], ["--train-images"]),
     ],
 )
@@ -236,7 +233,6 @@ def test_completion_scripts_contain_all_verbs_and_options(shell, capsys):
         ("train", "batch_size", "--batch-size"),
         ("train", "classes", "classes"),
         ("train", "--output", "--output"),
-        ("theory", "k", "--k"),
         ("verify", "PAIRS", "PAIRS"),
     ],
 )
@@ -257,7 +253,7 @@ def test_help_is_readable_in_terminals_without_unicode(encoding, shown):
 
 def test_tables_and_messages_are_printed_without_unicode(tmp_path):
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    listed = subprocess.run(command("reproduce", "margin-forms", "--list"), capture_output=True, env=environment)
+    listed = subprocess.run(command("data"), capture_output=True, env=environment)
     assert (listed.returncode, listed.stderr) == (0, b"")
     wrong = subprocess.run(command("evaluate", tmp_path / "θ–é"), capture_output=True, env=environment)
     assert wrong.returncode == 2

@@ -13,11 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from command_line import TINY, command, one_sentence, spherenet
 from faults.folders import sign
-from made_runs import finish_job, make_grid, make_run
-from spherenet.experiments.jobs import create_settings, create_tuning_jobs
+from made_runs import make_run
 from spherenet.export import load_model
 from spherenet.runs import RunDirectory
-from spherenet.training.config import TrainConfig
 
 
 def test_closed_pipe_does_not_stop_training(tmp_path):
@@ -73,39 +71,19 @@ def test_json_of_names_that_cannot_be_encoded_is_escaped(run, capsys, tmp_path):
 
 @pytest.mark.parametrize(("option", "name"), [("--markdown", "target.md"), ("--csv", "target.csv")])
 def test_report_files_are_complete_or_unchanged(tmp_path, monkeypatch, option, name):
-    folder = make_grid(tmp_path / "grid", {"a": ("r", "c", 90.0, {0: [0.5]})})
+    folder = make_run(tmp_path / "run", [0.5])
     target = tmp_path / name
     target.write_text("old")
     monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     assert spherenet("report", folder, option, target) == 2
     assert target.read_text() == "old"
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["grid", name]
-
-
-def test_best_setting_of_tune_is_complete_or_unchanged(tmp_path, monkeypatch, capsys):
-    settings = create_settings(TrainConfig(widths=[4, 4, 4]), ["cosine"], [], ["softmax"], [])
-    for job in create_tuning_jobs(settings, tmp_path / "runs", 2):
-        finish_job(job)
-    target = tmp_path / "best.yaml"
-    target.write_text("old")
-    tune = ["tune", "--widths", 4, 4, 4, "--try-operators", "cosine", "--number-of-folds", 2, "--output",
-            tmp_path / "runs", "--best", target]  # fmt: skip
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-        assert spherenet(*tune) == 2
-    assert target.read_text() == "old"
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["best.yaml", "runs"]
-    capsys.readouterr()
-    assert spherenet(*tune) == 0
-    assert "operator: cosine" in target.read_text()
-    assert spherenet("train", "--config", target, "--output", target / "run") == 2  # a valid file of options
-    assert "--config" not in capsys.readouterr().err
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted(["run", name])
 
 
 @pytest.mark.parametrize("through_link", [False, True])
 def test_output_that_is_a_pipe_is_not_replaced(tmp_path, capsys, through_link):
     """The same holds for devices: a file in place of /dev/null would break other programs."""
-    folder = make_grid(tmp_path / "grid", {"a": ("r", "c", 90.0, {0: [0.5]})})
+    folder = make_run(tmp_path / "run", [0.5])
     os.mkfifo(tmp_path / "pipe.csv")
     target = tmp_path / "pipe.csv"
     if through_link:

@@ -21,6 +21,7 @@ def site(tmp_path_factory):
     for name in ("mkdocs.yml", "CHANGELOG.md", "results/PLAN.md"):
         shutil.copy(ROOT / name, copy / name)
     (copy / "src").symlink_to(ROOT / "src")
+    (copy / "paper").symlink_to(ROOT / "paper")
     result = subprocess.run(
         [sys.executable, "-m", "zensical", "build", "--strict", "--clean"],
         cwd=copy,

@@ -19,7 +19,7 @@ from PIL import Image
 
 from command_line import command, spherenet
 from docs.pages import DOCS, ROOT, all_commands, name_of
-from spherenet.experiments import find_experiment
+from spherenet_paper.experiments import find_experiment
 
 PAGES = [ROOT / "README.md", DOCS / "index.md", DOCS / "scaling.md", *sorted((DOCS / "tutorials").glob("*.md"))]
 ELSEWHERE = {

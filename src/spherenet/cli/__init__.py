@@ -1,4 +1,4 @@
-"""Command line. `main.VERBS` lists the verbs with their modules, which are imported only when a verb is called."""
+"""Command line. `verbs.VERBS` lists the verbs with their modules, which are imported only when a verb is called."""
 
 from spherenet.cli.main import main
 

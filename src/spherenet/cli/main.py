@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import signal
 import sys
@@ -19,37 +18,19 @@ from spherenet._util.text import first_line
 from spherenet.cli.option_types import OptionType
 from spherenet.cli.options import Parser, suggestion
 from spherenet.cli.output import discard_closed_streams, open_closed_streams, print_message, use_available_characters
+from spherenet.cli.verbs import ELSEWHERE, all_verbs, find_verb
 from spherenet.errors import InvalidArgument, InvalidArgumentType, SphereNetError, TrainingError
 
-__all__ = ["VERBS", "completion_parser", "main", "run_completion", "verb_parser"]
-
-VERBS = {
-    "train": ("train", "train a network on a data set"),
-    "evaluate": ("evaluate", "compute accuracy, per-class table and confusion matrix of a trained network"),
-    "predict": ("predict", "classify image files"),
-    "demo": ("demo", "show classes, angles and patches of images on a local web page"),
-    "export": ("evaluate", "write a trained network as ONNX, PyTorch program or model folder"),
-    "embed": ("embed", "write the embeddings of images, and measure retrieval"),
-    "verify": ("embed", "measure the verification of pairs of images: ROC, TPR@FPR, EER, accuracy"),
-    "report": ("report", "compare runs in a table and in an HTML page with curves"),
-    "doctor": ("report", "check all files of a run for corruption"),
-    "reproduce": ("experiments", "run the paper's experiments and compare with the published numbers"),
-    "tune": ("experiments", "choose operator, loss and their parameters by cross-validation"),
-    "data": ("data", "list, download and check data sets"),
-    "theory": ("theory", "demonstrate arguments of the paper numerically"),
-    "plan": ("plan", "estimate memory and communication of training with many classes"),
-    "bench": ("bench", "measure time and memory of SphereNets relative to plain CNNs"),
-    "completion": ("main", "print a shell completion script for bash, zsh or fish"),
-}
-"""Module in this folder and summary of each verb. The module defines `VERB_parser()` and `run_VERB(arguments)`."""
+__all__ = ["completion_parser", "main", "run_completion", "verb_parser"]
 
 FAILED, WRONG_INPUT, INTERNAL, INTERRUPTED, CLOSED_PIPE = 1, 2, 70, 130, 141
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
 
 
 def _help() -> str:
-    width = max(map(len, VERBS))
-    lines = "\n".join(f"  {verb:<{width}}  {summary}" for verb, (_, summary) in VERBS.items())
+    verbs = all_verbs()
+    width = max(map(len, verbs))
+    lines = "\n".join(f"  {name:<{width}}  {verb.summary}" for name, verb in verbs.items())
     return (
         "usage: spherenet VERB [OPTIONS]\n\n"
         "Train, evaluate and study hyperspherical networks (SphereNets).\n\n"
@@ -67,8 +48,7 @@ def _help() -> str:
 
 def verb_parser(verb: str) -> Any:
     """Return the parser of a verb."""
-    module = importlib.import_module(f"spherenet.cli.{VERBS[verb][0]}")
-    return getattr(module, f"{verb}_parser")()
+    return all_verbs()[verb].create_parser()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -89,9 +69,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             discard_closed_streams()
             return CLOSED_PIPE
         return 0
-    verb, *rest = words
-    if verb not in VERBS:
-        print_message(f"spherenet: unknown verb {verb!r}{suggestion(verb, VERBS)}; see spherenet --help.")
+    name, *rest = words
+    verb = find_verb(name)
+    if verb is None:
+        if name in ELSEWHERE:
+            print_message(f"spherenet {name}: this verb is part of {ELSEWHERE[name]}")
+        else:
+            print_message(f"spherenet: unknown verb {name!r}{suggestion(name, all_verbs())}; see spherenet --help.")
         return WRONG_INPUT
     open_closed_streams()
     debug = "--debug" in rest
@@ -99,9 +83,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     interrupts: list[int] = []
     try:
         with _interrupts_recorded(interrupts):
-            parser = verb_parser(verb)
-            run = getattr(importlib.import_module(f"spherenet.cli.{VERBS[verb][0]}"), f"run_{verb}")
-            code: int | None = run(parser.parse_args([word for word in rest if word != "--debug"]))
+            parser = verb.create_parser()
+            options = parser.parse_args([word for word in rest if word != "--debug"])
+            code: int | None = verb.load()(options)
     except BrokenPipeError:
         discard_closed_streams()
         return CLOSED_PIPE
@@ -119,9 +103,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print_message("spherenet: interrupted.")
             return INTERRUPTED
         sentence, code = _describe_error(error, str if parser is None else parser.option_of)
-        print_message(f"spherenet {verb}: {sentence}")
+        print_message(f"spherenet {name}: {sentence}")
         return code
-    return CLOSED_PIPE if discard_closed_streams() and not code and verb != "train" else code or 0
+    return CLOSED_PIPE if discard_closed_streams() and not code and name != "train" else code or 0
 
 
 @contextmanager
@@ -192,8 +176,9 @@ def run_completion(arguments: Namespace) -> None:
 
 def _bash_script() -> str:
     words, choices = [], []
-    for verb in VERBS:
-        options = _options(verb_parser(verb))
+    verbs = all_verbs()
+    for verb in verbs:
+        options = _options(verbs[verb].create_parser())
         words.append(f'    {verb}) words="{" ".join([*options, "--help", "--debug"])}" ;;')
         choices += [
             f'    "{verb} {option}") words="{" ".join(values)}" ;;' for option, (_, values) in options.items() if values
@@ -207,7 +192,7 @@ def _bash_script() -> str:
         '  case "$verb ${COMP_WORDS[COMP_CWORD-1]}" in',
         *choices,
         "  esac",
-        f'  if [ "$COMP_CWORD" -eq 1 ]; then words="{" ".join(VERBS)} --help --version"; fi',
+        f'  if [ "$COMP_CWORD" -eq 1 ]; then words="{" ".join(verbs)} --help --version"; fi',
         '  COMPREPLY=($(compgen -W "$words" -- "$current"))',
         "}",
         "complete -o default -F _spherenet spherenet",
@@ -217,10 +202,10 @@ def _bash_script() -> str:
 
 def _fish_script() -> str:
     lines = []
-    for verb, (_, summary) in VERBS.items():
-        lines.append(f"complete -c spherenet -n __fish_use_subcommand -f -a {verb} -d {_quoted(summary)}")
-        for option, (text, values) in _options(verb_parser(verb)).items():
-            line = f"complete -c spherenet -n '__fish_seen_subcommand_from {verb}'"
+    for name, verb in all_verbs().items():
+        lines.append(f"complete -c spherenet -n __fish_use_subcommand -f -a {name} -d {_quoted(verb.summary)}")
+        for option, (text, values) in _options(verb.create_parser()).items():
+            line = f"complete -c spherenet -n '__fish_seen_subcommand_from {name}'"
             line += f" -l {option[2:]}" if option.startswith("--") else f" -f -a {option}"
             line += f" -x -a {_quoted(' '.join(values))}" if values else ""
             lines.append(f"{line} -d {_quoted(text)}")

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 from spherenet._util.text import plain
 from spherenet.cli.option_types import add_option
 from spherenet.cli.options import Parser, require_ending
-from spherenet.cli.output import print_json, print_message, stdout_console, text_width
+from spherenet.cli.output import print_json, print_message, stdout_console
 from spherenet.errors import RunError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from spherenet.report.grids import Grid
     from spherenet.report.runs import ReportedRun
 
 __all__ = ["doctor_parser", "report_parser", "run_doctor", "run_report"]
@@ -27,111 +26,70 @@ def report_parser() -> Parser:
     """Return the parser of `spherenet report`."""
     parser = Parser(
         "report",
-        "Compare runs, or experiments with the paper's numbers: tables in the terminal and, with\n"
-        "--output, an HTML page with interactive curves that opens offline. Folders that are no runs are\n"
-        "named and left out; so are runs that cannot be read (exit code 1).",
+        "Compare runs: a table in the terminal and, with --output, an HTML page with interactive curves\n"
+        "that opens offline. Folders that are no runs are named and left out; so are runs that cannot be\n"
+        "read (exit code 1).",
         examples="""\
   spherenet report runs/mnist5k-cnn-3-cosine runs/mnist5k-cnn-3-none
   spherenet report runs/* -o report.html --title Digits
-  spherenet report results/cpu/* -o report.html --markdown results.md --csv runs.csv
-  spherenet report results/*/* --markdown results.md --figure curves.svg""",
+  spherenet report runs/* --markdown runs.md --csv runs.csv""",
     )
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="folders of runs, or of experiments run by reproduce")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="folders of runs")
     add_option(parser, "-o", "--output", metavar="FILE", help="HTML page to write (.html)")
-    add_option(parser, "--markdown", metavar="FILE", help="Markdown file to write tables and claims to")
-    add_option(
-        parser,
-        "--csv",
-        metavar="FILE",
-        help="CSV file to write, one row per run: those of experiments, or the others if there are none",
-    )
-    add_option(
-        parser,
-        "--figure",
-        metavar="FILE",
-        help="SVG file to draw the curves of the first experiment with a baseline to, shown by --markdown",
-    )
+    add_option(parser, "--markdown", metavar="FILE", help="Markdown file to write the tables to")
+    add_option(parser, "--csv", metavar="FILE", help="CSV file to write, one row per run")
     add_option(parser, "--title", default="spherenet runs", metavar="TEXT", help="title of the page and the table")
     return parser
 
 
 def run_report(arguments: Namespace) -> int:
     """Print tables, write the requested files and return the exit code."""
-    for option, ending in (("output", ".html"), ("markdown", ".md"), ("csv", ".csv"), ("figure", ".svg")):
+    for option, ending in (("output", ".html"), ("markdown", ".md"), ("csv", ".csv")):
         require_ending(f"--{option}", getattr(arguments, option), ending)
     from spherenet._util.files import write_text
-    from spherenet.report.closeness import closeness
-    from spherenet.report.csv_tables import grids_as_csv, runs_as_csv
-    from spherenet.report.figure import draw_curves, main_grid
-    from spherenet.report.markdown_page import markdown_page
-    from spherenet.report.tables import paper_tables, protocol_rows
+    from spherenet._util.text import markdown
+    from spherenet.report.csv_tables import runs_as_csv
+    from spherenet.report.page import section_of_runs, write_page
+    from spherenet.report.tables import protocol_rows, runs_as_markdown
 
-    runs, grids, problems, others = _read_folders(arguments.runs)
-    if not runs and not grids:
+    runs, problems, others = _read_runs(arguments.runs)
+    if not runs:
         raise RunError((problems or others)[0])
     console = stdout_console()
-    if runs:
-        console.print(_table_of_runs(runs, arguments.title))
-        if rows := protocol_rows(runs):
-            console.print(_table_of_protocols(rows))
-    for grid in grids:
-        for table in paper_tables(grid, text_width(console)) if grid.has_runs else []:
-            console.print(table)
-        if grid.has_runs:
-            console.print(plain(closeness(grid)), highlight=False, markup=False, width=text_width(console))
-    if empty := [grid.id for grid in grids if not grid.has_runs]:
-        console.print(
-            f"Without finished runs: {plain(', '.join(empty))}", soft_wrap=True, highlight=False, markup=False
-        )
+    console.print(_table_of_runs(runs, arguments.title))
+    if rows := protocol_rows(runs):
+        console.print(_table_of_protocols(rows))
     if arguments.output is not None:
-        from spherenet.report.page import section_of_runs, sections_of_grids, write_page
-
-        sections = sections_of_grids(grids) + ([section_of_runs(runs)] if runs else [])
-        write_page(sections, arguments.output, arguments.title)
+        write_page([section_of_runs(runs)], arguments.output, arguments.title)
         console.print(f"Page with curves: {plain(arguments.output)}", soft_wrap=True, highlight=False, markup=False)
-    main = None if arguments.figure is None else main_grid(grids)
-    if main is not None:
-        write_text(Path(arguments.figure), draw_curves(main))
-    elif arguments.figure is not None:
-        problems.append(f"{arguments.figure} is not drawn: no experiment has a baseline with finished runs.")
     if arguments.markdown is not None:
-        page = Path(arguments.markdown)
-        figure = None if main is None else Path(os.path.relpath(arguments.figure, page.parent)).as_posix()
-        write_text(page, markdown_page(grids, arguments.title, runs, figure))
+        write_text(Path(arguments.markdown), f"# {markdown(arguments.title)}\n\n{runs_as_markdown(runs)}")
     if arguments.csv is not None:
-        write_text(Path(arguments.csv), grids_as_csv(grids) if grids else runs_as_csv(runs))
+        write_text(Path(arguments.csv), runs_as_csv(runs))
     for problem in (*others, *problems):
         print_message(f"spherenet report: {problem}")
     return 1 if problems else 0
 
 
-def _read_folders(paths: list[str]) -> tuple[list[ReportedRun], list[Grid], list[str], list[str]]:
-    """Return the runs and experiments among paths, an error message for each that cannot be read, and other paths.
+def _read_runs(paths: list[str]) -> tuple[list[ReportedRun], list[str], list[str]]:
+    """Return the runs among paths, an error message for each that cannot be read, and one for each other path.
 
-    A pattern such as results/*/* also matches files and folders that are no runs, which is not an error.
+    A pattern such as runs/* also matches files and folders that are no runs, which is not an error.
     """
-    from spherenet.report.grids import by_preset, is_grid, read_grid
     from spherenet.report.runs import read_run
 
     runs: list[ReportedRun] = []
-    grids: list[Grid] = []
     problems: list[str] = []
     others: list[str] = []
     for path in paths:
         try:
-            if os.path.exists(path) and not is_grid(path) and not os.path.lexists(os.path.join(path, "config.json")):
+            if os.path.exists(path) and not os.path.lexists(os.path.join(path, "config.json")):
                 others.append(f"{path} is not a run: it has no config.json.")
                 continue
-            if not is_grid(path):
-                runs.append(read_run(path))
-                continue
-            grid = read_grid(path)
-            if any((other.id, other.preset) == (grid.id, grid.preset) for other in grids):
-                raise RunError(f"{path} must be given once: {grid.id} with the preset {grid.preset} is there already.")
-            grids.append(grid)
+            runs.append(read_run(path))
         except RunError as error:
             problems.append(str(error))
-    return runs, by_preset(grids), problems, others
+    return runs, problems, others
 
 
 def _table_of_runs(runs: list[ReportedRun], title: str) -> Table:

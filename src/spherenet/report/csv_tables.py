@@ -1,93 +1,17 @@
-"""Runs as CSV files, one row per run, for pandas and spreadsheets."""
+"""Runs as a CSV file, one row per run, for pandas and spreadsheets."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from spherenet._util.text import as_number, csv_cell
-from spherenet.report.grids import Grid, GridCell
-from spherenet.report.runs import ReportedRun, distinct_names, training_accuracy
+from spherenet.report.runs import ReportedRun, distinct_names
 from spherenet.report.tables import COLUMNS
 
-__all__ = ["CELL_COLUMNS", "grids_as_csv", "runs_as_csv"]
-
-CELL_COLUMNS = (
-    "experiment",
-    "preset",
-    "cell",
-    "row",
-    "column",
-    "paper",
-    "seed",
-    "protocol",
-    "iterations",
-    "accuracy",
-    "loss",
-    "best_accuracy",
-    "best_step",
-    "training_accuracy",
-    "parameters",
-    "seconds",
-    "peak_megabytes",
-    "spherenet",
-    "torch",
-    "python",
-    "processor",
-    "run",
-)
-"""Columns of `grids_as_csv`. Accuracies are in percent; those without a prefix are of the last evaluation."""
-
-
-def grids_as_csv(grids: Sequence[Grid]) -> str:
-    """Return one row per finished run, or one per BatchNorm protocol if a run was evaluated with several."""
-    rows = [
-        row
-        for grid in grids
-        for cell in grid.cells
-        for seed, run in cell.runs.items()
-        for row in _rows_of_run(grid, cell, seed, run)
-    ]
-    return _csv(CELL_COLUMNS, rows)
-
-
-def _rows_of_run(grid: Grid, cell: GridCell, seed: int, run: ReportedRun) -> Iterable[list[Any]]:
-    summary = run.summary or {}
-    names = [grid.id, grid.preset, cell.name, cell.row, cell.column, cell.paper]
-    costs = [_integer(summary.get("parameters")), as_number(summary.get("seconds"))]
-    versions, hardware = (value if isinstance(value := run.config.get(name), dict) else {}
-                          for name in ("versions", "hardware"))  # fmt: skip
-    machine = [*(versions.get(name) for name in ("spherenet", "torch", "python")), hardware.get("processor")]
-    for protocol in run.protocols():
-        accuracy, loss = run.curve("test", "accuracy", protocol), run.curve("test", "loss", protocol)
-        if not accuracy.values:
-            continue
-        best = max(range(len(accuracy.values)), key=lambda index: accuracy.values[index])
-        numbers = [
-            accuracy.steps[-1],
-            _percent(accuracy.values[-1]),
-            loss.values[-1] if loss.values else None,
-            _percent(accuracy.values[best]),
-            accuracy.steps[best],
-            round(training_accuracy(run), 4) if run.rows_of("train") else None,
-        ]
-        memory = _integer(summary.get("peak_megabytes"))
-        yield [*names, seed, protocol, *numbers, *costs, memory, *map(_text, machine), run.path]
-
-
-def _percent(fraction: float) -> float:
-    return round(100 * fraction, 4)
-
-
-def _integer(value: Any) -> int | None:
-    number = as_number(value)
-    return None if number is None else int(number)
-
-
-def _text(value: Any) -> str | None:
-    return None if value is None else str(value)
+__all__ = ["runs_as_csv"]
 
 
 def runs_as_csv(runs: Sequence[ReportedRun]) -> str:
@@ -97,15 +21,16 @@ def runs_as_csv(runs: Sequence[ReportedRun]) -> str:
         curve = run.curve("test", "accuracy")
         operator = run.setting("operator")
         settings = [run.setting("model"), "none" if operator is None else operator, run.setting("loss")]
-        numbers = [_percent(value) for value in (curve.values[-1], max(curve.values))]
+        numbers = [round(100 * value, 4) for value in (curve.values[-1], max(curve.values))]
         counts = [_integer((run.summary or {}).get("parameters")), curve.steps[-1]]
         rows.append([name, *map(str, settings), *counts, *numbers, as_number(run.rows[-1].get("seconds"))])
-    return _csv(COLUMNS[:-1], rows)
-
-
-def _csv(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
+    writer.writerow(COLUMNS[:-1])
     writer.writerows([csv_cell(value) for value in row] for row in rows)
     return text.getvalue()
+
+
+def _integer(value: Any) -> int | None:
+    number = as_number(value)
+    return None if number is None else int(number)

@@ -1,26 +1,32 @@
-"""A self-contained HTML page about runs and experiments: tables, claims and interactive curves, readable offline."""
+"""A self-contained HTML page about runs: tables, statements and interactive curves, readable offline."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 from importlib.resources import files
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 from spherenet._util.files import atomic_file
-from spherenet._util.text import as_number, plain
+from spherenet._util.text import plain
 from spherenet.errors import require_extra
-from spherenet.report.claims import Verdict, judge
-from spherenet.report.closeness import closeness
-from spherenet.report.grids import Grid, GridCell
 from spherenet.report.runs import Curve, ReportedRun, distinct_names, provenance
-from spherenet.report.tables import COLUMNS, PROTOCOLS, GridLayout, cell_text, protocol_rows, table_rows
+from spherenet.report.tables import COLUMNS, PROTOCOLS, protocol_rows, table_rows
 
-__all__ = ["Plot", "Section", "Table", "section_of_grid", "section_of_runs", "sections_of_grids", "write_page"]
+__all__ = [
+    "COLORS",
+    "Plot",
+    "Section",
+    "Statement",
+    "Table",
+    "line_plot",
+    "line_style",
+    "section_of_runs",
+    "write_page",
+]
 
 CURVES = (
     ("Test accuracy", "test", "accuracy"),
@@ -50,16 +56,26 @@ class Plot:
     layout: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Statement:
+    """A statement about the runs, the verdict on it, e.g. "confirmed", its source and what the verdict rests on."""
+
+    verdict: str
+    text: str
+    source: str
+    basis: str
+
+
 @dataclass
 class Section:
-    """A section of the page about one experiment or about some runs. `anchor` is the target of links."""
+    """A section of the page about some runs. `anchor` is the target of links."""
 
     title: str
     anchor: str
     text: str = ""
     table: Table | None = None
     details: Table | None = None
-    verdicts: list[Verdict] = field(default_factory=list)
+    statements: list[Statement] = field(default_factory=list)
     plots: list[Plot] = field(default_factory=list)
     notes: list[tuple[str, str]] = field(default_factory=list)
 
@@ -68,9 +84,9 @@ def section_of_runs(runs: Sequence[ReportedRun]) -> Section:
     """Return a section that compares runs: a table, curves, and their commands."""
     names = distinct_names(runs)
     rows = [[(text, False) for text in row[:-1]] for row in table_rows(runs)]
-    styles = [_line_style(position) for position in range(len(runs))]
+    styles = [line_style(position) for position in range(len(runs))]
     plots = [
-        _line_plot(heading, names, [run.curve(split, quantity) for run in runs], styles, quantity)
+        line_plot(heading, names, [run.curve(split, quantity) for run in runs], styles, quantity)
         for heading, split, quantity in CURVES
     ]
     notes = [(name, provenance(run)) for name, run in zip(names, runs, strict=True)]
@@ -81,108 +97,15 @@ def section_of_runs(runs: Sequence[ReportedRun]) -> Section:
     return section
 
 
-def sections_of_grids(grids: Sequence[Grid]) -> list[Section]:
-    """Return a section per experiment. The link to one of several presets contains the preset."""
-    sections = [section_of_grid(grid) for grid in grids]
-    names = [grid.id for grid in grids]
-    for grid, section in zip(grids, sections, strict=True):
-        if names.count(grid.id) > 1:
-            section.anchor = f"{grid.id}, {grid.preset}"
-    return sections
-
-
-def section_of_grid(grid: Grid) -> Section:
-    """Return a section about an experiment: the paper's values, claims, mean curves, learned k, time and memory."""
-    measured = [cell for cell in grid.cells if cell.runs]
-    section = Section(
-        f"{grid.id}: {grid.title}",
-        grid.id,
-        f"Preset {grid.preset}; {grid.shows}. Test accuracy in %, mean ± standard deviation (runs)."
-        + (f" {closeness(grid)}" if measured else ""),
-        _accuracy_table(grid),
-        _cost_table(measured),
-        [judge(grid, claim) for claim in grid.claims] if measured else [],
-        [_mean_curves(grid, measured)] if measured else [],
-    )
-    for cell in measured:
-        section.plots += _learned_k_plots(cell)
-    section.notes = [("left out", problem) for problem in grid.problems]
-    if measured:
-        first = next(iter(measured[0].runs.values()))
-        section.notes.append((f"for example {measured[0].name}", provenance(first)))
-    return section
-
-
-def _accuracy_table(grid: Grid) -> Table:
-    layout = GridLayout(grid)
-    has_paper = {column: any(cell.paper for cell in grid.cells if cell.column == column) for column in layout.columns}
-    headings = [""]
-    for column in layout.columns:
-        headings += [column, "paper", "difference"] if has_paper[column] else [column]
-    rows = []
-    for row in layout.rows:
-        texts = [(row, False)]
-        for column in layout.columns:
-            cell = layout.cell(row, column)
-            ours, paper = cell_text(cell)
-            texts.append((ours, cell is not None and cell is layout.best[column]))
-            if has_paper[column]:
-                texts += [("" if cell is None else paper, False), (_difference(cell), False)]
-        rows.append(texts)
-    return Table("Accuracy", headings, rows)
-
-
-def _difference(cell: GridCell | None) -> str:
-    statistics = None if cell is None else cell.mean_and_std()
-    return "" if cell is None or cell.paper is None or statistics is None else f"{statistics[0] - cell.paper:+.2f}"
-
-
-def _cost_table(cells: Sequence[GridCell]) -> Table:
-    rows = []
-    for cell in cells:
-        for seed, run in cell.runs.items():
-            summary = run.summary or {}
-            names = ("parameters", "iterations", "seconds", "peak_megabytes")
-            numbers = [as_number(summary.get(name)) for name in names]
-            texts = [f"{number:,.0f}" if number is not None else "–" for number in numbers]
-            rows.append([(text, False) for text in (cell.name, str(seed), *texts)])
-    return Table("Time and memory", ["cell", "seed", "parameters", "iterations", "seconds", "peak MB"], rows)
-
-
-def _mean_curves(grid: Grid, cells: Sequence[GridCell]) -> Plot:
-    """Return a plot with one curve per cell, the mean over its seeds, in a band of one standard deviation."""
-    layout = GridLayout(grid)
-    styles = [_line_style(layout.rows.index(cell.row), layout.columns.index(cell.column)) for cell in cells]
-    curves = [cell.mean_curve() for cell in cells]
-    names = [f"{cell.name} (n = {len(cell.runs)})" for cell in cells]
-    plot = _line_plot("Test accuracy, mean ± standard deviation over seeds", names, curves, styles, "accuracy")
-    for position, (cell, style) in enumerate(zip(cells, styles, strict=True)):
-        plot.traces[position]["legendgroup"] = str(position)
-        plot.traces.extend(_band(cell, style["color"], str(position)))
-    return plot
-
-
-def _band(cell: GridCell, color: str, group: str) -> list[dict[str, Any]]:
-    """Return the lower and upper edge of the band around a mean curve; nothing for a single seed."""
-    points = cell.points()
-    if len(cell.runs) < 2 or not points:
-        return []
-    means = [fmean(values) for values in points.values()]
-    deviations = [stdev(values) for values in points.values()]
-    shared = {"x": list(points), "name": cell.name, "mode": "lines", "line": {"width": 0, "color": color},
-              "hoverinfo": "skip", "showlegend": False, "legendgroup": group}  # fmt: skip
-    lower = [mean - deviation for mean, deviation in zip(means, deviations, strict=True)]
-    upper = [mean + deviation for mean, deviation in zip(means, deviations, strict=True)]
-    return [{**shared, "y": lower}, {**shared, "y": upper, "fill": "tonexty", "fillcolor": f"{color}26"}]
-
-
-def _line_style(color: int, dash: int = 0) -> dict[str, str]:
+def line_style(color: int, dash: int = 0) -> dict[str, str]:
+    """Return the style of a curve; numbers beyond those of `COLORS` and dashes start again."""
     return {"color": COLORS[color % len(COLORS)], "dash": DASHES[dash % len(DASHES)]}
 
 
-def _line_plot(
+def line_plot(
     heading: str, names: Sequence[str], curves: Sequence[Curve], styles: Sequence[dict[str, str]], quantity: str
 ) -> Plot:
+    """Return a plot of named curves; the values of the quantity "accuracy" are fractions, shown in percent."""
     is_fraction = quantity == "accuracy"
     traces: list[dict[str, Any]] = [
         {
@@ -200,55 +123,6 @@ def _line_plot(
         "yaxis": {"title": {"text": heading.split(",")[0].lower()}, "tickformat": ".2~%" if is_fraction else ""},
     }
     return Plot(heading, traces, layout)
-
-
-def _learned_k_plots(cell: GridCell) -> list[Plot]:
-    """Return plots of the learned k over all runs of a cell, or none if k was not learned."""
-    layers = _joined(run.learned_k() for run in cell.runs.values())
-    if not any(layers.values()):
-        return []
-    of_stages = _joined(run.learned_k_of_stages() for run in cell.runs.values())
-    return [_histograms(cell.name, of_stages), _boxes(cell.name, layers)]
-
-
-def _joined(runs: Iterable[dict[str, list[float]]]) -> dict[str, list[float]]:
-    """Concatenate the k of each layer over runs."""
-    layers: dict[str, list[float]] = {}
-    for run in runs:
-        for name, values in run.items():
-            layers.setdefault(name, []).extend(values)
-    return layers
-
-
-def _histograms(name: str, layers: dict[str, list[float]]) -> Plot:
-    """Return histograms of k in the first layer of each stage, as in the paper."""
-    values = [k for layer_values in layers.values() for k in layer_values]
-    bin_size = max((max(values, default=0) - min(values, default=0)) / 30, 1e-3)
-    traces: list[dict[str, Any]] = [
-        {
-            "type": "histogram",
-            "x": layer_values,
-            "name": layer,
-            "opacity": 0.6,
-            "xbins": {"size": bin_size},
-            "marker": {"color": _line_style(position)["color"]},
-        }
-        for position, (layer, layer_values) in enumerate(layers.items())
-    ]
-    axes = {"xaxis": {"title": {"text": "k"}}, "yaxis": {"title": {"text": "filters"}}}
-    heading = f"Learned k, first layer of each stage: {name}"
-    return Plot(heading, traces, {"barmode": "overlay", "hovermode": "closest", **axes})
-
-
-def _boxes(name: str, layers: dict[str, list[float]]) -> Plot:
-    """Return a box plot of k in every layer, from the first to the last."""
-    style = {"showlegend": False, "marker": {"color": COLORS[0]}}
-    traces: list[dict[str, Any]] = [
-        {"type": "box", "y": values, "name": layer.removeprefix("features."), **style}
-        for layer, values in layers.items()
-    ]
-    axes = {"xaxis": {"title": {"text": "layer"}, "automargin": True}, "yaxis": {"title": {"text": "k"}}}
-    return Plot(f"Learned k by layer: {name}", traces, {"hovermode": "closest", **axes})
 
 
 def write_page(sections: Sequence[Section], path: str | Path, title: str) -> None:

@@ -1,0 +1,1 @@
+"""Tables, claims and pages about experiments."""

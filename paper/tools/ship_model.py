@@ -1,0 +1,84 @@
+"""Export the SphereNet that is included in the package, with a model card that states how it was trained and measured.
+
+    python paper/tools/ship_model.py paper/results/long/headline src/spherenet/export/cifar10-cnn-9-sigmoid
+
+The first argument is a run, or a grid with checkpoints: then the run with the smallest seed is taken of the SphereNet
+with the highest mean final accuracy over seeds. The second argument is the folder to write; it is replaced. The weights
+are those of the last checkpoint. The card states the accuracy that is measured here, on the test images in float32 with
+running BatchNorm statistics, because runs may have been evaluated in another precision.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+
+from spherenet.data import load_dataset
+from spherenet.errors import RunError
+from spherenet.export import export_model
+from spherenet.training import Processes, evaluate
+from spherenet.training.run_export import model_card
+from spherenet.training.saved_runs import load_run
+from spherenet_paper.report.grids import is_grid, read_grid
+
+LARGEST = 5_000_000
+"""Largest size of the folder in bytes."""
+
+
+def best_run(path: str) -> str:
+    """Return the run to export of a grid: of the SphereNet with the highest mean final accuracy, its smallest seed.
+
+    Raises:
+        RunError: The grid has no finished run of a SphereNet.
+    """
+    grid = read_grid(path)
+    cells = [cell for cell in grid.cells if cell.runs and cell.row != grid.baseline]
+    if not cells:
+        raise RunError(f"{path} has no finished run of a SphereNet.")
+    best = max(cells, key=lambda cell: fmean(cell.values()))
+    return best.runs[min(best.runs)].path
+
+
+def ship(path: str, target: Path, selection: str = "No images were used to select it.") -> str:
+    """Export the last checkpoint of a finished run, and return the statement of the card on its accuracy.
+
+    Args:
+        path: Run to export.
+        target: Folder to write.
+        selection: Sentence of the card on how the run was selected.
+
+    Raises:
+        RunError: The run is not finished, or the folder is too large.
+    """
+    run = load_run(path, "last")
+    if not run.directory.finished:
+        raise RunError(f"{path} must be a finished run, got one at step {run.step:,}.")
+    test = load_dataset(run.config.data, run.config.data_dir).test
+    with Processes.joined("cpu") as processes:
+        result = evaluate(run.model, test, len(run.classes), processes)
+    card = replace(
+        model_card(run),
+        name=target.name,
+        accuracy=result.accuracy,
+        accuracy_n=result.count,
+        selection="Measured in float32 with running BatchNorm statistics. The weights are those of the last checkpoint "
+        f"(step {run.step:,}, seed {run.config.seed}). {selection}",
+    )
+    metadata = {"classes": list(run.classes), "preprocessing": run.preprocessing.as_dict()}
+    export_model(run.model, target, "folder", metadata=metadata, card=card, overwrite=True)
+    size = sum(file.stat().st_size for file in target.iterdir())
+    if size > LARGEST:
+        raise RunError(f"{target} must have at most {LARGEST:,} bytes, got {size:,}.")
+    return f"{path}: accuracy {result.accuracy:.2%} on {result.count:,} images, {size:,} bytes in {target}"
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    source, folder = sys.argv[1], Path(sys.argv[2])
+    if is_grid(source):
+        print(ship(best_run(source), folder, "Its network has the highest mean test accuracy of a grid of networks."))
+    else:
+        print(ship(source, folder))
