@@ -17,8 +17,7 @@ def site(tmp_path_factory):
     pytest.importorskip("zensical")
     copy = tmp_path_factory.mktemp("site")
     shutil.copytree(ROOT / "docs", copy / "docs")
-    (copy / "results").mkdir()
-    for name in ("mkdocs.yml", "CHANGELOG.md", "results/PLAN.md"):
+    for name in ("mkdocs.yml", "CHANGELOG.md"):
         shutil.copy(ROOT / name, copy / name)
     (copy / "src").symlink_to(ROOT / "src")
     (copy / "paper").symlink_to(ROOT / "paper")

@@ -46,7 +46,6 @@ SMALL = {
 REPLACED = [
     (r"^resnet-32$", "cnn-3"),  # whose ONNX file takes a few seconds less
     (r"cifar10\b", "mnist5k"),
-    (r"^results/cpu/", "results/smoke/"),
     (r"^/shared/", "shared/"),
 ]
 
