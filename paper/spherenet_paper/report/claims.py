@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from statistics import fmean, stdev
@@ -112,11 +113,28 @@ def _smallest_mean(grid: Grid, requirement: Requirement, pairs: set[tuple[str, s
     return min(fmean(cell.values(requirement.quantity)) for cell in cells)
 
 
-def confidence_interval(values: list[float]) -> tuple[float, float]:
+def confidence_interval(values: Sequence[float]) -> tuple[float, float]:
     """Return the interval of the mean of two or more values by Student's t-distribution."""
+    return mean_test(values)[1]
+
+
+def mean_test(values: Sequence[float]) -> tuple[float, tuple[float, float], float]:
+    """Return the mean of two or more values, its interval by Student's t-distribution, and p of the mean 0."""
     require_extra("report", "scipy")
     from scipy.stats import t  # type: ignore[import-untyped]
 
-    mean, deviation = fmean(values), stdev(values)
-    half = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * deviation / len(values) ** 0.5
-    return mean - half, mean + half
+    mean, error = fmean(values), stdev(values) / len(values) ** 0.5
+    half = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * error
+    p = 2 * float(t.sf(abs(mean) / error, len(values) - 1)) if error else float(mean == 0)
+    return mean, (mean - half, mean + half), p
+
+
+def holm(probabilities: Sequence[float]) -> list[float]:
+    """Return the probabilities of several tests, corrected by Holm's method, in the order given."""
+    order = sorted(range(len(probabilities)), key=lambda index: probabilities[index])
+    corrected = [0.0] * len(probabilities)
+    largest = 0.0
+    for rank, index in enumerate(order):
+        largest = max(largest, min(1.0, (len(order) - rank) * probabilities[index]))
+        corrected[index] = largest
+    return corrected
