@@ -1,4 +1,4 @@
-"""Draw `architecture.svg`: the way of one batch through a sphere layer, forward and backward.
+"""Draw `architecture.svg`: the flow of data through one sphere layer, and where each step is computed.
 
 python docs/images/architecture.py [FILE]
 """
@@ -6,49 +6,56 @@ python docs/images/architecture.py [FILE]
 import sys
 from pathlib import Path
 
-import matplotlib as mpl
 from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch
+from style import FAINT, TEXT, WIDTH, color_of, plain_axes, save, style  # the module beside this one
 
-BLUE, ORANGE, GRAY = "#4477aa", "#ee7733", "#888888"
+HALF, FULL = 4.55, 9.4
+# x, y, width, color, title, line below it
+STEPS = [
+    (0.3, 11.2, HALF, "CNN", "patches x", "input of the layer"),
+    (5.15, 11.2, HALF, "CNN", "kernels w", "SphereConv2d.weight"),
+    (0.3, 9.3, HALF, "cosine", "1 / ‖x‖ per position", "Eq. 2 and 14 · ops/norms.py"),
+    (5.15, 9.3, HALF, "cosine", "ŵ = w / ‖w‖", "Eq. 2 and 14 · ops/norms.py"),
+    (0.3, 7.4, FULL, "cosine", "cos θ = ŵ·x / ‖x‖", "one convolution · ops/geometry.py, kernels/"),
+    (0.3, 5.5, FULL, "sigmoid", "g(θ)", "Eq. 1 · angles/"),
+    (0.3, 3.6, FULL, "centered", "β (h(‖x‖) g(θ) + b) + γ", "Eq. 15 and 3, if they are on · magnitudes.py"),
+    (0.3, 1.7, FULL, "CNN", "output y", "in [−1, 1] by default"),
+]  # fmt: skip
+HEIGHT = 1.3
+ARROWS = [(x, step) for x in (2.575, 7.425) for step in (11.2, 9.3)] + [(5.0, step) for step in (7.4, 5.5, 3.6)]
+BELOW = (
+    "kernels/dispatch.py chooses one backend for all steps:\n"
+    "native C++ (direct or Winograd), Triton, torch.compile, or plain torch.\n"
+    "backward runs there, too, with 1/‖x‖ and y (or cos θ) kept."
+)
 
-# x, y, width, height, color, title, lines below it
-BOXES = [
-    (0.0, 8.3, 4.6, 1.5, BLUE, "layers/conv.py", "SphereConv2d.forward"),
-    (5.4, 8.3, 4.6, 1.5, BLUE, "functional.py", "sphere_conv2d(…)"),
-    (0.0, 6.0, 10.0, 1.6, GRAY, "Operation and Parameters", "what: angle, magnitude, center, eps, geometry\n"
-     "with which tensors: k, bias, β, γ, radius"),
-    (0.0, 3.6, 10.0, 1.7, ORANGE, "kernels/dispatch.py", "sphere_layer(x, weight, operation, parameters)\n"
-     "the only place that decides: which backend, may it read the memory, what is saved"),
-    (0.0, 1.2, 2.35, 1.7, BLUE, "native", "C++: direct\nor Winograd"),
-    (2.55, 1.2, 2.35, 1.7, BLUE, "triton", "GPU kernels"),
-    (5.1, 1.2, 2.35, 1.7, BLUE, "compiled", "torch.compile\nof the formula"),
-    (7.65, 1.2, 2.35, 1.7, BLUE, "plain", "the formula\nin ops/"),
-]  # fmt: skip
-ARROWS = [
-    (2.3, 8.3, 2.3, 7.6), (7.7, 8.3, 7.7, 7.6), (5.0, 6.0, 5.0, 5.3),
-    *((x, 3.6, x, 2.9) for x in (1.175, 3.725, 6.275, 8.825)),
-]  # fmt: skip
-CAPTION = "backward runs on the same backend, with what it saved: 1/‖patch‖ and the output or the cosine"
+
+def draw_box(axes: Axes, x: float, y: float, width: float, color: str, title: str, text: str) -> None:
+    """Draw one step: a box with a title and a line below it."""
+    shape = "round,pad=0,rounding_size=0.12"
+    box = FancyBboxPatch((x, y), width, HEIGHT, boxstyle=shape, fc=color_of(color), alpha=0.14, lw=0)
+    edge = FancyBboxPatch((x, y), width, HEIGHT, boxstyle=shape, fc="none", ec=color_of(color), lw=1.4)
+    axes.add_patch(box)
+    axes.add_patch(edge)
+    axes.text(x + width / 2, y + 0.88, title, ha="center", va="center", color=TEXT.light, size=12.5)
+    axes.text(x + width / 2, y + 0.36, text, ha="center", va="center", color=FAINT.light, size=10.5)
 
 
 def main(path: Path) -> None:
-    """Draw the boxes and the arrows between them."""
-    mpl.rcParams["svg.hashsalt"] = "architecture"  # reproducible output
-    figure, axes = plt.subplots(figsize=(7, 6.4))
-    figure.subplots_adjust(0.01, 0.01, 0.99, 0.99)
-    for x, y, width, height, color, title, text in BOXES:
-        style = "round,pad=0,rounding_size=0.12"
-        axes.add_patch(FancyBboxPatch((x, y), width, height, boxstyle=style, fc=f"{color}22", ec=color, lw=1.4))
-        middle = x + width / 2
-        axes.text(middle, y + height - 0.28, title, ha="center", va="center", weight="bold", color=color, size=10.5)
-        axes.text(middle, y + (height - 0.42) / 2, text, ha="center", va="center", color=GRAY, size=8.8)
-    for x, y, to_x, to_y in ARROWS:
-        axes.annotate("", (to_x, to_y), (x, y), arrowprops={"arrowstyle": "-|>", "color": GRAY, "lw": 1.4})
-    axes.text(5, 0.55, CAPTION, ha="center", va="center", color=GRAY, size=8.8)
-    axes.set(xlim=(-0.15, 10.15), ylim=(0.1, 10))
-    axes.axis("off")
-    figure.savefig(path, metadata={"Date": None}, transparent=True)
+    """Draw the steps from top to bottom, and the arrows between them."""
+    with style("architecture"):
+        figure, axes = plt.subplots(figsize=(WIDTH, 7.2))
+        plain_axes(axes)
+        for step in STEPS:
+            draw_box(axes, *step)
+        for x, y in ARROWS:
+            arrow = {"arrowstyle": "-|>", "color": FAINT.light, "lw": 1.4}
+            axes.annotate("", (x, y - 1.9 + HEIGHT), (x, y), arrowprops=arrow)
+        axes.text(5, 0.7, BELOW, ha="center", va="center", color=FAINT.light, size=10.5)
+        axes.set(xlim=(0, 10), ylim=(-0.1, 12.6))
+        save(figure, path)
 
 
 if __name__ == "__main__":

@@ -6,24 +6,28 @@ python docs/images/deep.py [FILE]
 import sys
 from pathlib import Path
 
-import matplotlib as mpl
-from findings import draw_curves  # the script beside this one
+from curves import DASHED, Line, draw_curves  # modules beside this one
 from matplotlib import pyplot as plt
+from style import WIDTH, save, style
 
 from spherenet_paper.report.grids import read_grid
 
 RUNS = Path(__file__).parents[2] / "paper" / "results" / "long"
 PANELS = (
-    ("table3", "18 layers without ReLU", {"none": "CNN", "cosine": "cosine", "sigmoid-0.3": "sigmoid 0.3"}),
+    (
+        "table3",
+        "18 layers without ReLU",
+        {"none": Line("CNN", "CNN"), "cosine": Line("cosine", "cosine"), "sigmoid-0.3": Line("sigmoid 0.3", "sigmoid")},
+    ),
     (
         "fig-ultradeep",
         "45 layers with ReLU",
         {
-            "none_softmax_45": "CNN",
-            "cosine_w-cosine_45": "cosine",
-            "centered_w-cosine_45": "cosine, centered kernels",
-            "orthogonal-none_softmax_45": "CNN, orthogonal",
-            "orthogonal-cosine_w-cosine_45": "cosine, orthogonal",
+            "none_softmax_45": Line("CNN", "CNN"),
+            "orthogonal-none_softmax_45": Line("CNN, orthogonal", "CNN", DASHED),
+            "cosine_w-cosine_45": Line("cosine", "cosine"),
+            "orthogonal-cosine_w-cosine_45": Line("cosine, orthogonal", "cosine", DASHED),
+            "centered_w-cosine_45": Line("cosine, centered", "centered"),
         },
     ),
 )
@@ -31,13 +35,16 @@ PANELS = (
 
 def main(path: Path) -> None:
     """Draw a panel per experiment."""
-    mpl.rcParams["svg.hashsalt"] = "deep"  # reproducible output
-    figure, axes = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained", sharey=True)
-    for ax, (experiment, title, cells) in zip(axes, PANELS, strict=True):
-        draw_curves(ax, read_grid(RUNS / experiment), cells, title)
-        ax.grid(alpha=0.3)
-        ax.label_outer()
-    figure.savefig(path, metadata={"Date": None})
+    with style("deep"):
+        figure, axes = plt.subplots(1, 2, figsize=(WIDTH, 4), sharey=True)
+        for ax, (experiment, title, cells) in zip(axes, PANELS, strict=True):
+            draw_curves(ax, read_grid(RUNS / experiment), cells, title)
+            ax.set_ylim(8, 95)
+            ax.set_xticks([0, 2000, 4000, 6000])
+            ax.legend(loc="upper left", fontsize=9.5, labelspacing=0.2)
+            ax.label_outer()
+        axes[0].set_ylabel("test accuracy %")
+        save(figure, path)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Draw `operators.svg`, the figure of g(θ) in README.md, with the functions of the library.
+"""Draw `operators.svg`: g(θ) and its slope for every angle function, with the functions of the library.
 
 python docs/images/operators.py [FILE]
 """
@@ -7,38 +7,40 @@ import math
 import sys
 from pathlib import Path
 
-import matplotlib as mpl
 import torch
 from matplotlib import pyplot as plt
+from style import WIDTH, color_of, save, style  # the module beside this one
 
 import spherenet as sn
 
 CURVES = [
-    ("cosine", sn.CosineAngle(), "#4477aa"),
-    ("linear", sn.LinearAngle(), "#228833"),
-    ("sigmoid, k = 0.1", sn.SigmoidAngle(0.1), "#aa3377"),
-    ("sigmoid, k = 0.3", sn.SigmoidAngle(0.3), "#ee6677"),
-    ("sigmoid, k = 0.7", sn.SigmoidAngle(0.7), "#ccbb44"),
+    ("cosine", sn.CosineAngle(), "cosine", "solid"),
+    ("linear", sn.LinearAngle(), "linear", "solid"),
+    ("sigmoid, k = 0.3", sn.SigmoidAngle(0.3), "sigmoid", "solid"),
+    ("sigmoid, k = 0.1", sn.SigmoidAngle(0.1), "sigmoid", (0, (1, 1))),
+    ("learnable, from k = 0.5", sn.SigmoidAngle(0.5), "learnable", (0, (5, 1.5))),
+    ("square cosine", sn.SquareCosineAngle(), "other", "solid"),
+    ("sharpened cosine, p = 4", sn.SharpenedCosineAngle(p=4.0, dtype=torch.float64), "other", (0, (1, 1))),
 ]
 
 
 def main(path: Path) -> None:
-    """Draw value and slope of every operator over the angle."""
-    mpl.rcParams["svg.hashsalt"] = "operators"  # reproducible output
+    """Draw value and slope of every angle function over the angle."""
     # Just inside the interval: at 0 and π the library sets the derivative to 0 (Eq. 2 of docs/concepts.md).
-    theta = torch.linspace(1e-4, math.pi - 1e-4, 721, dtype=torch.float64)
-    figure, (value, slope) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
-    for name, angle, color in CURVES:
-        value.plot(theta, angle.at(theta), label=name, color=color)
-        slope.plot(theta, -theta.sin() * angle.derivative(theta.cos()), color=color)
-    value.set_title("g(θ): output of a layer")
-    slope.set_title("dg/dθ: slope")
-    for axes in (value, slope):
-        axes.set_xticks([0, math.pi / 2, math.pi], ["0", "π/2", "π"])
-        axes.set_xlabel("angle θ between kernel and patch")
-        axes.grid(alpha=0.3)
-    value.legend(frameon=False, fontsize=9)
-    figure.savefig(path, metadata={"Date": None})
+    theta = torch.linspace(1e-4, math.pi - 1e-4, 361, dtype=torch.float64)
+    with style("operators"), torch.no_grad():
+        figure, (value, slope) = plt.subplots(1, 2, figsize=(WIDTH, 3.6))
+        for name, angle, method, dashes in CURVES:
+            line = {"color": color_of(method), "linestyle": dashes}
+            value.plot(theta, angle.at(theta), label=name, **line)
+            slope.plot(theta, -theta.sin() * angle.derivative(theta.cos()), **line)
+        value.set_title("g(θ), the output")
+        slope.set_title("dg/dθ, the slope")
+        for axes in (value, slope):
+            axes.set_xticks([0, math.pi / 2, math.pi], ["0", "π/2", "π"])
+        figure.supxlabel("angle θ between patch and kernel", fontsize=11)
+        figure.legend(loc="outside upper center", ncols=3, columnspacing=1.2, handlelength=1.8)
+        save(figure, path)
 
 
 if __name__ == "__main__":

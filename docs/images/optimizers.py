@@ -9,18 +9,18 @@ are medians over the filters.
 import sys
 from pathlib import Path
 
-import matplotlib as mpl
 import torch
 from matplotlib import pyplot as plt
+from style import WIDTH, color_of, save, style  # the module beside this one
 
 import spherenet as sn
 
 STEPS = 150
 OPTIMIZERS = {
-    "SGD": (lambda layer: torch.optim.SGD(layer.parameters(), lr=30.0), "#bbbbbb"),
-    "Adam": (lambda layer: torch.optim.Adam(layer.parameters(), lr=0.01), "#777777"),
-    'Muon, norm="filter"': (lambda layer: sn.Muon(layer.parameters(), lr=0.1, norm="filter"), "#4477aa"),
-    'Hyperball("adam")': (lambda layer: sn.Hyperball(layer.parameters(), lr=0.05, scope="filter"), "#ee7733"),
+    "SGD": (lambda layer: torch.optim.SGD(layer.parameters(), lr=30.0), "standardized"),
+    "Adam": (lambda layer: torch.optim.Adam(layer.parameters(), lr=0.01), "CNN"),
+    'Muon, norm="filter"': (lambda layer: sn.Muon(layer.parameters(), lr=0.1, norm="filter"), "other"),
+    'Hyperball("adam")': (lambda layer: sn.Hyperball(layer.parameters(), lr=0.05, scope="filter"), "linear"),
 }
 
 
@@ -46,16 +46,15 @@ def angles(make_optimizer) -> list[float]:
 
 def main(path: Path) -> None:
     """Draw the angles of all optimizers over the steps."""
-    mpl.rcParams["svg.hashsalt"] = "optimizers"  # reproducible output
-    figure, axes = plt.subplots(figsize=(7, 3.2), layout="constrained")
-    for name, (make_optimizer, color) in OPTIMIZERS.items():
-        axes.plot(range(1, STEPS + 1), angles(make_optimizer), color=color, label=name)
-    axes.set_yscale("log")
-    axes.set_xlabel("step, at a constant learning rate")
-    axes.set_ylabel("rotation of a filter per step (°)")
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False, fontsize=9)
-    figure.savefig(path, metadata={"Date": None}, transparent=True)
+    with style("optimizers"):
+        figure, axes = plt.subplots(figsize=(WIDTH, 3.6))
+        for name, (make_optimizer, color) in OPTIMIZERS.items():
+            axes.plot(range(1, STEPS + 1), angles(make_optimizer), color=color_of(color), label=name)
+        axes.set_yscale("log")
+        axes.set_xlabel("step, at a constant learning rate")
+        axes.set_ylabel("rotation per step (°)")
+        figure.legend(loc="outside upper center", ncols=2)
+        save(figure, path)
 
 
 if __name__ == "__main__":

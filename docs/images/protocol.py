@@ -9,14 +9,15 @@ in the same way. The authors' networks are wider; their residual one is resnet-3
 
 import csv
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import matplotlib as mpl
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from style import FAINT, WIDTH, color_of, save, style  # the module beside this one
 
 from spherenet.report import Curve
 from spherenet_paper.report.grids import Grid, read_grid
@@ -25,11 +26,17 @@ HERE = Path(__file__).parent
 RUNS = HERE.parents[1] / "paper" / "results" / "long" / "fig-protocol"
 LAST, EVERY = 5000, 1000
 NETWORKS = {
-    "cnn-9": ("none_cnn-9", "cosine_cnn-9"),
-    "resnet-32": ("none_resnet-32", "linear_resnet-32"),
+    "cnn-9": {"none_cnn-9": "CNN", "cosine_cnn-9": "cosine"},
+    "resnet-32": {"none_resnet-32": "CNN", "linear_resnet-32": "linear"},
 }
-COLORS = {"CNN": "#60646c", "SphereNet (cnn-9: cosine, resnet-32: linear)": "#0072c6"}
-DASHES: dict[str, Any] = {"training": (0, (1, 1.5)), "lagging": "solid", "running": (0, (4, 2)), "precise": "solid"}
+"""Cells of the networks with their methods."""
+
+PANELS = {
+    "the authors' logs": {"training": "training", "lagging": "test, lagging"},
+    "ours": {"training": "training", "lagging": "test, lagging"},
+    "ours, other statistics": {"running": "test, running", "precise": "test, precise"},
+}
+DASHES: dict[str, Any] = {"training": (0, (1, 1.2)), "lagging": "solid", "running": (0, (1, 1.2)), "precise": "solid"}
 
 
 def read_authors_logs(path: Path = HERE / "authors_logs.csv") -> dict[str, dict[str, Curve]]:
@@ -48,8 +55,8 @@ def read_authors_logs(path: Path = HERE / "authors_logs.csv") -> dict[str, dict[
     return curves
 
 
-def our_curve(grid: Grid, cell: str, name: str) -> Curve:
-    """Return a mean over the seeds: test accuracy with BatchNorm statistics, or training accuracy.
+def our_curves(grid: Grid, cell: str, name: str) -> list[Curve]:
+    """Return a curve per seed: test accuracy with BatchNorm statistics, or training accuracy.
 
     Those that are drawn beside the authors' are averaged over the same intervals.
     """
@@ -60,9 +67,7 @@ def our_curve(grid: Grid, cell: str, name: str) -> Curve:
         run.curve("train", "accuracy") if name == "training" else run.curve("test", "accuracy", name)
         for run in found.runs.values()
     ]
-    if name in ("training", "lagging"):
-        curves = [_averaged(curve) for curve in curves]
-    return Curve(curves[0].steps, [fmean(values) for values in zip(*(curve.values for curve in curves), strict=True)])
+    return [_averaged(curve) for curve in curves] if name in ("training", "lagging") else curves
 
 
 def _averaged(curve: Curve) -> Curve:
@@ -73,39 +78,41 @@ def _averaged(curve: Curve) -> Curve:
     return Curve([end - EVERY // 2 for end in ends], means)
 
 
-def draw(axes: Axes, title: str, networks: list[dict[str, Curve]], names: tuple[str, ...]) -> None:
-    """Draw these curves of a CNN and a SphereNet up to iteration `LAST`."""
-    for curves, color in zip(networks, COLORS.values(), strict=True):
-        for name in names:
-            curve = curves[name]
-            points = [(step, 100 * v) for step, v in zip(curve.steps, curve.values, strict=True) if step <= LAST]
-            axes.plot(*zip(*points, strict=True), color=color, linestyle=DASHES[name])
-    axes.set_title(title, fontsize=10)
-    axes.grid(alpha=0.3)
+def draw(axes: Axes, seeds: Sequence[Curve], color: str, dashes: Any) -> None:
+    """Draw the mean of these curves up to iteration `LAST`, with their range as a band."""
+    steps = [step for step in seeds[0].steps if step <= LAST]
+    points = [[100 * value for value in values] for values in zip(*(curve.values for curve in seeds), strict=True)]
+    points = points[: len(steps)]
+    axes.plot(steps, [fmean(values) for values in points], color=color, linestyle=dashes)
+    if len(seeds) > 1:
+        axes.fill_between(steps, [*map(min, points)], [*map(max, points)], color=color, alpha=0.18, linewidth=0)
 
 
 def main(path: Path) -> None:
-    """Draw three panels per network: the authors' curves, the same ones of ours, and ours with other statistics."""
-    mpl.rcParams["svg.hashsalt"] = "protocol"  # reproducible output
+    """Draw a row per network and a column each for the authors' curves, the same ones of ours, and other statistics."""
     grid, theirs = read_grid(RUNS), read_authors_logs()
-    figure, axes = plt.subplots(2, 3, figsize=(10, 6.4), layout="constrained", sharex=True, sharey=True)
-    for row, (model, names) in zip(axes, NETWORKS.items(), strict=True):
-        ours = [{curve: our_curve(grid, name, curve) for curve in DASHES} for name in names]
-        wide = "-wide" if model == "resnet-32" else ""
-        draw(row[0], f"{model}{wide}, the authors' logs", [theirs[name] for name in names], ("training", "lagging"))
-        draw(row[1], f"{model}, ours", ours, ("training", "lagging"))
-        draw(row[2], f"{model}, ours, other statistics", ours, ("running", "precise"))
-        row[0].set_ylabel("accuracy %")
-    axes[0, 0].set_ylim(0, 100)
-    for below in axes[1]:
-        below.set_xlabel("iterations")
-    networks = [Line2D([], [], color=color, label=name) for name, color in COLORS.items()]
-    figure.legend(handles=networks, loc="outside upper left", ncols=2, frameon=False, fontsize=9)
-    kinds = {"training": "training", "lagging": "test, lagging (left, middle)", "running": "test, running",
-             "precise": "test, precise (right)"}  # fmt: skip
-    lines = [Line2D([], [], color="black", linestyle=DASHES[name], label=text) for name, text in kinds.items()]
-    figure.legend(handles=lines, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
-    figure.savefig(path, metadata={"Date": None})
+    with style("protocol"):
+        figure, axes = plt.subplots(2, 3, figsize=(WIDTH, 5.6), sharex=True, sharey=True)
+        for row, (model, cells) in zip(axes, NETWORKS.items(), strict=True):
+            for ax, (title, curves) in zip(row, PANELS.items(), strict=True):
+                for cell, method in cells.items():
+                    for name in curves:
+                        seeds = our_curves(grid, cell, name) if "ours" in title else [theirs[cell][name]]
+                        draw(ax, seeds, color_of(method), DASHES[name])
+            row[0].set_ylabel(f"{model}, accuracy %")
+        for ax, (title, curves) in zip(axes[0], PANELS.items(), strict=True):
+            ax.set_title(title, fontsize=11)
+            lines = [Line2D([], [], color=FAINT.light, linestyle=DASHES[name], label=text)
+                     for name, text in curves.items()]  # fmt: skip
+            below = axes[1, list(PANELS).index(title)]
+            below.set_xlabel("iterations", fontsize=11)
+            below.legend(handles=lines, loc="upper center", bbox_to_anchor=(0.5, -0.32), fontsize=10)
+        axes[0, 0].set(ylim=(0, 100), xticks=[0, 2500, 5000])
+        axes[0, 0].set_xticklabels(["0", "2.5k", "5k"])
+        methods = ("CNN", "cosine", "linear")
+        figure.legend(handles=[Line2D([], [], color=color_of(name), label=name) for name in methods],
+                      loc="outside upper center", ncols=3)  # fmt: skip
+        save(figure, path)
 
 
 if __name__ == "__main__":

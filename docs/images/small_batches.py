@@ -6,34 +6,34 @@ python docs/images/small_batches.py [FILE]
 import sys
 from pathlib import Path
 
-import matplotlib as mpl
-from findings import draw_curves  # the script beside this one
+from curves import DASHED, Line, draw_curves  # modules beside this one
 from matplotlib import pyplot as plt
+from style import WIDTH, save, style
 
 from spherenet_paper.report.grids import read_grid
 
 RUNS = Path(__file__).parents[2] / "paper" / "results" / "long" / "fig-spherenorm"
 ROWS = {
-    "batchnorm": "CNN, BatchNorm",
-    "spherenorm": "SphereNorm",
-    "centered_patch": "SphereNorm, centered",
-    "groupnorm": "CNN, GroupNorm",
+    "batchnorm": Line("CNN, BatchNorm", "CNN"),
+    "groupnorm": Line("CNN, GroupNorm", "CNN", DASHED),
+    "spherenorm": Line("SphereNorm, cosine", "cosine"),
+    "centered_patch": Line("SphereNorm, centered", "centered"),
 }
 
 
 def main(path: Path) -> None:
     """Draw a panel per batch size."""
-    mpl.rcParams["svg.hashsalt"] = "small_batches"  # reproducible output
-    figure, axes = plt.subplots(1, 3, figsize=(10, 3.6), layout="constrained", sharey=True)
     grid = read_grid(RUNS)
-    for ax, size in zip(axes, (2, 8, 32), strict=True):
-        cells = {f"{row}_{size}": name for row, name in ROWS.items()}
-        draw_curves(ax, grid, cells, f"cnn-9 at batches of {size}")
-        ax.grid(alpha=0.3)
-        ax.label_outer()
-        if size > 2:
-            ax.get_legend().remove()
-    figure.savefig(path, metadata={"Date": None})
+    with style("small_batches"):
+        figure, axes = plt.subplots(1, 3, figsize=(WIDTH, 3.6), sharey=True)
+        for ax, size in zip(axes, (2, 8, 32), strict=True):
+            draw_curves(ax, grid, {f"{row}_{size}": line for row, line in ROWS.items()}, f"batches of {size}")
+            ax.set_xticks([0, 2000])
+            ax.label_outer()
+        axes[0].set_ylabel("test accuracy %")
+        handles, labels = axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper center", ncols=2)
+        save(figure, path)
 
 
 if __name__ == "__main__":
