@@ -82,13 +82,10 @@ def summary(results: dict[str, Any]) -> str:
     for index, width in ((0, "at full width"), (1, "at half width"), (2, "on 16×16 images at a quarter")):
         rows = {row["name"]: row["time_ratio"]["median"] for row in results["workloads"][index]["rows"]}
         parts.append(f"{rows['cosine']:.2f} {width}")
-    rows = {row["name"]: row for row in results["workloads"][0]["rows"]}
-    same = rows["cosine"]["engine_ratio"]["median"]
     return (
-        f"**Faster than `nn.Conv2d` on CPUs.** A training step of cnn-9 with the cosine operator takes {parts[0]},\n"
-        f"{parts[1]} and {parts[2]} of the time of its CNN twin in torch; against a CNN twin on the same\n"
-        f"Winograd engine {same:.2f} at full width ({_where(results)};\nmedians, `spherenet bench --suite`). "
-        "GPU kernels are compiled and interpreted in tests, but were never timed."
+        f"- **Faster than `nn.Conv2d` on CPUs.** A training step of cnn-9 with the cosine operator takes {parts[0]},\n"
+        f"  {parts[1]} and {parts[2]} of the time of the CNN in torch ({results['processor']},\n"
+        f"  {results['threads']} threads, torch {results['torch'].partition('+')[0]}, medians): [Performance](docs/performance.md#networks-compared-with-their-cnn-twin)."
     )
 
 

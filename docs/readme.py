@@ -1,95 +1,137 @@
-"""Write the tables of results in README.md from docs/results.md, which `spherenet report` writes.
+"""Write the numbers of README.md: from docs/results.md, which `make results` writes, and from the table of light.
 
 python docs/readme.py
 """
 
 import re
+import sys
 from pathlib import Path
+from statistics import fmean
 
 HERE = Path(__file__).parent
 README, RESULTS = HERE.parent / "README.md", HERE / "results.md"
-BEGIN, END = "<!-- written by docs/readme.py: begin -->", "<!-- written by docs/readme.py: end -->"
 
-CLAIMS = (
-    ("SphereNets converge faster than the CNN (", "SphereNets converge faster than the plain network (cnn-9)"),
-    ("SphereNets end above the CNN (", "SphereNets end above the plain network (cnn-9)"),
-    ("The accuracy of SphereNets fluctuates less than the CNN's (",),
-    ("SphereNets with cosine W-Softmax end above the CNN with softmax (",),
-    ("With a margin a SphereNet ends above the same network with softmax (",),
-    ("SphereNets have a higher test accuracy during training, lagging",),
-    ("SphereNets have a higher test accuracy during training, precise",),
-    ("The orthogonality term improves accuracy",),
-    ("SphereConv operators beat the plain convolution (Table 1, rows)",),
-    ("SphereNets work without ReLU better than a plain network (",),
-    ("SphereNets beat the plain network, cnn-3",),
-    ("SphereNets end above the plain network (resnet-32)",),
-    ("At small batches SphereNorm converges faster than BatchNorm (",),
-    ("At small batches centered SphereNorm beats BatchNorm (",),
-    ("A SphereNet of 45 plain layers trains more easily than a CNN (",),
-    ("Margin losses (A-Softmax, GA-Softmax) beat softmax",),
-    ("SphereNets with GA-Softmax beat the plain residual network",),
-)
-"""The main claims by the start of their text. The first of a row that the page has is shown."""
-
-FIGURE = "![Test accuracy of a CNN and two SphereNets over iterations](docs/images/headline.svg)"
-LARGE = """\
-Grid "large": CIFAR-10, cnn-9 at half the paper's widths, 8,000 iterations, an eighth of the paper's (claims on
-SphereNorm, BatchNorm statistics, no ReLU, 45 layers: 3,000 to 6,000, some at a quarter of the widths). Test accuracy in
-%, mean ± standard deviation (seeds):"""
-SMALL = """\
-Claims of the paper and ours. Grid "small": 16 × 16 CIFAR-10 images, a quarter of the paper's widths, 300 to 2,000
-iterations; accuracies are far below the paper's. Differences are in points of test accuracy, n seeds each."""
+HERO = "headline"
+"""The figure at the top: "headline", or "light" when the runs under uneven light are complete."""
 
 VERDICTS = {"Claims confirmed": "confirmed", "Claims refuted": "refuted", "Claims not decided": "not decided"}
+HOLDS = {
+    "SphereNets converge faster than the CNN (": "SphereNets learn faster than the CNN",
+    "At small batches centered SphereNorm beats BatchNorm (": "Centered SphereNets beat BatchNorm at batches of 2 to 32",
+    "At small batches centered SphereNorm beats GroupNorm (": "Centered SphereNets beat GroupNorm at batches of 2 to 32",
+    "The accuracy of SphereNets fluctuates less than the CNN's (": "Their accuracy fluctuates less than the CNN's",
+}
+"""Claims of the long runs by the start of their text, with the words of README.md."""
 
 
 def verdicts(page):
-    """Return {claim: (verdict, difference, grid)} of the tables of claims; those of appendices have the grid "small".
-
-    A claim at the start of the page precedes the same claim in an appendix.
-    """
-    found, verdict, grid = {}, None, "large" if "\n## headline" in page else "small"
+    """Return {claim: (verdict, difference)} of the tables of claims; the first of two equal claims counts."""
+    claims, verdict = {}, None
     for line in page.splitlines():
         if line.startswith("#"):
             heading = line.lstrip("# ")
-            grid = "small" if heading.startswith("Appendix") else grid
             verdict = next((name for title, name in VERDICTS.items() if heading.startswith(title)), None)
         cells = [cell.strip() for cell in line.strip("| ").split("|")]
         if verdict is not None and line.startswith("| ") and len(cells) >= 3 and cells[0] != "claim":
             _, marker, difference = cells[1].rpartition("out of reach, ")
-            found.setdefault(cells[0], ("out of reach" if marker else verdict, difference, grid))
-    return found
+            claims.setdefault(cells[0], ("out of reach" if marker else verdict, difference.partition("; requires ")[0]))
+    return claims
 
 
-def accuracies(page):
-    """Return the table of accuracies of the main grid, or nothing if the page has none."""
-    _, _, section = page.partition("\n## headline")
-    return re.findall(r"^\|.*\|$", section.partition("\n## ")[0], re.MULTILINE)
+def find(claims, start):
+    """Return verdict and difference of the claim whose text has this start."""
+    return next(value for text, value in claims.items() if text.startswith(start))
 
 
-def tables(page):
-    """Return the accuracies of the main grid and the rows of the selected claims that the page has."""
-    known = verdicts(page)
-    lines = [FIGURE, "", LARGE, "", *accuracies(page), ""] if accuracies(page) else []
-    lines += [SMALL, "", "| claim | our verdict | difference [95 % interval] | grid |", "|---|---|---|---|"]
-    for starts in CLAIMS:
-        name = next((claim for start in starts for claim in known if claim.startswith(start)), None)
-        if name is None:
-            continue
-        verdict, difference, grid = known[name]
-        difference = difference.partition("; requires ")[0]
-        text = re.sub(r" \((?:Table|Figure|Section)[^()]*\)$", "", name)
-        lines.append(f"| {text} | {verdict} | {difference} | {grid} |")
+def short(difference):
+    """Return "+1.71 [+0.87, +2.55], n = 3" of "+1.71 [+0.87, +2.55] points, n = 3", with minus signs."""
+    return re.sub(r" points[^,]*", "", difference).replace("-", "−")
+
+
+def light():
+    """Return the module that reads and draws the runs under uneven light."""
+    sys.path.insert(0, str(HERE / "images"))
+    import light
+
+    return light
+
+
+def hero(name):
+    """Return the figure with its caption."""
+    if name == "headline":
+        return (
+            "![Test accuracy of a CNN and two SphereNets over iterations](docs/images/headline.svg)\n\n"
+            "*CIFAR-10, nine layers at half the paper's widths, 8,000 iterations: means and ranges of three seeds.*"
+        )
+    measured = light().read()
+    return (
+        "![Images under uneven light, and the test accuracies of two CNNs and a SphereNet](docs/images/light.svg)\n\n"
+        f"*CIFAR-10 under uneven light that no network was trained with: means over three strengths and n = "
+        f"{len(measured.seeds)} seeds, error bars ± one standard deviation.*"
+    )
+
+
+def facts(name, claims):
+    """Return the sentences on light and small batches."""
+    lines = []
+    if name == "light":
+        measured = light().read()
+        own, plain, standardized = (
+            f"{fmean(measured.uneven(arm)):.1f} %" for arm in ("patch", "cnn", "cnn-standardized")
+        )
+        lines.append(
+            f"- **Robust to uneven light.** The centered SphereNet keeps {own}, the CNN {plain}, the CNN on standardized\n"
+            f"  images {standardized} (means over five kinds of light, n = {len(measured.seeds)}):\n"
+            "  [Findings](docs/findings.md#light)."
+        )
+    difference = short(find(claims, "At small batches centered SphereNorm beats BatchNorm (")[1])
+    lines.append(
+        "- **Trains without BatchNorm.** At batches of 2 to 32 centered SphereNets end above the CNN with\n"
+        f"  BatchNorm, {difference} points: [Findings](docs/findings.md#small-batches)."
+    )
     return "\n".join(lines)
 
 
-def expected():
-    """Return README.md with the current tables."""
-    before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not end:
-        raise ValueError("README.md must contain the two markers of the tables of results.")
-    return f"{before}{BEGIN}\n{tables(RESULTS.read_text(encoding='utf-8'))}\n{END}{after}"
+def holds(claims):
+    """Return the table of claims that hold; one that is not confirmed any more stops the script."""
+    lines = ["| what holds | difference in points [95 % interval] |", "|---|---|"]
+    for start, words in HOLDS.items():
+        verdict, difference = find(claims, start)
+        if verdict != "confirmed":
+            raise SystemExit(f"HOLDS names a claim that is {verdict}: {start}")
+        lines.append(f"| {words} | {short(difference)} |")
+    return "\n".join(lines)
+
+
+def fails(claims):
+    """Return the lines on what the runs do not reproduce."""
+    without_relu = short(find(claims, "SphereNets work without ReLU better than a plain network (")[1])
+    deep = short(find(claims, "A SphereNet of 45 plain layers trains more easily than a CNN (")[1])
+    margin = short(find(claims, "Margin losses (A-Softmax, GA-Softmax) beat softmax")[1])
+    return (
+        f"- 18 layers without ReLU: the paper gains 5 points, we see {without_relu}.\n"
+        f"- 45 plain layers: the paper gains 2 points, we see {deep}; all networks stay below 45 %.\n"
+        f"- Margins of the paper's form: about +1 point in the paper, {margin} in our short runs."
+    )
+
+
+def put(text, name, content):
+    """Return a page with this content between the markers of a name."""
+    before, begin, rest = text.partition(f"<!-- docs/readme.py: {name} -->\n")
+    _, end, after = rest.partition("\n<!-- end -->")
+    if not begin or not end:
+        raise ValueError(f"README.md must contain the markers of {name!r}.")
+    return f"{before}{begin}{content}{end}{after}"
+
+
+def expected(name=HERO):
+    """Return README.md with current numbers."""
+    claims = verdicts(RESULTS.read_text(encoding="utf-8"))
+    text = README.read_text(encoding="utf-8")
+    parts = {"hero": hero(name), "facts": facts(name, claims), "holds": holds(claims), "fails": fails(claims)}
+    for part, content in parts.items():
+        text = put(text, part, content)
+    return text
 
 
 if __name__ == "__main__":
