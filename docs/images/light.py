@@ -26,7 +26,14 @@ from spherenet.data import corrupt
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "results" / "light.csv"
 EXAMPLE = ROOT / "examples" / "images" / "horse.png"
-LIGHTS = {"clean": "as it is", "spot": "spot", "ramp": "ramp", "shadow": "shadow", "gamma": "gamma", "cast": "color cast"}
+LIGHTS = {
+    "clean": "as it is",
+    "spot": "spot",
+    "ramp": "ramp",
+    "shadow": "shadow",
+    "gamma": "gamma",
+    "cast": "color cast",
+}
 ARMS = {
     "cnn": ("CNN", "CNN"),
     "cnn-standardized": ("CNN, standardized images", "standardized"),
