@@ -78,14 +78,17 @@ def page(results: dict[str, Any]) -> str:
 
 def summary(results: dict[str, Any]) -> str:
     """Return the sentence of README.md."""
-    parts = []
-    for index, width in ((0, "at full width"), (1, "at half width"), (2, "on 16×16 images at a quarter")):
+    ratios = []
+    for index in range(3):
         rows = {row["name"]: row["time_ratio"]["median"] for row in results["workloads"][index]["rows"]}
-        parts.append(f"{rows['cosine']:.2f} {width}")
+        ratios.append(f"{rows['cosine']:.2f}")
+    torch = results["torch"].partition("+")[0]
     return (
-        f"- **Faster than `nn.Conv2d` on CPUs.** A training step of cnn-9 with the cosine operator takes {parts[0]},\n"
-        f"  {parts[1]} and {parts[2]} of the time of the CNN in torch ({results['processor']},\n"
-        f"  {results['threads']} threads, torch {results['torch'].partition('+')[0]}, medians): [Performance](docs/performance.md#networks-compared-with-their-cnn-twin)."
+        "- **Faster than `nn.Conv2d` on CPUs.** A training step of cnn-9 takes "
+        f"{ratios[0]} of the CNN's time at full width,\n"
+        f"  {ratios[1]} at half width, and {ratios[2]} on 16×16 images at a quarter (cosine; {results['processor']},\n"
+        f"  {results['threads']} threads, torch {torch}, medians):\n"
+        "  [Performance](docs/performance.md#networks-compared-with-their-cnn-twin)."
     )
 
 

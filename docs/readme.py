@@ -17,8 +17,8 @@ HERO = "headline"
 VERDICTS = {"Claims confirmed": "confirmed", "Claims refuted": "refuted", "Claims not decided": "not decided"}
 HOLDS = {
     "SphereNets converge faster than the CNN (": "SphereNets learn faster than the CNN",
-    "At small batches centered SphereNorm beats BatchNorm (": "Centered SphereNets beat BatchNorm at batches of 2 to 32",
-    "At small batches centered SphereNorm beats GroupNorm (": "Centered SphereNets beat GroupNorm at batches of 2 to 32",
+    "At small batches centered SphereNorm beats BatchNorm (": "At batches of 2 to 32 centered ones beat BatchNorm",
+    "At small batches centered SphereNorm beats GroupNorm (": "At batches of 2 to 32 centered ones beat GroupNorm",
     "The accuracy of SphereNets fluctuates less than the CNN's (": "Their accuracy fluctuates less than the CNN's",
 }
 """Claims of the long runs by the start of their text, with the words of README.md."""
@@ -44,8 +44,8 @@ def find(claims, start):
 
 
 def short(difference):
-    """Return "+1.71 [+0.87, +2.55], n = 3" of "+1.71 [+0.87, +2.55] points, n = 3", with minus signs."""
-    return re.sub(r" points[^,]*", "", difference).replace("-", "−")
+    """Return "+1.71 [+0.87, +2.55] points, n = 3" with minus signs, without words on the quantity."""
+    return re.sub(r" points[^,]*", " points", difference).replace("-", "−")
 
 
 def light():
@@ -80,21 +80,21 @@ def facts(name, claims):
             f"{fmean(measured.uneven(arm)):.1f} %" for arm in ("patch", "cnn", "cnn-standardized")
         )
         lines.append(
-            f"- **Robust to uneven light.** The centered SphereNet keeps {own}, the CNN {plain}, the CNN on standardized\n"
-            f"  images {standardized} (means over five kinds of light, n = {len(measured.seeds)}):\n"
+            f"- **Robust to uneven light.** The centered SphereNet keeps {own}, the CNN {plain}, the CNN on\n"
+            f"  standardized images {standardized} (means over five kinds of light, n = {len(measured.seeds)}):\n"
             "  [Findings](docs/findings.md#light)."
         )
     difference = short(find(claims, "At small batches centered SphereNorm beats BatchNorm (")[1])
     lines.append(
         "- **Trains without BatchNorm.** At batches of 2 to 32 centered SphereNets end above the CNN with\n"
-        f"  BatchNorm, {difference} points: [Findings](docs/findings.md#small-batches)."
+        f"  BatchNorm: {difference} ([Findings](docs/findings.md#small-batches))."
     )
     return "\n".join(lines)
 
 
 def holds(claims):
     """Return the table of claims that hold; one that is not confirmed any more stops the script."""
-    lines = ["| what holds | difference in points [95 % interval] |", "|---|---|"]
+    lines = ["| what holds | difference [95 % interval] |", "|---|---|"]
     for start, words in HOLDS.items():
         verdict, difference = find(claims, start)
         if verdict != "confirmed":

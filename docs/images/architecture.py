@@ -9,7 +9,8 @@ from pathlib import Path
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch
-from style import FAINT, TEXT, WIDTH, color_of, plain_axes, save, style  # the module beside this one
+
+from spherenet_paper.style import FAINT, TEXT, WIDTH, color_of, plain_axes, save, style
 
 HALF, FULL = 4.55, 9.4
 # x, y, width, color, title, line below it

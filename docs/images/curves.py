@@ -4,9 +4,9 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
-from style import color_of  # the module beside this one
 
-from spherenet.report.grids import Grid
+from spherenet_paper.report.grids import Grid
+from spherenet_paper.style import color_of
 
 __all__ = ["DASHED", "Line", "draw_curves"]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from curves import DASHED, Line, draw_curves  # modules beside this one
 from matplotlib import pyplot as plt
-from style import WIDTH, save, style
 
 from spherenet_paper.report.grids import read_grid
+from spherenet_paper.style import WIDTH, save, style
 
 RUNS = Path(__file__).parents[2] / "paper" / "results" / "long"
 PANELS = (

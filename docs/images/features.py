@@ -14,9 +14,9 @@ from statistics import fmean, stdev
 import torch
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
-from style import FAINT, WIDTH, color_of, plain_axes, save, style  # the module beside this one
 
-from spherenet.theory.features import Embedding, embed_digits
+from spherenet_paper.style import FAINT, WIDTH, color_of, plain_axes, save, style
+from spherenet_paper.theory.features import Embedding, embed_digits
 
 SEEDS = range(5)
 NAMES = {"CNN": "CNN", "SphereNet": "sigmoid", "with margin": "other"}

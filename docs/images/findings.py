@@ -1,4 +1,4 @@
-"""Draw `findings.svg` from the committed runs in results/cpu: curves of three experiments, and learned k by layer.
+"""Draw `findings.svg` from the runs in paper/results/cpu: curves of three experiments, and learned k by layer.
 
 python docs/images/findings.py [FILE]
 """
@@ -10,11 +10,11 @@ from statistics import fmean
 from curves import DASHED, Line, draw_curves  # modules beside this one
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
-from style import FAINT, WIDTH, color_of, save, style
 
-from spherenet.report.grids import GridCell, read_grid
+from spherenet_paper.report.grids import GridCell, read_grid
+from spherenet_paper.style import FAINT, WIDTH, color_of, save, style
 
-RESULTS = Path(__file__).parents[2] / "results" / "cpu"
+RESULTS = Path(__file__).parents[2] / "paper" / "results" / "cpu"
 PANELS = (
     (
         "fig-convergence-plain",

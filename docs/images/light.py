@@ -1,4 +1,4 @@
-"""Draw `light.svg`: test accuracy under uneven light, with one image under each light, from results/light.csv.
+"""Draw `light.svg`: test accuracy under uneven light, with one image under each light, from paper/results/light.csv.
 
     python docs/images/light.py [TABLE [FILE]]
     python docs/images/light.py --table [TABLE]     # means and standard deviations of all arms, as Markdown
@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from matplotlib import pyplot as plt
 from PIL import Image
-from style import FAINT, WIDTH, color_of, plain_axes, save, style  # the module beside this one
 
 from spherenet.data import corrupt
+from spherenet_paper.style import FAINT, WIDTH, color_of, plain_axes, save, style
 
 ROOT = Path(__file__).parents[2]
-TABLE = ROOT / "results" / "light.csv"
+TABLE = ROOT / "paper" / "results" / "light.csv"
 EXAMPLE = ROOT / "examples" / "images" / "horse.png"
 LIGHTS = {
     "clean": "as it is",

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 from matplotlib import pyplot as plt
-from style import WIDTH, color_of, save, style  # the module beside this one
 
 import spherenet as sn
+from spherenet_paper.style import WIDTH, color_of, save, style
 
 STEPS = 150
 OPTIMIZERS = {

@@ -17,10 +17,10 @@ from typing import Any
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from style import FAINT, WIDTH, color_of, save, style  # the module beside this one
 
 from spherenet.report import Curve
 from spherenet_paper.report.grids import Grid, read_grid
+from spherenet_paper.style import FAINT, WIDTH, color_of, save, style
 
 HERE = Path(__file__).parent
 RUNS = HERE.parents[1] / "paper" / "results" / "long" / "fig-protocol"

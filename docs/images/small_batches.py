@@ -1,4 +1,4 @@
-"""Draw `small_batches.svg` from the runs of fig-spherenorm in results/long: curves at three batch sizes.
+"""Draw `small_batches.svg` from the runs of fig-spherenorm in paper/results/long: curves at three batch sizes.
 
 python docs/images/small_batches.py [FILE]
 """
@@ -8,9 +8,9 @@ from pathlib import Path
 
 from curves import DASHED, Line, draw_curves  # modules beside this one
 from matplotlib import pyplot as plt
-from style import WIDTH, save, style
 
 from spherenet_paper.report.grids import read_grid
+from spherenet_paper.style import WIDTH, save, style
 
 RUNS = Path(__file__).parents[2] / "paper" / "results" / "long" / "fig-spherenorm"
 ROWS = {

@@ -74,7 +74,7 @@ def test_figure_has_images_bars_and_colors_of_dark_pages(light, write, tmp_path)
     light.main(tmp_path / "light.svg", write(made_rows()))
     svg = (tmp_path / "light.svg").read_text()
     assert svg.count("<image ") == len(light.LIGHTS)
-    style = importlib.import_module("style")
+    style = importlib.import_module("spherenet_paper.style")
     for _, method in light.ARMS.values():
         color = style.COLORS[method]
         assert len(re.findall(rf'd="[^"]*" clip-path="[^"]*" style="fill: {color.light}', svg)) == len(light.LIGHTS)

@@ -55,7 +55,7 @@ def test_claims_of_large_grids_replace_those_of_small_ones(script):
         "SphereNets end above the CNN (Table 1, softmax)": ("out of reach", "-1 points, n = 2"),
         "Margin losses (A-Softmax, GA-Softmax) beat softmax (Table 1, columns)": ("refuted", "-2 points, n = 3"),
     }
-    assert script.short("+1.00 [-0.50, +1.50] points smaller, n = 3") == "+1.00 [−0.50, +1.50], n = 3"
+    assert script.short("+1.00 [-0.50, +1.50] points smaller, n = 3") == "+1.00 [−0.50, +1.50] points, n = 3"
 
 
 def test_claim_that_does_not_hold_is_refused(script):
@@ -78,4 +78,3 @@ def test_claims_are_claims_of_the_experiments(script):
             for claim in experiment.claims_about(experiment.cells(preset)):
                 statements.append(f"{claim.text} ({claim.source})")
     assert [start for start in script.HOLDS if not any(text.startswith(start) for text in statements)] == []
-

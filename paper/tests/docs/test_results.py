@@ -65,12 +65,12 @@ EFFECT = re.compile(r"[+-]\d+\.\d+ \[[+-]\d+\.\d+, [+-]\d+\.\d+\]")
 COMPARED = {
     "## At 86 %": [("headline", "none_softmax", None), ("headline", "cosine_softmax", None)],
     "## At batches of 2 to 32": [("fig-spherenorm", f"batchnorm_{size}", None) for size in (2, 8, 32)],
-    "## Learning or evaluation": [
+    "## The paper's convergence gap": [
         ("fig-protocol", baseline, statistics)
         for baseline in ("none_cnn-9", "none_resnet-32")
         for statistics in ("lagging", "running", "batch", "precise")
     ],
-    "## Eighteen layers without ReLU": [("table3", "none", None)],
+    "## Without ReLU, 18 layers": [("table3", "none", None)],
     "## Forty-five plain layers": [("fig-ultradeep", "none_softmax_45", None)],
 }
 """Sections of docs/findings.md with the experiments, baselines and BatchNorm statistics of their numbers."""
