@@ -40,6 +40,9 @@ def test_run_folder_has_config_metrics_and_summary(finished):
     assert all({"loss", "accuracy", "seconds"} <= set(row) for row in rows if row["split"] != "probes")
     probes = [row for row in rows if row["split"] == "probes"][-1]
     assert {"output_variance", "weight_norm", "feature_norm"} <= set(probes)
+    assert 0 < probes["within_class_angle"] < 3.15
+    assert 0 < probes["between_class_angle"] < 3.15
+    assert 0 < probes["simplex_distance"] < 2
     summary = json.loads((finished / "summary.json").read_text())
     assert summary["iterations"] == 6
     assert summary["accuracy"] == [row["accuracy"] for row in rows if row["split"] == "test"][-1]

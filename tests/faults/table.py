@@ -59,7 +59,12 @@ def write(path, rows):
     old, end, after = rest.partition(END)
     assert begin, f"{path} has no start marker of the table"
     assert end, f"{path} has no end marker of the table"
-    sessions = _sessions(old) | {date: _where() for *_, date in rows.values()}
+    sessions = _sessions(old)
+    for date in {date for *_, date in rows.values()}:
+        commits, versions = (sessions.get(date) or "").partition(", torch")[::2]
+        commit, own = _where().partition(", torch")[::2]
+        earlier = [name for name in commits.split("; ") if name and name != commit] if versions == own else []
+        sessions[date] = f"{'; '.join([*earlier, commit])}, torch{own}"
     text = in_markdown(_rows(old) | rows, sessions)
     path.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
 

@@ -1,5 +1,8 @@
 """The HTML page in a real browser: no errors, no requests, light and dark, distinct ticks."""
 
+import json
+import math
+
 import pytest
 
 from made_runs import make_run
@@ -53,3 +56,18 @@ def test_ticks_of_accuracies_differ(browser, tmp_path, accuracies):
     assert len(ticks) > 2
     assert len(set(ticks)) == len(ticks)
     page.close()
+
+
+def test_angles_of_classes_are_plotted_in_degrees_if_they_were_measured(tmp_path):
+    path = make_run(tmp_path / "run", [0.2, 0.6])
+    plain = section_of_runs([read_run(path)])
+    with (path / "metrics.jsonl").open("a") as file:
+        row = {"within_class_angle": math.pi / 6, "between_class_angle": math.pi / 2, "simplex_distance": 0.25}
+        file.write(json.dumps({"step": 7, "split": "probes", **row}) + "\n")
+    measured = section_of_runs([read_run(path)])
+    added = measured.plots[len(plain.plots) :]
+    assert [(plot.heading.split(",")[0], plot.traces[0]["x"], plot.traces[0]["y"]) for plot in added] == [
+        ("Angle within classes", [7], pytest.approx([30])),
+        ("Angle between classes", [7], pytest.approx([90])),
+        ("Distance of class means from a simplex", [7], [0.25]),
+    ]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 from importlib.resources import files
+from math import degrees
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,13 @@ CURVES = (
     ("Training loss", "train", "loss"),
     ("Training accuracy", "train", "accuracy"),
 )
+ANGLES = (
+    ("Angle within classes, in degrees", "within_class_angle"),
+    ("Angle between classes, in degrees", "between_class_angle"),
+    ("Distance of class means from a simplex", "simplex_distance"),
+)
+"""Headings and keys of neural collapse on a sample of the test images; see `spherenet.neural_collapse`."""
+
 COLORS = ("#0090ff", "#e5484d", "#30a46c", "#f76b15", "#8e4ec6", "#12a594", "#d6409f", "#978365", "#60646c", "#ffc53d")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 """Styles of curves: in a grid, the color depends on the row and the dash on the column. Both repeat."""
@@ -89,6 +97,7 @@ def section_of_runs(runs: Sequence[ReportedRun]) -> Section:
         line_plot(heading, names, [run.curve(split, quantity) for run in runs], styles, quantity)
         for heading, split, quantity in CURVES
     ]
+    plots += _angle_plots(names, runs, styles)
     notes = [(name, provenance(run)) for name, run in zip(names, runs, strict=True)]
     section = Section("Runs", "runs", table=Table("", list(COLUMNS[:-1]), rows), plots=plots, notes=notes)
     if protocols := protocol_rows(runs):
@@ -123,6 +132,18 @@ def line_plot(
         "yaxis": {"title": {"text": heading.split(",")[0].lower()}, "tickformat": ".2~%" if is_fraction else ""},
     }
     return Plot(heading, traces, layout)
+
+
+def _angle_plots(names: Sequence[str], runs: Sequence[ReportedRun], styles: Sequence[dict[str, str]]) -> list[Plot]:
+    """Return plots of the angles of classes over the iterations, or none if no run has measured them."""
+    plots = []
+    for heading, quantity in ANGLES:
+        curves = [run.curve("probes", quantity) for run in runs]
+        if quantity.endswith("angle"):
+            curves = [Curve(curve.steps, [degrees(value) for value in curve.values]) for curve in curves]
+        if any(curve.values for curve in curves):
+            plots.append(line_plot(heading, names, curves, styles, quantity))
+    return plots
 
 
 def write_page(sections: Sequence[Section], path: str | Path, title: str) -> None:

@@ -291,7 +291,7 @@ class TrainConfig:
 
     log_every: int = _option(50, OUTPUT, "iterations between rows of training metrics")
     checkpoint_every: int = _option(250, OUTPUT, "iterations between checkpoints")
-    probes: bool = _key(True, OUTPUT, "weight norms and output variances per layer, logged at each evaluation")
+    probes: bool = _key(True, OUTPUT, "weight norms, output variances and angles of classes, logged at each evaluation")
     tensorboard: bool = _option(False, OUTPUT, "TensorBoard files in the run's folder")
 
     def __post_init__(self) -> None:

@@ -23,9 +23,10 @@ from spherenet.training.checkpoints import restore, snapshot, write
 from spherenet.training.config import TrainConfig
 from spherenet.training.deferred import DeferredSums, sum_dtype
 from spherenet.training.distributed import Processes
-from spherenet.training.evaluation import Evaluation, Probes, epoch_seed, evaluate, first_batch, training_order
+from spherenet.training.evaluation import Evaluation, epoch_seed, evaluate, training_order
 from spherenet.training.faults import MAX_SKIPPED_IN_A_ROW, fault_error, require_finite_weights, skip_error
 from spherenet.training.optimizers import build_optimizer, set_learning_rates
+from spherenet.training.probes import Probes, probe_batch
 from spherenet.training.protocols import Protocols
 from spherenet.training.reporter import Reporter
 from spherenet.training.sharding import (
@@ -392,7 +393,7 @@ class Trainer:
         if warning := single_class_warning(first["test"], self.dataset.classes, "test"):
             self.reporter.warned(warning)
         if self.probes is not None and (is_main or self.sharded):
-            batch = first_batch(self.dataset.test, self.config.eval_batch_size, self.processes.device)
+            batch = probe_batch(self.dataset.test, self.config.eval_batch_size, self.processes.device)
             self._log("probes", **self.probes(self.model, batch))
         selected_on, accuracy = [(name, evaluation.accuracy) for name, evaluation in first.items()][-1]
         progress.not_better += 1
