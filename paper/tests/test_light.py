@@ -60,7 +60,7 @@ def test_holm_corrects_the_smallest_most():
 @pytest.mark.parametrize("arm", ARMS)
 def test_commands_are_accepted_by_the_command_line(arm, tmp_path, capsys):
     command = light.train_command(arm, 1, tmp_path / "run", None)
-    with pytest.raises(SystemExit, match="^0$"):
+    with pytest.raises(SystemExit, match=r"^0$"):
         spherenet([*command[3:], "--print-config"])
     printed = capsys.readouterr().out
     assert "widths:" in printed

@@ -1,8 +1,8 @@
 """Export the SphereNet that is included in the package, with a model card that states how it was trained and measured.
 
-    python paper/tools/ship_model.py paper/results/long/headline src/spherenet/export/cifar10-cnn-9-sigmoid
+    python paper/tools/ship_model.py RUN src/spherenet/export/cifar10-air-cosine
 
-The first argument is a run, or a grid with checkpoints: then the run with the smallest seed is taken of the SphereNet
+RUN is a run, or a grid with checkpoints: then the run with the smallest seed is taken of the SphereNet
 with the highest mean final accuracy over seeds. The second argument is the folder to write; it is replaced. The weights
 are those of the last checkpoint. The card states the accuracy that is measured here, on the test images in float32 with
 running BatchNorm statistics, because runs may have been evaluated in another precision.
@@ -14,10 +14,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
+from tempfile import TemporaryDirectory
 
 from spherenet.data import load_dataset
 from spherenet.errors import RunError
-from spherenet.export import export_model
+from spherenet.export import load_model, save_model
 from spherenet.training import Processes, evaluate
 from spherenet.training.run_export import model_card
 from spherenet.training.saved_runs import load_run
@@ -42,7 +43,7 @@ def best_run(path: str) -> str:
 
 
 def ship(path: str, target: Path, selection: str = "No images were used to select it.") -> str:
-    """Export the last checkpoint of a finished run, and return the statement of the card on its accuracy.
+    """Save the last checkpoint of a finished run in half precision; return the card's statement on its accuracy.
 
     Args:
         path: Run to export.
@@ -56,18 +57,22 @@ def ship(path: str, target: Path, selection: str = "No images were used to selec
     if not run.directory.finished:
         raise RunError(f"{path} must be a finished run, got one at step {run.step:,}.")
     test = load_dataset(run.config.data, run.config.data_dir).test
-    with Processes.joined("cpu") as processes:
-        result = evaluate(run.model, test, len(run.classes), processes)
-    card = replace(
-        model_card(run),
-        name=target.name,
-        accuracy=result.accuracy,
-        accuracy_n=result.count,
-        selection="Measured in float32 with running BatchNorm statistics. The weights are those of the last checkpoint "
-        f"(step {run.step:,}, seed {run.config.seed}). {selection}",
-    )
     metadata = {"classes": list(run.classes), "preprocessing": run.preprocessing.as_dict()}
-    export_model(run.model, target, "folder", metadata=metadata, card=card, overwrite=True)
+    with TemporaryDirectory() as folder:  # what is measured are the rounded weights
+        save_model(run.model, Path(folder) / "model", half=True)
+        model = load_model(Path(folder) / "model")
+    with Processes.joined("cpu") as processes:
+        result = evaluate(model, test, len(run.classes), processes, tta=run.config.tta)
+    views = "" if result.tta_accuracy is None else f" With the views of {run.config.tta}: {result.tta_accuracy:.2%}."
+    selection = (
+        "Measured in float32 with running BatchNorm statistics and the stored weights, which are rounded to half "
+        f"precision.{views} The weights are those of the last checkpoint (step {run.step:,}, seed {run.config.seed}). "
+        f"{selection}"
+    )
+    card = replace(
+        model_card(run), name=target.name, accuracy=result.accuracy, accuracy_n=result.count, selection=selection
+    )
+    save_model(run.model, target, metadata=metadata, card=card, overwrite=True, half=True)
     size = sum(file.stat().st_size for file in target.iterdir())
     if size > LARGEST:
         raise RunError(f"{target} must have at most {LARGEST:,} bytes, got {size:,}.")

@@ -333,3 +333,28 @@ def test_model_that_another_program_saves_into_an_empty_folder_is_kept(network, 
     (kept,) = folder.glob("config.json.*")
     assert kept.read_text() == "of another program"
     load_model(folder)
+
+
+def test_half_precision_rounds_kernels_only(network, tmp_path):
+    model = network(operator="sigmoid").eval()
+    save_model(model, tmp_path / "whole")
+    save_model(model, tmp_path / "half", half=True)
+    loaded = load_model(tmp_path / "half")
+    for name, tensor in model.state_dict().items():
+        expected = tensor.half().float() if tensor.dim() > 1 else tensor
+        assert torch.equal(loaded.state_dict()[name], expected), name
+    assert {tensor.dtype for tensor in loaded.state_dict().values()} == {torch.float32, torch.int64}
+    images = torch.randn(4, 3, *model.config["input_size"])
+    torch.testing.assert_close(loaded(images), model(images), rtol=0, atol=1e-2)
+    sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("whole", "half")]
+    kernels = sum(4 * tensor.numel() for tensor in model.parameters() if tensor.dim() > 1)
+    assert sizes[0] - sizes[1] == pytest.approx(kernels / 2, abs=200)
+
+
+def test_weights_beyond_half_precision_are_refused(network, tmp_path):
+    model = network(operator="cosine")
+    with torch.no_grad():
+        model.head.weight[0, 0] = 1e5
+    with pytest.raises(ModelError, match=r"^head.weight must be at most 65,504 to be stored in half precision, got 1"):
+        save_model(model, tmp_path / "half", half=True)
+    assert not (tmp_path / "half").exists()

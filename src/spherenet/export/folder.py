@@ -64,8 +64,9 @@ def save_model(
     card: ModelCard | None = None,
     overwrite: bool = False,
     arguments: Mapping[str, Any] | None = None,
+    half: bool = False,
 ) -> None:
-    """Write a model as a folder that `load_model` reads, bit for bit.
+    """Write a model as a folder that `load_model` reads, bit for bit unless `half` is set.
 
     A network of `create_model` is saved with its arguments, converted or not. Any other module that `to_sphere`
     converted is saved with its conversion record and the name of its class; `load_model` takes a new module or the
@@ -80,6 +81,8 @@ def save_model(
         arguments: Keyword arguments with which the class of a module that is not of `create_model` is called, so that
             `load_model` can call it again: numbers, switches and lists of them, which load neither code nor files. The
             configuration of a transformers model is saved without them.
+        half: Whether to store float32 kernels and matrices in float16, which halves the file. `load_model` returns a
+            network of `create_model` in float32 again, with rounded weights.
 
     Raises:
         ModelError: If JSON cannot describe the model (the operator, magnitude or loss is an object, or a network of
@@ -110,6 +113,8 @@ def save_model(
             f"must be a Classifier of create_model or a module with sphere layers, got {type(model).__name__}; "
             "save_weights accepts any module.",
         )
+    if half:
+        config["half"] = True
     config["metadata"] = metadata_as_json(metadata)
     text = files.to_json(config)
     page = _completed_card(card, model, config).to_hub_page()
@@ -122,7 +127,7 @@ def save_model(
         with atomic_folder(target, names if overwrite else ()) as path:
             for name, content in ((CONFIG_FILE, text), (CARD_FILE, page)):
                 (path / name).write_text(content, encoding="utf-8", errors="backslashreplace")
-            write_weights(model, path / WEIGHTS_FILE)
+            write_weights(model, path / WEIGHTS_FILE, half=half)
             # safetensors creates a private file, but the folder should follow the user's umask.
             (path / WEIGHTS_FILE).chmod((path / CONFIG_FILE).stat().st_mode)
 
@@ -194,7 +199,12 @@ def load_model(
     if "conversion" in config:
         apply_conversion(module, config["conversion"])
     if model is None:
-        module.load_state_dict(weights.read_for(module), assign=True)
+        state = weights.read_for(module)
+        if config.get("half") is True:
+            state = {
+                name: tensor.float() if tensor.dtype == torch.float16 else tensor for name, tensor in state.items()
+            }
+        module.load_state_dict(state, assign=True)
     else:
         different = weights.different_layers(module)
         if different:

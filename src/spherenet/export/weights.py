@@ -165,11 +165,12 @@ def load_matching(model: nn.Module, folder_or_file: str | os.PathLike[str]) -> M
     return Match(loaded, left_in_model, [name for name in stored.shapes if name not in loaded])
 
 
-def write_weights(model: nn.Module, path: Path) -> None:
-    """Write the state dict of a module to a new file."""
+def write_weights(model: nn.Module, path: Path, *, half: bool = False) -> None:
+    """Write the state dict of a module to a new file; with `half`, float32 matrices and kernels in float16."""
     state = _state_of(model)
     tied = _tied_names(state)
-    tensors = {name: _compact(tensor) for name, tensor in state.items() if name not in tied}
+    tensors = {name: _compact(_halved(name, tensor) if half else tensor) for name, tensor in state.items()
+               if name not in tied}  # fmt: skip
     layers = {name: module.saved_options() for name, module in model.named_modules() if isinstance(module, SphereLayer)}
     header = {"format": "pt"} | ({_TIED: json.dumps(tied)} if tied else {})
     header |= {_LAYERS: json.dumps(layers)} if layers else {}
@@ -178,6 +179,17 @@ def write_weights(model: nn.Module, path: Path) -> None:
         _sort_header(path)
     except (safetensors.SafetensorError, ValueError) as error:
         raise ModelError(f"cannot write {path.name}: {first_line(error)}.") from error
+
+
+def _halved(name: str, tensor: Tensor) -> Tensor:
+    """Return a float32 tensor with two dimensions or more in float16; statistics and biases stay as they are."""
+    if tensor.dtype != torch.float32 or tensor.dim() < 2:
+        return tensor
+    stored = tensor.half()
+    if not torch.equal(stored.isfinite(), tensor.isfinite()):
+        largest = tensor.abs().max().item()
+        raise ModelError(f"{name} must be at most 65,504 to be stored in half precision, got {largest:g}.")
+    return stored
 
 
 def _sort_header(path: Path) -> None:
