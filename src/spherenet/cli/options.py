@@ -199,7 +199,7 @@ class ConfigParser(Parser):
             import yaml  # type: ignore[import-untyped]
 
             chosen: Any = config_from(parsed, self.config)
-            print(yaml.safe_dump(chosen.as_dict(), sort_keys=False, allow_unicode=True), end="")
+            print(yaml.safe_dump(chosen.as_yaml(), sort_keys=False, allow_unicode=True), end="")
             raise SystemExit(0)
         return parsed
 
@@ -228,7 +228,7 @@ class ConfigParser(Parser):
                 hint = f", did you mean {similar[0]!r}?" if similar else ""
                 self.error(f"{source} has the unknown key {short(repr(key))}{hint}")
             try:
-                checked[key] = from_yaml(value, self.hints[key])
+                checked[key] = value if isinstance(value, dict) else from_yaml(value, self.hints[key])
             except argparse.ArgumentTypeError as error:
                 self.error(f"{self.option_of(key)} {error}")
         return checked

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Collection
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,15 +13,15 @@ from torch import Tensor, nn
 
 from spherenet._util.caches import use_private_compiler_cache
 from spherenet._util.validation import require_one_of
+from spherenet.angles import ANGLES
 from spherenet.data import AUGMENTATIONS, Augmentation, Dataset, default_augmentation, load_dataset, locate
-from spherenet.errors import InvalidArgument
-from spherenet.layers import SphereOptions
-from spherenet.losses import Annealing, MarginLoss, loss_arguments
+from spherenet.errors import InvalidArgument, InvalidArgumentType
+from spherenet.losses import Annealing, MarginLoss, loss_arguments, make_loss
 from spherenet.models import Classifier, create_model, list_models
 from spherenet.models.air import Whitening
 from spherenet.regularizers import hyperspherical_energy, orthogonality, sphere_layers
 from spherenet.training.balance import class_weights
-from spherenet.training.config import TrainConfig, option_name
+from spherenet.training.config import TrainConfig
 from spherenet.training.evaluation import first_batch
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "compiled",
     "lambda_setter",
     "located",
+    "require_valid_choices",
     "split_folds",
     "split_validation",
     "subsample",
@@ -204,7 +205,7 @@ def _require_memory(model: Classifier, config: TrainConfig) -> None:
     Sharded weights and heads are divided after they are created, so that they must fit once.
     """
     is_sharded = config.shard_head or config.sharding != "ddp"
-    copies = 1 if is_sharded else (3 if config.optimizer == "sgd" else 4) + bool(config.average_weights)
+    copies = 1 if is_sharded else (3 if config.choice("optimizer").name == "sgd" else 4) + bool(config.average_weights)
     of_head = copies * sum(parameter.nbytes for parameter in model.head.parameters())
     needed = copies * sum(parameter.nbytes for parameter in model.parameters())
     try:
@@ -220,59 +221,63 @@ def _require_memory(model: Classifier, config: TrainConfig) -> None:
         )
 
 
-LOSS_ARGUMENTS = {
-    "m": "m",
-    "s": "s",
-    "loss_k": "k",
-    "scale": "scale",
-    "margin_gradient": "margin_gradient",
-    "margin_form": "form",
-    "feature_penalty": "feature_penalty",
-    "feature_norm": "feature_norm",
-    "label_smoothing": "label_smoothing",
-    "class_weights": "class_weight",
-}
-"""Options of a run that are arguments of its loss. A penalty or smoothing of 0 is not passed on."""
+ARGUMENTS_OF_OTHERS = frozenset({"angle", "annealing", "class_weight", "ignore_index", "operator", "reduction"})
+"""Arguments of losses that are no options of `--loss`: objects, and what the training loop chooses."""
 
 MODEL_ARGUMENTS = {"input_size": "image_size", "in_channels": "channels"}
 """Arguments of `create_model` whose options have other names."""
 
+CHOICE_ARGUMENTS = {"k": "operator", "k_sharing": "operator", "radius": "magnitude"}
+"""Arguments of `create_model` that are options of an option."""
 
-def _loss_options(config: TrainConfig, class_weight: Tensor | None) -> dict[str, Any]:
-    """Return the arguments of the loss. Raises ValueError, naming the options it has, for one that it does not have."""
-    arguments = loss_arguments(config.loss)
-    allowed = {name: argument for name, argument in LOSS_ARGUMENTS.items() if argument in arguments}
-    if not config.loss.endswith("sigmoid"):
-        allowed.pop("loss_k", None)
-    options: dict[str, Any] = {}
-    for name, argument in LOSS_ARGUMENTS.items():
-        value = getattr(config, name) or None
-        if value is not None and name not in allowed:
-            others = ", ".join(map(option_name, allowed))
-            problem = f"must be left out with --loss {config.loss}, which has {others}, got {value}."
-            raise InvalidArgument(option_name(name), problem)
-        if value is not None:
-            options[argument] = class_weight if name == "class_weights" else value
-    return options
+
+def require_valid_choices(config: TrainConfig) -> None:
+    """Raise ValueError, naming the option, if a loss, operator or magnitude is unknown or does not have its options."""
+    loss, operator, magnitude = (config.choice(name) for name in ("loss", "operator", "magnitude"))
+    arguments = loss_arguments(loss.name)
+    loss.require_options("loss", [name for name in arguments if name not in ARGUMENTS_OF_OTHERS])
+    if config.class_weights is not None and "class_weight" not in arguments:
+        problem = f"must be left out with --loss {loss.name}, got {' '.join(config.class_weights[:3])}."
+        raise InvalidArgument("class_weights", problem)
+    try:
+        make_loss(loss.name, **loss.options)
+    except (InvalidArgument, InvalidArgumentType) as error:
+        raise InvalidArgument("loss", f"{loss.name}: {error.argument} {error.problem}") from None
+    if config.operator is not None:
+        angle = ANGLES[require_one_of("operator", operator.name, ANGLES)]
+        operator.require_options("operator", ["k"] * angle.has_k() + ["k_sharing"] * angle.is_learned)
+    magnitude.require_options("magnitude", [] if config.magnitude is None else ["radius"])
 
 
 def _create(config: TrainConfig, dataset: Dataset, class_weight: Tensor | None = None) -> Classifier:
-    sphere_options = [field.name for field in fields(SphereOptions) if hasattr(config, field.name)]
-    others = ("batch_norm", "relu", "widths", "shortcut", "feature_batch_norm", "group_norm")
+    loss, operator, magnitude = (config.choice(name) for name in ("loss", "operator", "magnitude"))
+    options: dict[str, Any] = {**operator.options, **magnitude.options}
+    require_valid_choices(config)
     try:
         return create_model(
             require_one_of("model", config.model, list_models()),
             num_classes=len(dataset.classes),
-            loss=config.loss,
-            loss_options=_loss_options(config, class_weight),
+            operator=None if config.operator is None else operator.name,
+            magnitude=None if config.magnitude is None else magnitude.name,
+            loss=loss.name,
+            loss_options={**loss.options, **({} if class_weight is None else {"class_weight": class_weight})},
             in_channels=dataset.preprocessing.channels,
             input_size=dataset.preprocessing.size,
-            **{name: getattr(config, name) for name in (*sphere_options, *others)},
+            **{name: getattr(config, name) for name in NETWORK_OPTIONS},
+            **options,
         )
     except InvalidArgument as error:
-        if error.argument not in MODEL_ARGUMENTS:
-            raise
-        raise InvalidArgument(MODEL_ARGUMENTS[error.argument], error.problem) from None
+        if error.argument in CHOICE_ARGUMENTS:
+            name = CHOICE_ARGUMENTS[error.argument]
+            problem = f"{config.choice(name).name}: {error.argument} {error.problem}"
+            raise InvalidArgument(name, problem) from None
+        raise InvalidArgument(MODEL_ARGUMENTS.get(error.argument, error.argument), error.problem) from None
+
+
+NETWORK_OPTIONS = (
+    *("rescale", "center", "batch_norm", "relu", "widths", "shortcut", "feature_batch_norm", "group_norm"),
+)
+"""Options of a run that are arguments of `create_model` with the same name."""
 
 
 def lambda_setter(config: TrainConfig, model: nn.Module) -> Callable[[int], None] | None:

@@ -9,12 +9,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from spherenet.errors import InvalidArgument
+from spherenet.training.choices import OPTIMIZERS, Choice, parse_choice
 from spherenet.training.option_checks import check_ranges, check_type
 
 __all__ = [
+    "CHOICES",
     "EXCLUSIVE",
     "FREE",
     "LEARNING_RATE_DECAY",
@@ -30,11 +32,11 @@ FREE = (
 )  # fmt: skip
 """Options that do not change the result of a run. They may differ when it is resumed."""
 
-RENAMED = {"train_pictures": "train_images", "observe": "probes", "val_fraction": "test_fraction"}
-"""Earlier names of options in saved configurations."""
-
 EXCLUSIVE = (("iterations", "epochs"),)
 """Pairs of options of which only one can be given."""
+
+CHOICES = ("operator", "magnitude", "loss", "optimizer")
+"""Options that have options of their own."""
 
 LEARNING_RATE_DECAY = 0.1
 """Factor applied to the learning rate at each milestone."""
@@ -134,13 +136,8 @@ class TrainConfig:
     operator: str | None = _basic(
         "cosine",
         NETWORK,
-        "convolution operator: linear, cosine, sigmoid, learnable, square-cosine, sharpened-cosine; none for a CNN",
-    )
-    k: float | None = _option(
-        None, NETWORK, "parameter k of the sigmoid operator (default: 0.3) or initial k of learnable (default: 0.5)"
-    )
-    k_sharing: Literal["filter", "layer", "network"] = _option(
-        "filter", NETWORK, "scope of one learned k: per filter, per layer or per network"
+        "convolution operator: linear, cosine, sigmoid[:k=0.3], learnable[:k=0.5,k_sharing=layer], square-cosine, "
+        "sharpened-cosine; none for a CNN",
     )
     rescale: Literal["learned"] | None = _key(None, NETWORK, "learned scale and offset after each sphere layer")
     widths: list[int] | None = _basic(  # noqa: RUF009
@@ -160,11 +157,11 @@ class TrainConfig:
         "mean removed from kernels (weight), or also from patches (patch), or that in the first sphere layer alone "
         "(first-patch); auto: patch if no BatchNorm",
     )
-    magnitude: Literal["sphere", "ball", "tanh", "linear", "segmented", "log", "mixed"] | None = _option(
-        None, NETWORK, "function of the patch norm that multiplies the operator; default: sphere, a constant of 1"
-    )
-    radius: float | None | str = _option(  # noqa: RUF036 - text last, so that "none" is None
-        None, NETWORK, "radius of the magnitude: a number, or learned or learned:10 (its start) per filter; default: 1"
+    magnitude: Literal["sphere", "ball", "tanh", "linear", "segmented", "log", "mixed"] | str | None = _option(
+        None,
+        NETWORK,
+        "function of the patch norm that multiplies the operator, e.g. ball:radius=10, radius=learned or "
+        "radius=learned:10; default: sphere, a constant of 1",
     )
     feature_batch_norm: bool = _key(False, NETWORK, "BatchNorm of the features, before the class weights")
     initialization: Literal["he", "orthogonal", "dirac"] = _key(
@@ -175,22 +172,9 @@ class TrainConfig:
         "softmax",
         LOSS,
         "loss: softmax; w-, ga- or s- with linear, cosine or sigmoid, e.g. w-cosine; a, cosface, arcface, sphereface2, "
-        "sphereface-r1, sphereface-r2, adaface, magface, curricularface, elasticface, subcenter-arcface, uniface",
+        "sphereface-r1, sphereface-r2, adaface, magface, curricularface, elasticface, subcenter-arcface, uniface; with "
+        "the options of its class, e.g. cosface:m=0.2,s=30 or softmax:label_smoothing=0.1",
     )
-    m: float | None = _option(None, LOSS, "margin of a margin loss; default: that of the loss")
-    s: float | None = _option(None, LOSS, "scale of the logits of s-…, cosface and arcface; default: by class count")
-    loss_k: float | None = _option(None, LOSS, "parameter k of a loss with the sigmoid; default: 0.3")
-    scale: float | Literal["norm"] | None = _option(
-        None, LOSS, "scale of the logits of ga-… and a: a number, or norm for the feature norm; default: by class count"
-    )
-    margin_gradient: Literal["full", "detached"] | None = _option(
-        None, LOSS, "gradient of a margin: full, or detached for that of m = 1; default: that of the loss"
-    )
-    margin_form: Literal["psi", "r1", "r2"] | None = _option(
-        None, LOSS, "margin function of ga-…, a and s-…: psi, or r1 or r2 of SphereFace-R; default: psi"
-    )
-    feature_penalty: float = _option(0.0, LOSS, "weight of the pull of feature norms to a target, with scale norm")
-    feature_norm: float | None = _option(None, LOSS, "target of the feature penalty; default: by class count")
     annealing: bool | None = _key(
         None, LOSS, "gradual introduction of a margin; default: if the margin gradient is full"
     )
@@ -199,7 +183,6 @@ class TrainConfig:
     class_weights: list[str] | None = _option(  # noqa: RUF009
         None, LOSS, "weights of classes: balanced (inverse to their numbers of images), or NAME=WEIGHT ...; default: 1"
     )
-    label_smoothing: float = _option(0.0, LOSS, "label smoothing, from 0 to 1")
     sample_rate: float = _option(1.0, LOSS, "fraction of the classes used per step with --shard-head; 1 for all")
 
     iterations: int = _basic(1000, TRAINING, "number of optimizer steps (64000 in the paper)")
@@ -213,18 +196,14 @@ class TrainConfig:
         "shuffled", TRAINING, "images of an epoch: each of them once (shuffled), or each class equally often (balanced)"
     )
     accumulate: int = _option(1, TRAINING, "number of micro-batches per step and process, for less memory")
-    optimizer: Literal["adam", "adamw", "sgd", "muon"] = _basic(
-        "adam", TRAINING, "Adam, Adam with decoupled weight decay (adamw), SGD, or Muon with SGD for all but filters"
+    optimizer: Literal["adam", "adamw", "sgd", "muon"] | str = _basic(
+        "adam",
+        TRAINING,
+        "Adam, Adam with decoupled weight decay (adamw), SGD, or Muon with SGD for all but filters, e.g. "
+        "sgd:momentum=0.9; options: "
+        + "; ".join(f"{', '.join(options)} of {name}" for name, options in OPTIMIZERS.items() if name != "adamw"),
     )
     learning_rate: float = _basic(1e-3, TRAINING, "initial learning rate; with muon that of filters")
-    rest_learning_rate: float = _option(
-        0.053, TRAINING, "initial learning rate of biases and scales with muon, per image of a batch"
-    )
-    head_learning_rate: float = _option(
-        0.67 / 256, TRAINING, "that of class weights with muon, per image and divided by the number of features"
-    )
-    momentum: float = _option(0.9, TRAINING, "momentum of SGD, or of the filters with muon")
-    rest_momentum: float = _option(0.85, TRAINING, "momentum of all but the filters with muon")
     schedule: Literal["step", "cosine", "linear"] = _basic(
         "step", TRAINING, "learning rate: divided by 10 at milestones (step), half a cosine to 0, or a line to 0"
     )
@@ -295,15 +274,31 @@ class TrainConfig:
     tensorboard: bool = _option(False, OUTPUT, "TensorBoard files in the run's folder")
 
     def __post_init__(self) -> None:
-        for name, alias, stored in (("operator", "none", None), ("center", None, "none")):
+        for name, alias, stored in (("operator", "none", None), ("magnitude", "none", None), ("center", None, "none")):
             if getattr(self, name) == alias:
                 object.__setattr__(self, name, stored)
+        for name in CHOICES:
+            self._set_choice(name)
         for name, hint in _hints().items():
             value = getattr(self, name)
             check_type(name, value, hint)
             if isinstance(value, tuple):  # YAML and JSON have lists
                 object.__setattr__(self, name, list(value))
         check_ranges(self)
+
+    def _set_choice(self, name: str) -> None:
+        """Replace a name with options by its text with the options in alphabetical order."""
+        value = getattr(self, name)
+        if isinstance(value, (str, Mapping)) and value:
+            choice = parse_choice(name, value)
+            words = next((get_args(hint) for hint in get_args(_hints()[name]) if get_origin(hint) is Literal), ())
+            if words and choice.name not in words:
+                raise InvalidArgument(name, f"must be one of {', '.join(words)}, got {choice.name[:80]!r}.")
+            object.__setattr__(self, name, str(choice))
+
+    def choice(self, name: str) -> Choice:
+        """Return the name and the options of `loss`, `operator`, `magnitude` or `optimizer`; the name none for None."""
+        return parse_choice(name, getattr(self, name) or "none")
 
     @cached_property
     def resolved_milestones(self) -> tuple[int, ...]:
@@ -366,6 +361,11 @@ class TrainConfig:
         """Return the configuration as a dictionary of JSON values."""
         return asdict(self)
 
+    def as_yaml(self) -> dict[str, Any]:
+        """Return the configuration for a YAML file, where names with options are mappings."""
+        chosen = {name: self.choice(name).as_yaml() for name in CHOICES if getattr(self, name) is not None}
+        return self.as_dict() | chosen
+
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TrainConfig:
         """Return the configuration of a dictionary.
@@ -374,7 +374,6 @@ class TrainConfig:
             TypeError: If a key is not an option, or a value has the wrong type.
             ValueError: If a value is out of range.
         """
-        values = {RENAMED.get(name, name): value for name, value in values.items()}
         options = {option.name for option in fields(cls)}
         for name in values:
             if name not in options:
@@ -385,7 +384,6 @@ class TrainConfig:
 PREDICTION_OPTIONS = (
     *(o.name for o in fields(TrainConfig) if o.metadata["group"] is NETWORK and o.name != "initialization"),
     "loss",
-    "loss_k",
 )
 """Options that decide which function the weights of a network compute."""
 

@@ -18,7 +18,8 @@ _WITHOUT_ANNEALING = (
 
 def _is_annealed(config: TrainConfig) -> bool:
     """Return whether λ changes: by default if the margin gradient is full, which no loss has unless it is set."""
-    annealing = config.margin_gradient == "full" if config.annealing is None else config.annealing
+    is_full = config.choice("loss").options.get("margin_gradient") == "full"
+    annealing = is_full if config.annealing is None else config.annealing
     return annealing and not config.loss.startswith(_WITHOUT_ANNEALING)
 
 
@@ -26,12 +27,8 @@ CONDITIONS: tuple[tuple[tuple[str, ...], Callable[[TrainConfig], bool], str], ..
     (("test_fraction", "resize", "split_rule", "on_broken", "max_megapixels"), lambda c: c.data not in _SETS,
      "on this data set"),
     (("fold",), lambda c: c.folds > 0, "without folds"),
-    (("momentum",), lambda c: c.optimizer in ("sgd", "muon"), "without --optimizer sgd or muon"),
-    (("rest_learning_rate", "head_learning_rate", "rest_momentum"), lambda c: c.optimizer == "muon",
-     "without --optimizer muon"),
     (("orthogonality", "energy", "keep_norms"), lambda c: c.operator is not None, "without sphere layers"),
     (("keep_norms_mode",), lambda c: c.keep_norms, "without keep_norms"),
-    (("k_sharing",), lambda c: c.operator == "learnable", "without --operator learnable"),
     (("shortcut",), lambda c: c.model.startswith("resnet"), "on a network without shortcuts"),
     (("group_norm", "initialization"), lambda c: c.model != "sphere-vit-tiny", "on a network without convolutions"),
     (("annealing",), lambda c: not c.loss.startswith(_WITHOUT_ANNEALING), "on this loss"),

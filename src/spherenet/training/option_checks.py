@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from spherenet.errors import InvalidArgument, InvalidArgumentType
+from spherenet.training.choices import OPTIMIZERS, Choice
 
 if TYPE_CHECKING:
     from spherenet.training.config import TrainConfig
@@ -30,19 +31,12 @@ LIMITS = {
     "timeout": 1e6,
     "lambda_floor": 1e6,
     "group_norm": 1 << 16,
-    "radius": 1e6,
-    "m": 1e6,
-    "s": 1e6,
-    "scale": 1e6,
-    "feature_penalty": 1e6,
-    "feature_norm": 1e6,
 }
 """Largest allowed values. Larger ones are mistakes, or come from a file written to exhaust the machine."""
 
 AT_LEAST_ONE = ("iterations", "batch_size", "accumulate", "threads", "log_every", "eval_every", "eval_batch_size",
                 "checkpoint_every", "patience", "bn_precise_images")  # fmt: skip
-AT_LEAST_ZERO = ("learning_rate", "rest_learning_rate", "head_learning_rate", "momentum", "rest_momentum",
-                 "weight_decay", "orthogonality", "energy", "workers", "seed", "group_norm", "warmup",
+AT_LEAST_ZERO = ("learning_rate", "weight_decay", "orthogonality", "energy", "workers", "seed", "group_norm", "warmup",
                  "bn_lag_variance", "average_weights")  # fmt: skip
 
 
@@ -106,15 +100,24 @@ def check_ranges(config: TrainConfig) -> None:
         )
     if config.epochs is None and config.warmup and config.warmup >= config.iterations:
         raise InvalidArgument("warmup", f"must be less than the {config.iterations} iterations, got {config.warmup}.")
-    for name in ("momentum", "rest_momentum", "average_weights"):
-        if not getattr(config, name) < 1:
-            raise InvalidArgument(name, f"must be less than 1, got {getattr(config, name)}.")
+    if not config.average_weights < 1:
+        raise InvalidArgument("average_weights", f"must be less than 1, got {config.average_weights}.")
+    _check_optimizer(config.choice("optimizer"))
     if any(milestone < 1 for milestone in config.milestones or []):
         raise InvalidArgument("milestones", f"must be at least 1, got {min(config.milestones or [])}.")
     if not config.lambda_floor > 0:
         raise InvalidArgument("lambda_floor", f"must be greater than 0, got {config.lambda_floor}.")
     if not 0 < config.lambda_floor_at <= 1:
         raise InvalidArgument("lambda_floor_at", f"must be greater than 0 and at most 1, got {config.lambda_floor_at}.")
+
+
+def _check_optimizer(optimizer: Choice) -> None:
+    optimizer.require_options("optimizer", OPTIMIZERS[optimizer.name])
+    for key, value in optimizer.options.items():
+        limit = 1.0 if "momentum" in key or "beta" in key else float("inf")
+        if not (isinstance(value, (int, float)) and 0 <= value < limit):
+            allowed = "from 0 to less than 1" if limit == 1 else "a finite number of at least 0"
+            raise InvalidArgument("optimizer", f"{optimizer.name}: {key} must be {allowed}, got {value!r}.")
 
 
 def _choices(hint: Any) -> tuple[str, ...]:

@@ -20,15 +20,12 @@ RECIPES: dict[str, dict[str, Any]] = {
         "augmentation": "translate",
         "model": "air",
         "initialization": "dirac",
-        "label_smoothing": 0.2,
+        "loss": "softmax:label_smoothing=0.2",
         "epochs": 8.0,
         "batch_size": 2000,
-        "optimizer": "muon",
+        # 0.67 for logits that are divided by 256, the record's number of features
+        "optimizer": f"muon:head_learning_rate={0.67 / 256},momentum=0.6,rest_learning_rate=0.053,rest_momentum=0.85",
         "learning_rate": 0.24,
-        "rest_learning_rate": 0.053,
-        "head_learning_rate": 0.67 / 256,  # 0.67 for logits that are divided by 256, the record's number of features
-        "momentum": 0.6,
-        "rest_momentum": 0.85,
         "schedule": "linear",
         "weight_decay": 2e-6,
         "decay_all": True,

@@ -24,7 +24,7 @@ from spherenet.errors import DataError, RunError
 from spherenet.export.description import to_json
 from spherenet.kernels.dispatch import implementation_name
 from spherenet.runs import RunDirectory
-from spherenet.training.build import build_augmentation, build_data, build_model, located
+from spherenet.training.build import build_augmentation, build_data, build_model, located, require_valid_choices
 from spherenet.training.config import FREE, PREDICTION_OPTIONS, TrainConfig, option_name
 from spherenet.training.distributed import Processes
 from spherenet.training.effects import options_without_effect
@@ -83,7 +83,8 @@ def train(
     else:
         opened = RunDirectory.open(output) if resume else None
     config = located(config, config_of(opened) if opened is not None and resume else None)
-    build_augmentation(config)  # raises ValueError before data are downloaded
+    build_augmentation(config)  # raises ValueError before data are downloaded, as does the next line
+    require_valid_choices(config)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     with StopSignals() as stop, Processes.joined(config.device, config.timeout) as processes:
@@ -156,7 +157,7 @@ def _evaluation_changes(run: RunDirectory, config: TrainConfig, dataset: Dataset
     """Return a warning per change of network, images or statistics since which accuracies are not comparable."""
     messages = []
     before = config_of(run)
-    changed = [name for name in PREDICTION_OPTIONS if getattr(before, name) != getattr(config, name)]
+    changed = [name for name in PREDICTION_OPTIONS if _function(before, name) != _function(config, name)]
     if changed:
         options = ", ".join(map(option_name, changed))
         messages.append(f"the network computes another function with {options}: the best checkpoint is selected anew.")
@@ -178,6 +179,12 @@ def _evaluation_changes(run: RunDirectory, config: TrainConfig, dataset: Dataset
             message += " The test images are chosen by index, so that the run may have been trained on some of them."
         messages.append(message)
     return messages
+
+
+def _function(config: TrainConfig, name: str) -> object:
+    """Return the part of an option that decides which function the weights compute: of a loss its angle function."""
+    loss = config.choice("loss")
+    return (loss.name, loss.options.get("k")) if name == "loss" else getattr(config, name)
 
 
 def _resumed(
@@ -407,9 +414,9 @@ def _peak_megabytes() -> float:
 
 def new_output(config: TrainConfig, parent: str | Path = "runs") -> Path:
     """Return a folder that does not exist, e.g. runs/mnist5k-cnn-3-cosine, or runs/mnist5k-cnn-3-cosine-2 after it."""
-    name = f"{config.data}-{config.model}-{config.operator or 'none'}"
-    if config.loss != "softmax":
-        name += f"-{config.loss}"
+    name, loss = f"{config.data}-{config.model}-{config.choice('operator').name}", config.choice("loss").name
+    if loss != "softmax":
+        name += f"-{loss}"
     parent = Path(parent)
     pattern = re.compile(re.escape(name) + r"(?:-(\d+))?")
     matches = [pattern.fullmatch(entry.name) for entry in parent.iterdir()] if parent.is_dir() else []

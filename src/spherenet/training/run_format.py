@@ -28,18 +28,8 @@ def parse_config(run: RunDirectory, description: dict[str, Any]) -> TrainConfig:
     """Return the configuration in the content of config.json. Raises RunError if there is none."""
     if description.get("format") != 1 or not isinstance(description.get("train"), dict):
         raise RunError(f"{run.path} is not a training run that this version can read.")
-    values = dict(description["train"])
-    if "scale" not in values:  # saved when GA- and A-Softmax had the form of the paper only
-        if values.get("loss") in ("ga-linear", "ga-cosine", "ga-sigmoid", "a"):
-            values |= {"m": values.get("m") or 4.0, "scale": "norm", "margin_gradient": "full"}
-        elif values.get("annealing") is True:  # the default then, without effect on other losses
-            del values["annealing"]
-    if values.get("data") == "folder":
-        values.setdefault("split_rule", "index")  # missing if saved before folders were split by name
-        values.setdefault("resize", "squash")  # missing if saved when images were always squashed
-    values.setdefault("center", "none")  # missing if saved before centering became the default without BatchNorm
     try:
-        return TrainConfig.from_dict(values)
+        return TrainConfig.from_dict(description["train"])
     except TypeError as error:
         raise RunError(f"{run.path} has the configuration of another version: {error}") from None
     except ValueError as error:

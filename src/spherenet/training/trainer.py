@@ -112,7 +112,8 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "float16")
         self.sum_dtype = sum_dtype(device)
         self.deferred: DeferredSums | None = None  # the CPU does not need it: values are available at once
-        if device.type != "cpu" and config.optimizer != "muon":  # only fused optimizers can skip a step on the device
+        is_fused = config.choice("optimizer").name != "muon"  # only fused optimizers can skip a step on the device
+        if device.type != "cpu" and is_fused:
             self.deferred = DeferredSums(device, config.batch_size, sticky=config.on_nan == "stop")
         self.progress, self.patience = Progress(), config.patience or math.inf
         self._last_means = (math.nan, math.nan)
