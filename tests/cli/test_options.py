@@ -13,9 +13,10 @@ from spherenet.cli.main import verb_parser
 from spherenet.cli.options import ConfigParser, config_from
 from spherenet.cli.verbs import VERBS
 from spherenet.errors import RunError
+from spherenet.training.choices import Choice
 from spherenet.training.config import TrainConfig
 
-MOST_OPTIONS = 76
+MOST_OPTIONS = 60
 
 
 def config(*arguments):
@@ -45,14 +46,59 @@ def test_center_is_a_choice_with_the_default_auto(center, tmp_path):
     assert config("--config", tmp_path / "my.yaml").center == center
 
 
-def test_magnitude_and_radius_options():
-    assert (config().magnitude, config().radius) == (None, None)
+def test_options_with_options_have_one_text_and_a_mapping_in_files(tmp_path):
+    assert config("--loss", "cosface:s=30,m=0.20").loss == "cosface:m=0.2,s=30"
     assert config("--magnitude", "none").magnitude is None
-    chosen = config("--magnitude", "ball", "--radius", "learned")
-    assert (chosen.magnitude, chosen.radius) == ("ball", "learned")
-    assert config("--magnitude", "tanh", "--radius", "2.5").radius == 2.5
-    assert config("--magnitude", "tanh", "--radius", "learned:10").radius == "learned:10"
-    assert config("--magnitude", "tanh", "--radius", "none").radius is None
+    assert config("--magnitude", "tanh:radius=learned:10").choice("magnitude").options == {"radius": "learned:10"}
+    assert config("--operator", "sigmoid:k=0.3").choice("operator") == Choice("sigmoid", {"k": 0.3})
+    (tmp_path / "my.yaml").write_text("loss: {name: ga-linear, m: 4.0, scale: norm}\noptimizer: sgd:momentum=0.5\n")
+    chosen = config("--config", tmp_path / "my.yaml")
+    assert chosen.loss == "ga-linear:m=4,scale=norm"
+    assert chosen.choice("optimizer").options == {"momentum": 0.5}
+    assert config("--config", tmp_path / "my.yaml", "--loss", "a").loss == "a"
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--loss cosface:margin", "--loss must be NAME or NAME:OPTION=VALUE,… with each option once"),
+        ("--loss cosface:m=1,m=2", "with each option once"),
+        ("--loss cosface:", "--loss must be NAME or NAME:OPTION=VALUE,…"),
+        ("--loss cosface:m=9999999999999999999999", "--loss cosface: m must be below 2^63 in magnitude"),
+        ("--optimizer lion:x=1", "--optimizer must be one of adam, adamw, sgd, muon, got 'lion'"),
+        ("--optimizer sgd:momentun=1", "--optimizer sgd has no option 'momentun', did you mean 'momentum'?"),
+        ("--optimizer sgd:momentum=1", "--optimizer sgd: momentum must be from 0 to less than 1, got 1."),
+        ("--optimizer adam:eps=no", "--optimizer adam: eps must be a finite number of at least 0, got 'no'."),
+        ("--magnitude cube", "--magnitude must be one of sphere, ball, "),
+        ("--loss cosface:marginn=1", "--loss cosface has no option 'marginn', it has m, s, "),
+        ("--loss sphereface2:label_smoothin=1", "--loss sphereface2 has no option 'label_smoothin', it has "),
+        ("--loss a:margin_gradien=full", "--loss a has no option 'margin_gradien', did you mean 'margin_gradient'?"),
+        ("--loss a:m=0.5", "--loss a: m must be at least 1, got 0.5."),
+        ("--loss w-cosine:k=0.5", "--loss w-cosine: k must be None for the operator 'cosine'"),
+        ("--loss softmax:reduction=sum", "--loss softmax has no option 'reduction', it has label_smoothing."),
+        ("--operator cosine:k=1", "--operator cosine has no option 'k', it has none."),
+        ("--operator sigmoid:k=-1", "--operator sigmoid: k must be "),
+        ("--magnitude ball:radios=1", "--magnitude ball has no option 'radios', did you mean 'radius'?"),
+        ("--magnitude ball:radius=true", "--magnitude ball: radius must be "),
+    ],
+)
+def test_wrong_options_of_options_name_their_group(option, message, tmp_path, capsys):
+    assert spherenet("train", *option.split(), "--output", tmp_path / "run") == 2
+    said = capsys.readouterr().err
+    assert f"spherenet train: {message}" in said or message in said
+    assert one_sentence(said)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "loss", ["{m: 4}", "{name: 3}", "{name: a, m: [4]}", "{name: a, form: 'psi,m=4'}", "[a]", "{}"]
+)
+def test_wrong_mappings_of_a_loss_are_refused(loss, tmp_path, capsys):
+    (tmp_path / "my.yaml").write_text(f"loss: {loss}\n")
+    assert spherenet("train", "--config", tmp_path / "my.yaml") == 2
+    said = capsys.readouterr().err
+    assert "--loss must " in said
+    assert one_sentence(said)
 
 
 def test_switches_have_a_negation(capsys):
@@ -124,17 +170,16 @@ def test_printed_config_is_read_back(tmp_path, capsys):
         5,
         6,
         "--operator",
-        "none",
+        "learnable:k=0.7,k_sharing=layer",
         "--set",
         "relu=false",
-        "--k-sharing",
-        "layer",
         "--learning-rate",
         "1e-2",
     ]
     assert spherenet("train", *options, "--print-config") == 0
     printed = capsys.readouterr().out
     assert yaml.safe_load(printed)["learning_rate"] == 0.01
+    assert yaml.safe_load(printed)["operator"] == {"name": "learnable", "k": 0.7, "k_sharing": "layer"}
     (tmp_path / "my.yaml").write_text(printed)
     assert config("--config", tmp_path / "my.yaml") == config(*options)
 
@@ -167,7 +212,7 @@ def test_errors_name_the_option_as_typed(arguments, message, capsys):
     [
         ("widths: 3", "--widths must be a list, got 3"),
         ("compile: 3", "--compile must be true or false, got 3"),
-        ("optimizer: lion", "--optimizer must be adam or adamw or sgd or muon, got 'lion'"),
+        ("optimizer: lion", "--optimizer must be one of adam, adamw, sgd, muon, got 'lion'"),
         ("iterations: 2.5", "--iterations must be a whole number, got 2.5"),
         ("data: 3", "--data must be text, got 3"),
         (f"seed: {2**63}", "--seed must be below 2^63 in magnitude"),

@@ -101,7 +101,7 @@ def test_losses_train(tmp_path, loss):
     [
         (["--no-batch-norm"], "patch"),
         (["--no-batch-norm", "--center", "none"], None),
-        (["--center", "weight", "--magnitude", "ball", "--radius", "learned"], "weight"),
+        (["--center", "weight", "--magnitude", "ball:radius=learned"], "weight"),
     ],
     ids=str,
 )
@@ -192,7 +192,7 @@ WRONG = {
     "model": (["--model", "cnn-10"], "--model must be one of"),
     "operator": (["--operator", "cos"], "--operator must be one of"),
     "loss": (["--loss", "soft"], "--loss must be one of"),
-    "loss option": (["--m", "4"], "--m must be left out with --loss softmax"),
+    "loss option": (["--loss", "softmax:m=4"], "--loss softmax has no option 'm', it has label_smoothing."),
     "augmentation": (["--augmentation", "flop"], "--augmentation must be one of"),
     "number": (["--iterations", "many"], "--iterations must be a whole number, got 'many'"),
     "zero": (["--iterations", "0"], "--iterations must be at least 1, got 0"),
@@ -207,7 +207,10 @@ WRONG = {
     "data folder": (["--data", "folder", "--data-dir", "nowhere"], "nowhere"),
     "no data folder": (["--data", "folder"], "--data-dir"),
     "threads": (["--threads", "0"], "--threads must be at least 1"),
-    "k of a plain network": (["--operator", "none", "--k", "0.3"], "--k must be None if operator is None"),
+    "k of a plain network": (
+        ["--operator", "none:k=0.3"],
+        "--operator none has no option 'k', it has none.",
+    ),
 }
 
 

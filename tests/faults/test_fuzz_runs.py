@@ -47,7 +47,7 @@ def parsed(path, capsys):
 
 def test_mutated_yaml_configuration(tmp_path, tried, capsys):
     path, chance = tmp_path / "my.yaml", random.Random(0)
-    original = TrainConfig(widths=[4, 4, 4], milestones=[3, 5], k=0.3)
+    original = TrainConfig(widths=[4, 4, 4], milestones=[3, 5], operator="sigmoid:k=0.3")
     text = "".join(f"{name}: {json.dumps(value)}\n" for name, value in original.as_dict().items()).encode()
     path.write_bytes(text)
     assert parsed(path, capsys) == original

@@ -104,7 +104,7 @@ def test_sharded_run_equals_copies_of_the_weights(children, sharded, folder, tri
 
 
 OTHER = {
-    "a k for all layers": ["--operator", "learnable", "--k-sharing", "network", "--sharding", "fsdp"],
+    "a k for all layers": ["--operator", "learnable:k_sharing=network", "--sharding", "fsdp"],
     "SGD, micro-batches": ["--optimizer", "sgd", "--accumulate", 2, "--shard-head"],
     "AdamW, hsdp": ["--optimizer", "adamw", "--sharding", "hsdp", "--loss", "sphereface2", "--shard-head"],
 }

@@ -17,7 +17,7 @@ from spherenet.training.sharding import require_shardable
 from training_problem import SINGLE, StopAt, assert_equal, model, rows, run, trainer, weights
 
 DECAY = 0.8
-MUON = {"optimizer": "muon", "learning_rate": 0.3, "momentum": 0.6, "schedule": "linear", "milestones": None}
+MUON = {"optimizer": "muon:momentum=0.6", "learning_rate": 0.3, "schedule": "linear", "milestones": None}
 
 
 def states_after_each_step(path, network, iterations=6, **options):

@@ -10,12 +10,11 @@ from torch import nn
 
 from spherenet.data import load_dataset
 from spherenet.losses import list_losses
-from spherenet.runs import RunDirectory
 from spherenet.training import TrainConfig
 from spherenet.training.build import build_model, lambda_setter
-from spherenet.training.config import RENAMED, option_name
+from spherenet.training.config import option_name
 from spherenet.training.effects import options_without_effect
-from spherenet.training.run_format import config_of
+from spherenet.training.optimizers import build_optimizer
 from training_problem import config
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -78,27 +77,20 @@ def test_unknown_option_is_rejected():
         TrainConfig.from_dict({"rounds": 3})
 
 
-def test_earlier_option_names_are_translated():
-    assert set(RENAMED) == {"train_pictures", "observe", "val_fraction"}
-    chosen = TrainConfig.from_dict({"train_pictures": 500, "observe": False, "val_fraction": 0.3})
-    assert (chosen.train_images, chosen.probes, chosen.test_fraction) == (500, False, 0.3)
-
-
 def test_committed_results_can_be_loaded():
     paths = sorted(RESULTS.rglob("config.json"))
     assert len(paths) > 10
     for path in paths:
         saved = json.loads(path.read_text())["train"]
         loaded = TrainConfig.from_dict(saved).as_dict()
-        assert all(loaded[RENAMED.get(name, name)] == value for name, value in saved.items()), path
+        assert all(loaded[name] == value for name, value in saved.items()), path
 
 
 def test_margin_options_reach_the_loss_and_the_model():
     dataset = load_dataset("mnist5k")
     options = {"scale": "norm", "margin_gradient": "full", "feature_penalty": 0.01, "feature_norm": 20.0}
-    margins = TrainConfig(
-        loss="ga-linear", m=1.3, margin_form="r1", widths=[2, 2, 2], feature_batch_norm=True, **options
-    )
+    loss = "ga-linear:m=1.3,form=r1," + ",".join(f"{name}={value}" for name, value in options.items())
+    margins = TrainConfig(loss=loss, widths=[2, 2, 2], feature_batch_norm=True)
     model = build_model(margins, dataset)
     assert {name: getattr(model.criterion, name) for name in options} == options
     assert (model.criterion.m, model.criterion.form) == (1.3, "r1")
@@ -110,13 +102,13 @@ def test_margin_options_reach_the_loss_and_the_model():
     ("options", "annealed"),
     [
         ({}, False),
-        ({"margin_gradient": "full"}, True),
-        ({"margin_gradient": "full", "annealing": False}, False),
+        ({"loss": "ga-linear:margin_gradient=full"}, True),
+        ({"loss": "ga-linear:margin_gradient=full", "annealing": False}, False),
         ({"annealing": True}, True),
     ],
 )
 def test_annealing_is_the_default_of_the_full_margin_gradient_only(options, annealed):
-    margins = TrainConfig(loss="ga-linear", widths=[2, 2, 2], **options)
+    margins = TrainConfig(**{"loss": "ga-linear", "widths": [2, 2, 2], **options})
     model = build_model(margins, load_dataset("mnist5k"))
     lambda_setter(margins, model)
     assert (model.criterion.annealing is not None) == annealed
@@ -131,12 +123,12 @@ def test_mode_of_kept_norms_is_checked():
 def test_center_and_magnitude_reach_the_model():
     dataset = load_dataset("mnist5k")
     options = {"center": "weight", "magnitude": "ball", "radius": "learned:20"}
-    chosen = TrainConfig(widths=[2, 2, 2], **options)
+    chosen = TrainConfig(widths=[2, 2, 2], center="weight", magnitude="ball:radius=learned:20")
     model = build_model(chosen, dataset)
     assert {name: model.config[name] for name in options} == options
     torch.testing.assert_close(model.features.stages[0][0][0].magnitude.radius, torch.full((2,), 20.0))
-    with pytest.raises(ValueError, match=r"radius must be .*, got 'large'"):
-        build_model(TrainConfig(magnitude="ball", radius="large"), dataset)
+    with pytest.raises(ValueError, match=r"magnitude ball: radius must be .*, got 'large'"):
+        build_model(TrainConfig(magnitude="ball:radius=large"), dataset)
     assert TrainConfig.from_dict(json.loads(json.dumps(chosen.as_dict()))) == chosen
     assert build_model(TrainConfig(widths=[2, 2, 2]), dataset).config["center"] is None
     assert build_model(TrainConfig(widths=[2, 2, 2], batch_norm=False), dataset).config["center"] == "patch"
@@ -153,9 +145,8 @@ def test_center_and_magnitude_reach_the_model():
             ValueError,
             "center must be one of auto, none, weight, patch, first-patch, got 'kernel'",
         ),
-        ({"magnitude": "cube"}, TypeError, "magnitude must be 'sphere' or 'ball' or .* or None, got 'cube'"),
-        ({"radius": True}, TypeError, "radius must be float or None or str, got True"),
-        ({"radius": math.inf}, ValueError, "radius must be at most"),
+        ({"magnitude": "cube"}, ValueError, "magnitude must be one of sphere, ball, .*, got 'cube'"),
+        ({"magnitude": 3}, TypeError, "magnitude must be .* or str or None, got 3"),
         ({"group_norm": -1}, ValueError, "group_norm must be a finite number of at least 0, got -1"),
     ],
 )
@@ -164,11 +155,17 @@ def test_wrong_center_magnitude_and_group_norm_are_rejected(change, error, messa
         config(**change)
 
 
-def test_runs_of_earlier_versions_are_not_centered():
-    runs = [RunDirectory.open(path.parent) for path in sorted(RESULTS.rglob("config.json"))]
-    earlier = [config_of(run) for run in runs if "center" not in run.config["train"]]
-    assert len(earlier) > 10
-    assert {chosen.center for chosen in earlier} == {"none"}
+def test_options_of_the_optimizer_reach_it():
+    dataset = load_dataset("mnist5k")
+    for name, expected in (
+        ("adam:beta1=0.8,eps=1e-6", {"betas": (0.8, 0.999), "eps": 1e-6}),
+        ("adamw:beta2=0.9", {"betas": (0.9, 0.9), "eps": 1e-8}),
+        ("sgd", {"momentum": 0.9}),
+        ("sgd:momentum=0.5", {"momentum": 0.5}),
+    ):
+        chosen = TrainConfig(optimizer=name, widths=[2, 2, 2])
+        group = build_optimizer(chosen, build_model(chosen, dataset)).param_groups[0]
+        assert {key: group[key] for key in expected} == expected
 
 
 @pytest.mark.parametrize("operator", ["cosine", None])
@@ -190,7 +187,7 @@ def test_orthogonal_initialization(operator):
 OUT_OF_RANGE = {
     "orthogonality": (float("nan"), "orthogonality must be a finite number of at least 0, got nan"),
     "energy": (-1.0, "energy must be a finite number of at least 0, got -1.0"),
-    "momentum": (2.0, "momentum must be less than 1, got 2.0"),
+    "optimizer": ("sgd:momentum=2", "optimizer sgd: momentum must be from 0 to less than 1, got 2"),
     "milestones": ([5, -5], "milestones must be at least 1, got -5"),
     "lambda_floor": (-3.0, "lambda_floor must be greater than 0, got -3.0"),
     "lambda_floor_at": (3.0, "lambda_floor_at must be greater than 0 and at most 1, got 3.0"),
@@ -205,12 +202,12 @@ def test_numbers_of_a_training_run_have_ranges(name):
 
 
 def test_options_without_effect_are_named():
-    unused = {"resize": "squash", "fold": 1, "momentum": 0.5, "energy": 0.5, "k_sharing": "layer",
+    unused = {"resize": "squash", "fold": 1, "energy": 0.5,
               "shortcut": "operator", "lambda_floor": 2.0, "bn_precise_images": 10}  # fmt: skip
     config = TrainConfig(operator=None, orthogonality=0.0, bn_eval=["running"], **unused)
     named = [sentence.split()[0] for sentence in options_without_effect(config)]
     assert named == [option_name(name) for name in unused]
-    needed = {"data": "folder", "folds": 3, "optimizer": "sgd", "model": "resnet-32", "operator": "learnable",
+    needed = {"data": "folder", "folds": 3, "model": "resnet-32", "operator": "learnable",
               "loss": "ga-linear", "annealing": True, "bn_eval": ["precise", "lagging"]}  # fmt: skip
     used = TrainConfig(**needed, **unused, bn_lag_variance=0.5)
     assert options_without_effect(used) == []
@@ -220,8 +217,8 @@ def test_options_without_effect_are_named():
         "lambda_floor",
         "lambda_floor_at",
     ]
-    assert options_without_effect(TrainConfig(loss="a", margin_gradient="full", lambda_floor=1.0)) == []
-    assert options_without_effect(TrainConfig(loss="w-sigmoid", loss_k=0.5)) == []
+    assert options_without_effect(TrainConfig(loss="a:margin_gradient=full", lambda_floor=1.0)) == []
+    assert options_without_effect(TrainConfig(loss="w-sigmoid:k=0.5")) == []
 
 
 def test_help_names_all_losses():

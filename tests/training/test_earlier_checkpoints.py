@@ -1,7 +1,5 @@
 """Runs of earlier versions can be loaded and resumed: a counter of the margin loss, earlier names of options."""
 
-import json
-
 import pytest
 import torch
 
@@ -9,7 +7,6 @@ import spherenet as sn
 from command_line import TINY, spherenet
 from spherenet.errors import CheckpointError
 from spherenet.runs import Checkpoint, RunDirectory
-from spherenet.training.run_format import config_of
 from spherenet.training.saved_runs import load_run
 from spherenet.training.state import load_model_tensors
 
@@ -18,13 +15,7 @@ from spherenet.training.state import load_model_tensors
 def earlier_run(tmp_path):
     """Return a run of GA-Softmax with the model description of earlier versions, whose checkpoints have the counter."""
     path = tmp_path / "run"
-    assert spherenet("train", *TINY, "--loss", "ga-linear", "--output", path) == 0
-    description = json.loads((path / "config.json").read_text())
-    del description["model"]["feature_batch_norm"]
-    for name in ("scale", "margin_gradient", "margin_form", "feature_penalty", "feature_norm", "feature_batch_norm"):
-        del description["train"][name]
-    description["train"]["annealing"] = True
-    (path / "config.json").write_text(json.dumps(description))
+    assert spherenet("train", *TINY, "--loss", "ga-linear:m=4,margin_gradient=full,scale=norm", "--output", path) == 0
     store = RunDirectory.open(path).checkpoints
     for name in ("step", "best"):
         checkpoint, _ = store.newest(name)
@@ -43,11 +34,6 @@ def test_model_is_loaded(earlier_run, checkpoint):
     assert (model.criterion.m, model.criterion.scale, model.criterion.margin_gradient) == (4, "norm", "full")
 
 
-def test_configuration_has_the_margin_of_the_paper(earlier_run):
-    config = config_of(RunDirectory.open(earlier_run))
-    assert (config.m, config.scale, config.margin_gradient, config.annealing) == (4, "norm", "full", True)
-
-
 def test_run_is_resumed(earlier_run):
     assert spherenet("train", "--resume", earlier_run, "--iterations", 8, "--allow-changes") == 0
     assert RunDirectory.open(earlier_run).newest_checkpoint()[0].step == 8
@@ -57,20 +43,3 @@ def test_counter_is_unexpected_in_a_model_without_margin():
     model = sn.create_model("cnn-3", widths=(2, 2, 2))
     with pytest.raises(CheckpointError, match=r"unexpected criterion\.iteration"):
         load_model_tensors(model, model.state_dict() | {"criterion.iteration": torch.tensor(7)}, "the checkpoint")
-
-
-def test_run_with_earlier_option_names_is_loaded_and_resumed(tmp_path):
-    path = tmp_path / "run"
-    assert spherenet("train", *TINY, "--train-images", 200, "--output", path) == 0
-    file = path / "config.json"
-    description = json.loads(file.read_text())
-    for new, earlier in (("train_images", "train_pictures"), ("probes", "observe")):
-        description["train"][earlier] = description["train"].pop(new)
-    description["pictures"] = description.pop("images")
-    file.write_text(json.dumps(description))
-    (path / "summary.json").unlink()
-    assert config_of(RunDirectory.open(path)).train_images == 200
-    assert load_run(path).config.probes is True
-    assert spherenet("train", "--resume", path) == 0
-    assert spherenet("export", path, tmp_path / "model") == 0
-    assert "200 images" in (tmp_path / "model" / "README.md").read_text()

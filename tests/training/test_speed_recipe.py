@@ -15,7 +15,7 @@ from spherenet.training.optimizers import build_optimizer, set_learning_rates
 from spherenet.training.recipes import RECIPES, recipe
 from training_problem import StopAt, assert_equal, model, rows, run, trainer, weights
 
-MUON = {"optimizer": "muon", "learning_rate": 0.1, "momentum": 0.6, "schedule": "linear", "milestones": None}
+MUON = {"optimizer": "muon:momentum=0.6", "learning_rate": 0.1, "schedule": "linear", "milestones": None}
 SMALL = ["--widths", "4", "4", "4", "--train-images", "200", "--batch-size", "50", "--eval-batch-size", "500",
          "--threads", "1"]  # fmt: skip
 

@@ -60,7 +60,7 @@ class ReportedRun:
         # Earlier versions named the rows of probes "observed".
         rows = [row for row in self.rows if row["split"] in ("probes", "observed")]
         observed = [row["k"] for row in rows if isinstance(row.get("k"), dict)]
-        if self.setting("operator") != "learnable" or not observed:
+        if not str(self.setting("operator")).startswith("learnable") or not observed:
             return {}
         layers = {layer: values for layer, values in observed[-1].items() if isinstance(values, list)}
         return {layer: [k for k in map(as_number, values) if k is not None] for layer, values in layers.items()}

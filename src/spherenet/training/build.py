@@ -224,6 +224,11 @@ def _require_memory(model: Classifier, config: TrainConfig) -> None:
 ARGUMENTS_OF_OTHERS = frozenset({"angle", "annealing", "class_weight", "ignore_index", "operator", "reduction"})
 """Arguments of losses that are no options of `--loss`: objects, and what the training loop chooses."""
 
+NETWORK_OPTIONS = (
+    *("rescale", "center", "batch_norm", "relu", "widths", "shortcut", "feature_batch_norm", "group_norm"),
+)
+"""Options of a run that are arguments of `create_model` with the same name."""
+
 MODEL_ARGUMENTS = {"input_size": "image_size", "in_channels": "channels"}
 """Arguments of `create_model` whose options have other names."""
 
@@ -243,7 +248,9 @@ def require_valid_choices(config: TrainConfig) -> None:
         make_loss(loss.name, **loss.options)
     except (InvalidArgument, InvalidArgumentType) as error:
         raise InvalidArgument("loss", f"{loss.name}: {error.argument} {error.problem}") from None
-    if config.operator is not None:
+    if operator.name == "none":
+        operator.require_options("operator", [])
+    else:
         angle = ANGLES[require_one_of("operator", operator.name, ANGLES)]
         operator.require_options("operator", ["k"] * angle.has_k() + ["k_sharing"] * angle.is_learned)
     magnitude.require_options("magnitude", [] if config.magnitude is None else ["radius"])
@@ -266,18 +273,12 @@ def _create(config: TrainConfig, dataset: Dataset, class_weight: Tensor | None =
             **{name: getattr(config, name) for name in NETWORK_OPTIONS},
             **options,
         )
-    except InvalidArgument as error:
+    except (InvalidArgument, InvalidArgumentType) as error:
         if error.argument in CHOICE_ARGUMENTS:
             name = CHOICE_ARGUMENTS[error.argument]
             problem = f"{config.choice(name).name}: {error.argument} {error.problem}"
             raise InvalidArgument(name, problem) from None
-        raise InvalidArgument(MODEL_ARGUMENTS.get(error.argument, error.argument), error.problem) from None
-
-
-NETWORK_OPTIONS = (
-    *("rescale", "center", "batch_norm", "relu", "widths", "shortcut", "feature_batch_norm", "group_norm"),
-)
-"""Options of a run that are arguments of `create_model` with the same name."""
+        raise type(error)(MODEL_ARGUMENTS.get(error.argument, error.argument), error.problem) from None
 
 
 def lambda_setter(config: TrainConfig, model: nn.Module) -> Callable[[int], None] | None:

@@ -76,18 +76,26 @@ def parse_choice(argument: str, value: str | Mapping[str, Value]) -> Choice:
             problem = f"must be NAME or NAME:OPTION=VALUE,… with each option once, got {short(repr(value))}."
             raise InvalidArgument(argument, problem)
         options[key.strip()] = _from_text(word.strip())
-    return Choice(name.strip(), options)
+    return _within_limits(argument, Choice(name.strip(), options))
 
 
 def _from_mapping(argument: str, values: Mapping[str, Value]) -> Choice:
     options = {str(key): _from_text(value) if isinstance(value, str) else value for key, value in values.items()}
     name = options.pop("name", None)
-    texts = [name, *(value for value in options.values() if isinstance(value, str))]
+    texts = [text for text in (name, *options, *options.values()) if isinstance(text, str)]
     is_text = isinstance(name, str) and ":" not in name and not any(set(",=") & set(text) for text in texts)
     if not is_text or not all(isinstance(value, (bool, int, float, str, type(None))) for value in options.values()):
         problem = f"must have a name and options that are numbers or words, got {short(repr(dict(values)))}."
         raise InvalidArgument(argument, problem)
-    return Choice(str(name), options)
+    return _within_limits(argument, Choice(str(name), options))
+
+
+def _within_limits(argument: str, choice: Choice) -> Choice:
+    for key, value in choice.options.items():
+        if isinstance(value, int) and abs(value) >= 1 << 63:
+            problem = f"{choice.name}: {short(key)} must be below 2^63 in magnitude, got {short(str(value))}."
+            raise InvalidArgument(argument, problem)
+    return choice
 
 
 def _from_text(word: str) -> Value:
