@@ -19,7 +19,7 @@ from typing import Any
 
 from spherenet_paper.report.claims import confidence_interval
 
-OPTIONS = ("model", "operator", "k", "center", "epochs", "batch_size", "learning_rate", "precision", "threads")
+OPTIONS = ("model", "operator", "center", "epochs", "batch_size", "learning_rate", "precision", "threads")
 RESULTS = ("accuracy", "tta_accuracy", "seconds", "peak_megabytes", "parameters")
 
 

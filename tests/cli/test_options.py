@@ -74,7 +74,7 @@ def test_options_with_options_have_one_text_and_a_mapping_in_files(tmp_path):
         ("--loss sphereface2:label_smoothin=1", "--loss sphereface2 has no option 'label_smoothin', it has "),
         ("--loss a:margin_gradien=full", "--loss a has no option 'margin_gradien', did you mean 'margin_gradient'?"),
         ("--loss a:m=0.5", "--loss a: m must be at least 1, got 0.5."),
-        ("--loss w-cosine:k=0.5", "--loss w-cosine: k must be None for the operator 'cosine'"),
+        ("--loss w-cosine:k=0.5", "--loss w-cosine: k must be None for the cosine operator, got 0.5."),
         ("--loss softmax:reduction=sum", "--loss softmax has no option 'reduction', it has label_smoothing."),
         ("--operator cosine:k=1", "--operator cosine has no option 'k', it has none."),
         ("--operator sigmoid:k=-1", "--operator sigmoid: k must be "),

@@ -218,14 +218,14 @@ def tune_parser() -> ConfigParser:
     """Return the parser of `spherenet tune`."""
     parser = ConfigParser(
         "tune",
-        "Choose operator, k, loss and s by cross-validation on the training images: each setting is\n"
-        "trained on all folds but one and evaluated on that one. Test images are not used. Finished\n"
+        "Choose operator and loss with their options by cross-validation on the training images: each\n"
+        "setting is trained on all folds but one and evaluated on that one. Test images are not used. Finished\n"
         "folds are skipped when the command is called again. Options of train that are not tried are the same\n"
         "for all settings.",
         TrainConfig,
         examples="""\
-  spherenet tune --try-operators sigmoid linear cosine --try-k 0.1 0.3 0.7 --best best.yaml
-  spherenet tune --data cifar10 --model cnn-9 --try-losses s-cosine --try-s 10 30 70 --number-of-folds 5
+  spherenet tune --try-operators sigmoid:k=0.1 sigmoid:k=0.3 linear cosine --best best.yaml
+  spherenet tune --data cifar10 --model cnn-9 --try-losses s-cosine:s=10 s-cosine:s=30 --number-of-folds 5
   spherenet train --config best.yaml""",
         exclusive=EXCLUSIVE,
         hidden=TUNE_INSTEAD,
@@ -235,9 +235,7 @@ def tune_parser() -> ConfigParser:
     add_option(
         grid, "--try-operators", type=list[str], default=operators, help="operators; none for plain convolutions"
     )
-    add_option(grid, "--try-k", type=list[float], help="values of k of the sigmoid and learnable operators")
     add_option(grid, "--try-losses", type=list[str], default=["softmax"], help="losses")
-    add_option(grid, "--try-s", type=list[float], help="values of the scale s of s-…, cosface and arcface losses")
     text = "folds of the cross-validation"
     add_option(grid, "--number-of-folds", type=int, default=3, at_least=2, at_most=MAX_SEEDS, help=text)
     run = parser.add_argument_group("run")
@@ -252,25 +250,17 @@ def tune_parser() -> ConfigParser:
 def run_tune(arguments: Any) -> int:
     """Train all folds of all settings, print the scores, write the best setting and return the exit code."""
     from spherenet._util.files import require_writable, write_text
-    from spherenet._util.validation import require_one_of
-    from spherenet.angles import OPERATORS
-    from spherenet.losses import list_losses
     from spherenet.training.build import located
     from spherenet_paper.cli.grid_progress import run_watched
     from spherenet_paper.experiments.jobs import best_score, create_settings, create_tuning_jobs, read_score
     from spherenet_paper.experiments.plan import dry_run
     from spherenet_paper.experiments.runner import LocalLauncher, visible_gpus
 
-    for operator in arguments.try_operators:
-        require_one_of("--try-operators", operator, [*OPERATORS, "none"])
-    for loss in arguments.try_losses:
-        require_one_of("--try-losses", loss, list_losses())
     config = located(config_from(arguments, TrainConfig))
     for option, instead in TUNE_INSTEAD.items():
         if (value := getattr(config, option)) != getattr(TrainConfig(), option):
             raise InvalidArgument(option, f"must be left out of tune, {instead}, got {value}.")
-    tried_k, tried_s = arguments.try_k or [], arguments.try_s or []
-    settings = create_settings(config, arguments.try_operators, tried_k, arguments.try_losses, tried_s)
+    settings = create_settings(config, arguments.try_operators, arguments.try_losses)
     folder, folds = Path(arguments.output), arguments.number_of_folds
     jobs = create_tuning_jobs(settings, folder, folds)
     threads = max(1, (os.cpu_count() or 1) // arguments.jobs)

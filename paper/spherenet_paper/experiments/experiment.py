@@ -12,7 +12,6 @@ from spherenet.training.config import TrainConfig
 
 __all__ = [
     "OPERATORS",
-    "PAPER_MARGIN",
     "PRESETS",
     "Cell",
     "Claim",
@@ -20,23 +19,26 @@ __all__ = [
     "Logs",
     "Requirement",
     "cifar_config",
+    "paper_margin",
 ]
 
 PRESETS = ("paper", "long", "cpu", "smoke")
 """Sizes of an experiment: the paper's settings, hours or minutes on two CPU cores, and a few steps for tests."""
 
 OPERATORS: dict[str, dict[str, Any]] = {
-    "sigmoid-0.1": {"operator": "sigmoid", "k": 0.1},
-    "sigmoid-0.3": {"operator": "sigmoid", "k": 0.3},
-    "sigmoid-0.7": {"operator": "sigmoid", "k": 0.7},
+    "sigmoid-0.1": {"operator": "sigmoid:k=0.1"},
+    "sigmoid-0.3": {"operator": "sigmoid:k=0.3"},
+    "sigmoid-0.7": {"operator": "sigmoid:k=0.7"},
     "linear": {"operator": "linear"},
     "cosine": {"operator": "cosine"},
     "none": {"operator": None},
 }
 """The operators in the rows of the paper's tables, with their options of `TrainConfig`."""
 
-PAPER_MARGIN: dict[str, Any] = {"m": 4.0, "scale": "norm", "margin_gradient": "full", "annealing": True}
-"""Margin options of GA- and A-Softmax as in the paper: logits scaled by the feature norm, full gradient, annealing."""
+
+def paper_margin(loss: str, m: int = 4) -> dict[str, Any]:
+    """Return GA- or A-Softmax as in the paper: logits scaled by the feature norm, full gradient, annealing."""
+    return {"loss": f"{loss}:m={m},margin_gradient=full,scale=norm", "annealing": True}
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,11 @@ from typing import Any
 from spherenet import __version__
 from spherenet._util.files import write_json
 from spherenet._util.text import as_number
-from spherenet._util.validation import require_one_of, require_positive
-from spherenet.angles import ANGLES
+from spherenet._util.validation import require_one_of
 from spherenet.errors import InvalidArgument, RunError
 from spherenet.runs import RunDirectory
+from spherenet.training.build import require_valid_choices
+from spherenet.training.choices import Choice
 from spherenet.training.config import FREE, TrainConfig, option_name
 from spherenet.training.run_format import config_of
 from spherenet_paper.experiments.experiment import Cell, Claim, Experiment
@@ -193,36 +194,27 @@ class Score:
         return stdev(self.accuracies) if len(self.accuracies) > 1 else None
 
 
-def create_settings(
-    config: TrainConfig, operators: Sequence[str], ks: Sequence[float], losses: Sequence[str], scales: Sequence[float]
-) -> dict[str, TrainConfig]:
-    """Return every combination by name; k varies only for operators that use it, s only for losses that use it.
-
-    Without values to try, k and s are those of the configuration.
+def create_settings(config: TrainConfig, operators: Sequence[str], losses: Sequence[str]) -> dict[str, TrainConfig]:
+    """Return every combination of operators and losses, e.g. "sigmoid:k=0.3" and "s-cosine:s=10", by its name.
 
     Raises:
-        ValueError: A value is out of range, or none of the operators or losses uses it.
+        ValueError: An operator or loss is unknown, or does not have its options.
     """
-    with_k = [operator for operator in operators if operator in ANGLES and ANGLES[operator].has_k()]
-    with_s = [loss for loss in losses if loss.startswith("s-") or loss in ("cosface", "arcface")]
-    for option, values, users, names in (("k", ks, with_k, operators), ("s", scales, with_s, losses)):
-        for value in values:
-            require_positive(f"--try-{option}", value)
-        given = getattr(config, option)
-        if values and given is not None:
-            raise InvalidArgument(f"--{option}", f"must be left out with --try-{option}, got {given}.")
-        if (values or given is not None) and not users:
-            name = f"--try-{option}" if values else f"--{option}"
-            raise InvalidArgument(name, f"must be left out: none of {', '.join(names)} has this parameter.")
     settings: dict[str, TrainConfig] = {}
     for operator, loss in product(operators, losses):
-        tried_k: Sequence[float | None] = (ks or [config.k]) if operator in with_k else [None]
-        tried_s: Sequence[float | None] = (scales or [config.s]) if loss in with_s else [None]
-        for k, s in product(tried_k, tried_s):
-            labels = [operator, *([f"k{k:g}"] if k is not None else []), loss, *([f"s{s:g}"] if s is not None else [])]
-            chosen = None if operator == "none" else operator
-            settings["_".join(labels)] = replace(config, operator=chosen, k=k, loss=loss, s=s)
+        try:
+            setting = replace(config, operator=operator, loss=loss)
+            require_valid_choices(setting)
+        except InvalidArgument as error:
+            option = {"operator": "--try-operators", "loss": "--try-losses"}.get(error.argument, error.argument)
+            raise InvalidArgument(option, error.problem) from None
+        settings[f"{_label(setting.choice('operator'))}_{_label(setting.choice('loss'))}"] = setting
     return settings
+
+
+def _label(choice: Choice) -> str:
+    """Return the name of a folder for a name with options: sigmoid_k0.3."""
+    return "_".join([choice.name, *(f"{key}{value}" for key, value in sorted(choice.options.items()))])
 
 
 def create_tuning_jobs(settings: dict[str, TrainConfig], folder: Path, folds: int) -> list[Job]:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from spherenet_paper.experiments.experiment import PAPER_MARGIN, Cell, Claim, Experiment, cifar_config
+from spherenet_paper.experiments.experiment import Cell, Claim, Experiment, cifar_config, paper_margin
 
 __all__ = ["MARGIN_FORMS", "MARGIN_SCHEDULE", "margin_forms_cells", "margin_schedule_cells"]
 
 SCHEDULES: dict[str, dict[str, Any]] = {
     "softmax": {"loss": "softmax"},
     "w-linear": {"loss": "w-linear"},
-    "m4-floor5": {"loss": "ga-linear", **PAPER_MARGIN},
-    "m4-floor20": {"loss": "ga-linear", **PAPER_MARGIN, "lambda_floor": 20.0},
-    "m4-floor50": {"loss": "ga-linear", **PAPER_MARGIN, "lambda_floor": 50.0},
-    "m4-floor5-late": {"loss": "ga-linear", **PAPER_MARGIN, "lambda_floor_at": 0.9},
-    "m2-floor5": {"loss": "ga-linear", **PAPER_MARGIN, "m": 2.0},
-    "m2-floor5-late": {"loss": "ga-linear", **PAPER_MARGIN, "m": 2.0, "lambda_floor_at": 0.9},
-    "s10": {"loss": "s-cosine", "s": 10.0},
-    "s10-m0.1": {"loss": "cosface", "s": 10.0, "m": 0.1},
-    "s10-m0.2": {"loss": "cosface", "s": 10.0, "m": 0.2},
+    "m4-floor5": paper_margin("ga-linear"),
+    "m4-floor20": {**paper_margin("ga-linear"), "lambda_floor": 20.0},
+    "m4-floor50": {**paper_margin("ga-linear"), "lambda_floor": 50.0},
+    "m4-floor5-late": {**paper_margin("ga-linear"), "lambda_floor_at": 0.9},
+    "m2-floor5": paper_margin("ga-linear", m=2),
+    "m2-floor5-late": {**paper_margin("ga-linear", m=2), "lambda_floor_at": 0.9},
+    "s10": {"loss": "s-cosine:s=10"},
+    "s10-m0.1": {"loss": "cosface:m=0.1,s=10"},
+    "s10-m0.2": {"loss": "cosface:m=0.2,s=10"},
 }
 """Loss options by name: the name states m, the final λ, whether λ reaches it late, and s."""
 
@@ -103,12 +103,8 @@ MARGIN_SCHEDULE = Experiment(
 
 
 FORM_LOSSES = {"linear": "ga-linear", "cosine": "ga-cosine"}
-FORM_SCALES: dict[str, float | str] = {"norm": "norm", "s10": 10.0, "s30": 30.0}
-FORM_MARGINS: dict[str, dict[str, Any]] = {
-    "m1.2": {"m": 1.2, "annealing": False},
-    "m1.5": {"m": 1.5, "annealing": False},
-    "m4-annealed": {"m": 4.0, "annealing": True},
-}
+FORM_SCALES = {"norm": "norm", "s10": "10", "s30": "30"}
+FORM_MARGINS = {"m1.2": 1.2, "m1.5": 1.5, "m4-annealed": 4}
 GRADIENTS = ("full", "detached")
 
 
@@ -135,13 +131,14 @@ def margin_forms_cells(preset: str) -> list[Cell]:
     cells = [Cell("softmax", "softmax", "–", cifar_config(preset, **size))]
     for name in names:
         for scale in scales:
-            shared = {**size, "loss": FORM_LOSSES[name], "scale": FORM_SCALES[scale]}
-            row = f"{name}, {'scale ‖x‖' if scale == 'norm' else f'scale {FORM_SCALES[scale]:g}'}"
-            no_margin = cifar_config(preset, m=1.0, margin_gradient="full", annealing=False, **shared)
+            row = f"{name}, scale {'‖x‖' if scale == 'norm' else FORM_SCALES[scale]}"
+            loss = f"{FORM_LOSSES[name]}:scale={FORM_SCALES[scale]},"
+            no_margin = cifar_config(preset, loss=f"{loss}m=1,margin_gradient=full", annealing=False, **size)
             cells.append(Cell(f"{name}_{scale}_m1", row, "m = 1", no_margin))
-            for margin, options in FORM_MARGINS.items():
+            for margin, m in FORM_MARGINS.items():
                 for gradient in GRADIENTS:
-                    config = cifar_config(preset, margin_gradient=gradient, **options, **shared)
+                    text = f"{loss}m={m},margin_gradient={gradient}"
+                    config = cifar_config(preset, loss=text, annealing=m == 4, **size)
                     column = f"m = {margin[1:].replace('-', ', ')}, {gradient}"
                     cells.append(Cell(f"{name}_{scale}_{margin}_{gradient}", row, column, config))
     return cells

@@ -36,7 +36,7 @@ def learnable_cells(preset: str) -> list[Cell]:
         spherenet reproduce learnable --preset cpu --seeds 3
     """
     rows: dict[str, tuple[dict[str, Any], float]] = {
-        "learnable": ({"operator": "learnable", "k": 0.5}, 91.64),
+        "learnable": ({"operator": "learnable:k=0.5"}, 91.64),
         "sigmoid-0.3": (OPERATORS["sigmoid-0.3"], 91.28),
     }
     return [
@@ -88,9 +88,9 @@ def s_softmax_cells(preset: str) -> list[Cell]:
     shared: dict[str, Any] = {"model": "cnn-9", "operator": "cosine"}
     scratch = "from scratch"
     cells = [
-        Cell(f"s-{s}", f"s = {s}", scratch, cifar_config(preset, loss="s-cosine", s=float(s), **shared)) for s in SCALES
+        Cell(f"s-{s}", f"s = {s}", scratch, cifar_config(preset, loss=f"s-cosine:s={s}", **shared)) for s in SCALES
     ]
-    fine_tuned = cifar_config(preset, loss="s-cosine", s=1.0, learning_rate=1e-4, **shared)
+    fine_tuned = cifar_config(preset, loss="s-cosine:s=1", learning_rate=1e-4, **shared)
     return [
         *cells,
         Cell("softmax", "softmax", scratch, cifar_config(preset, **shared)),
@@ -215,14 +215,14 @@ IMAGENET = Experiment(
 )
 
 
-RADIUS = 10.0
+RADIUS = 10
 """Radius of the study: about the norm of a patch of 9 · 16 to 9 · 32 values after BatchNorm and ReLU."""
 
 MAGNITUDE_ROWS: dict[str, dict[str, Any]] = {
     "none": {"operator": None},
     "sphere": {"operator": "cosine"},
-    "ball": {"operator": "cosine", "magnitude": "ball", "radius": RADIUS},
-    "tanh": {"operator": "cosine", "magnitude": "tanh", "radius": RADIUS},
+    "ball": {"operator": "cosine", "magnitude": f"ball:radius={RADIUS}"},
+    "tanh": {"operator": "cosine", "magnitude": f"tanh:radius={RADIUS}"},
     "linear": {"operator": "cosine", "magnitude": "linear"},
 }
 """Networks by magnitude function; "none" is the CNN twin."""

@@ -6,13 +6,13 @@ from typing import Any
 
 from spherenet_paper.experiments.experiment import (
     OPERATORS,
-    PAPER_MARGIN,
     PRESETS,
     Cell,
     Claim,
     Experiment,
     Requirement,
     cifar_config,
+    paper_margin,
 )
 
 __all__ = ["TABLE1", "TABLE2", "TABLE3", "TABLE4", "table1_cells", "table2_cells", "table3_cells", "table4_cells"]
@@ -21,13 +21,13 @@ SPHERE_OPERATORS = tuple(name for name in OPERATORS if name != "none")
 
 TABLE1_LOSSES: dict[str, dict[str, Any]] = {
     "softmax": {"loss": "softmax"},
-    "w-sigmoid-0.1": {"loss": "w-sigmoid", "loss_k": 0.1},
-    "w-sigmoid-0.3": {"loss": "w-sigmoid", "loss_k": 0.3},
-    "w-sigmoid-0.7": {"loss": "w-sigmoid", "loss_k": 0.7},
+    "w-sigmoid-0.1": {"loss": "w-sigmoid:k=0.1"},
+    "w-sigmoid-0.3": {"loss": "w-sigmoid:k=0.3"},
+    "w-sigmoid-0.7": {"loss": "w-sigmoid:k=0.7"},
     "w-linear": {"loss": "w-linear"},
     "w-cosine": {"loss": "w-cosine"},
-    "a": {"loss": "a", **PAPER_MARGIN},
-    "ga-linear": {"loss": "ga-linear", **PAPER_MARGIN},
+    "a": paper_margin("a"),
+    "ga-linear": paper_margin("ga-linear"),
 }
 TABLE1_PAPER = {
     "sigmoid-0.1": (90.97, 90.91, 90.89, 90.88, 91.07, 91.13, 91.87, 91.99),
@@ -235,10 +235,10 @@ TABLE3 = Experiment(
 
 TABLE4_ROWS: dict[str, dict[str, Any]] = {
     "none_softmax": {"operator": None},
-    "sigmoid-0.3_w-sigmoid-0.3": {"operator": "sigmoid", "k": 0.3, "loss": "w-sigmoid", "loss_k": 0.3},
+    "sigmoid-0.3_w-sigmoid-0.3": {"operator": "sigmoid:k=0.3", "loss": "w-sigmoid:k=0.3"},
     "linear_w-linear": {"operator": "linear", "loss": "w-linear"},
     "cosine_w-cosine": {"operator": "cosine", "loss": "w-cosine"},
-    "sigmoid-0.3_ga-linear": {"operator": "sigmoid", "k": 0.3, "loss": "ga-linear", **PAPER_MARGIN},
+    "sigmoid-0.3_ga-linear": {"operator": "sigmoid:k=0.3", **paper_margin("ga-linear")},
 }
 TABLE4_PAPER = {
     "cifar10": dict(zip(TABLE4_ROWS, (93.26, 94.47, 94.33, 94.64, 95.01), strict=True)),

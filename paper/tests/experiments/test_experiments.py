@@ -19,10 +19,11 @@ from spherenet.cli.train import train_parser
 from spherenet.data import load_dataset
 from spherenet.runs import RunDirectory
 from spherenet.training import build
+from spherenet.training.choices import Choice
 from spherenet.training.config import TrainConfig
 from spherenet_paper.cli.experiments import TUNE_INSTEAD, tune_parser
 from spherenet_paper.experiments import EXPERIMENTS, find_experiment
-from spherenet_paper.experiments.experiment import PAPER_MARGIN, PRESETS
+from spherenet_paper.experiments.experiment import PRESETS, paper_margin
 from spherenet_paper.experiments.jobs import (
     Job,
     command_line,
@@ -84,11 +85,12 @@ def test_margin_forms_vary_one_option_at_a_time():
     for name, loss in (("linear", "ga-linear"), ("cosine", "ga-cosine")):
         for scale, value in (("norm", "norm"), ("s10", 10.0), ("s30", 30.0)):
             without = cells[f"{name}_{scale}_m1"]
-            assert (without.loss, without.scale, without.m, without.annealing) == (loss, value, 1.0, False)
+            options = {"m": 1, "margin_gradient": "full", "scale": value}
+            assert (without.choice("loss"), without.annealing) == (Choice(loss, options), False)
             for margin, m in (("m1.2", 1.2), ("m1.5", 1.5), ("m4-annealed", 4.0)):
                 full, detached = (cells[f"{name}_{scale}_{margin}_{gradient}"] for gradient in ("full", "detached"))
-                assert detached == replace(full, margin_gradient="detached")
-                assert full == replace(without, m=m, annealing=m == 4.0)
+                assert detached == replace(full, loss=full.loss.replace("=full", "=detached"))
+                assert full == replace(without, loss=without.loss.replace("m=1,", f"m={m:g},"), annealing=m == 4.0)
 
 
 @pytest.mark.parametrize("id", EXPERIMENTS)
@@ -320,11 +322,9 @@ INVALID = {
     ),
     "fixed loss": (["tune", "--loss", "a"], "--loss must be left out of tune, which has --try-losses, got a."),
     "fold": (["tune", "--set", "fold=1"], "fold must be left out of tune"),
-    "k that is not finite": (["tune", "--try-k", "nan"], "--try-k must be finite, got nan"),
-    "negative k": (["tune", "--try-k", "-1", "0.5"], "--try-k must be greater than 0, got -1"),
-    "k without a sigmoid": (["tune", "--try-k", "1", "--try-operators", "cosine"], "--try-k must be left out: none of"),
-    "s without a use": (["tune", "--s", "3"], "--s must be left out: none of softmax"),
-    "k twice": (["tune", "--k", "1", "--try-k", "1"], "--k must be left out with --try-k, got 1.0"),
+    "k that is not finite": (["tune", "--try-operators", "sigmoid:k=nan"], "--try-operators sigmoid: k must be"),
+    "k without a sigmoid": (["tune", "--try-operators", "cosine:k=1"], "--try-operators cosine has no option 'k'"),
+    "s without a use": (["tune", "--try-losses", "softmax:s=3"], "--try-losses softmax has no option 's'"),
     "loss": (["tune", "--try-losses", "w"], "--try-losses must be one of"),
 }
 
@@ -366,8 +366,8 @@ def test_annealing_ends_at_its_floor(options, last):
     from spherenet.training.build import build_model, lambda_setter
 
     dataset = load_dataset("mnist5k")
-    options = {**PAPER_MARGIN, "lambda_floor_at": 0.5, **options}
-    config = TrainConfig(loss="ga-linear", iterations=600, widths=[4, 4, 4], **options)
+    options = {**paper_margin("ga-linear"), "lambda_floor_at": 0.5, **options}
+    config = TrainConfig(iterations=600, widths=[4, 4, 4], **options)
     model = build_model(config, dataset)
     set_iteration = lambda_setter(config, model)
     set_iteration(600)

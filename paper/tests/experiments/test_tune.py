@@ -25,8 +25,9 @@ def test_tune_selects_the_best_mean_and_writes_a_configuration(tmp_path, capsys,
     monkeypatch.setattr(runner.LocalLauncher, "__call__", lambda self, arguments, log: main(arguments))
     options = ["--widths", 4, 4, 4, "--batch-size", 16, "--iterations", 30, "--eval-every", 30,
                "--eval-batch-size", 500, "--learning-rate", 0.01]  # fmt: skip
-    arguments = ["tune", *options, "--try-operators", "sigmoid", "none", "--try-k", 0.3, 5.0, "--number-of-folds", 2,
-                 "--output", tmp_path / "tune", "--best", tmp_path / "best.yaml", "--json"]  # fmt: skip
+    arguments = ["tune", *options, "--try-operators", "sigmoid:k=0.3", "sigmoid:k=5.0", "none",
+                 "--number-of-folds", 2, "--output", tmp_path / "tune", "--best", tmp_path / "best.yaml",
+                 "--json"]  # fmt: skip
     assert spherenet(*arguments) == 0
     output = capsys.readouterr().out
     result = json.loads(output[output.index('{\n  "scores"') :])
@@ -74,16 +75,17 @@ def test_subsample_is_stratified_and_keeps_the_test_split():
             subsample(dataset, wrong)
 
 
-def test_tune_uses_the_k_of_train(tmp_path, capsys):
-    options = ["--k", 0.7, "--try-operators", "sigmoid", "cosine", "--dry-run", "--output", tmp_path]
-    assert spherenet("tune", *options) == 0
+def test_tune_passes_the_options_of_operators_and_losses_on(tmp_path, capsys):
+    options = ["--try-operators", "sigmoid:k=0.70", "cosine", "--try-losses", "s-cosine:s=10"]
+    assert spherenet("tune", *options, "--dry-run", "--output", tmp_path) == 0
     commands = [line for line in capsys.readouterr().out.splitlines() if " train " in line]
-    assert all(("--k 0.7" in line) == ("--operator sigmoid" in line) for line in commands)
+    assert sum("--operator sigmoid:k=0.7 " in line for line in commands) == 3
+    assert all("--loss s-cosine:s=10 " in line for line in commands)
     assert len(commands) == 6
 
 
 def test_tune_does_not_count_runs_with_other_options(tmp_path, capsys):
-    settings = create_settings(TrainConfig(widths=[4, 4, 4], iterations=2), ["cosine"], [], ["softmax"], [])
+    settings = create_settings(TrainConfig(widths=[4, 4, 4], iterations=2), ["cosine"], ["softmax"])
     for job in create_tuning_jobs(settings, tmp_path / "runs", 2):
         finish_job(job)
     options = ["--widths", 4, 4, 4, "--try-operators", "cosine", "--number-of-folds", 2, "--output", tmp_path / "runs"]
