@@ -28,7 +28,7 @@ def grids():
 def test_page_and_figure_agree_with_committed_runs(grids):
     main = main_grid(grids)
     figure = None if main is None else "images/headline.svg"
-    assert markdown_page(grids, "Results", (), figure) == (DOCS / "results.md").read_text(encoding="utf-8")
+    assert markdown_page(grids, "Results", figure) == (DOCS / "results.md").read_text(encoding="utf-8")
     if main is not None:
         assert draw_curves(main) == (DOCS / figure).read_text(encoding="utf-8")
 

@@ -111,7 +111,7 @@ def command_and_details(run: ReportedRun) -> tuple[str, str]:
     command = [str(word) for word in recorded] if isinstance(recorded, list) else []
     operator = run.setting("operator")
     if command[1:2] == ["train"] and not {"--operator", "--resume", "--config"}.intersection(command):
-        command[2:2] = ["--operator", "none" if operator is None else str(operator)]
+        command[2:2] = ["--operator", "none" if operator is None else str(operator).partition(":")[0]]
     details = {**_dict(run.config.get("versions")), **_dict(run.config.get("hardware"))}
     history = run.config.get("history")
     entries = [_dict(entry) for entry in history[1:]] if isinstance(history, list) else []
