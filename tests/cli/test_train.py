@@ -114,7 +114,7 @@ def test_centers_and_magnitudes_train_and_resume(tmp_path, options, center):
     layers = sn.regularizers.sphere_layers(load_run(tmp_path / "run", "last").model).values()
     assert {layer.center for layer in layers} == {center}
     magnitudes = {None if layer.magnitude is None else layer.magnitude.name for layer in layers}
-    assert magnitudes == {"ball" if "ball" in options else None}
+    assert magnitudes == {"ball" if "ball:radius=learned" in options else None}
 
 
 def test_annealing_follows_the_length_of_the_run(tmp_path, monkeypatch):

@@ -103,7 +103,12 @@ def test_recipe_trains_evaluates_and_can_be_overridden(tmp_path, capsys):
     assert spherenet("train", *options, "--iterations", "4", "--seed", "5") == 0
     assert "with test-time augmentation" in capsys.readouterr().out
     config = json.loads((tmp_path / "run" / "config.json").read_text())["train"]
-    assert (config["model"], config["optimizer"], config["iterations"], config["epochs"]) == ("air", "muon", 4, None)
+    assert (config["model"], config["optimizer"], config["iterations"], config["epochs"]) == (
+        "air",
+        "muon:momentum=0.6",
+        4,
+        None,
+    )
     assert (config["seed"], config["learning_rate"], config["batch_size"]) == (5, 0.24, 50)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert spherenet("evaluate", tmp_path / "run", "--tta", "mirror-shift", "--json") == 0

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from spherenet._util.caches import use_private_compiler_cache
 from spherenet._util.validation import require_one_of
-from spherenet.angles import ANGLES
+from spherenet.angles import ANGLES, make_angle
 from spherenet.data import AUGMENTATIONS, Augmentation, Dataset, default_augmentation, load_dataset, locate
 from spherenet.errors import InvalidArgument, InvalidArgumentType
 from spherenet.losses import Annealing, MarginLoss, loss_arguments, make_loss
@@ -253,6 +253,10 @@ def require_valid_choices(config: TrainConfig) -> None:
     else:
         angle = ANGLES[require_one_of("operator", operator.name, ANGLES)]
         operator.require_options("operator", ["k"] * angle.has_k() + ["k_sharing"] * angle.is_learned)
+        try:
+            make_angle(operator.name, operator.options.get("k"))  # type: ignore[arg-type]
+        except (InvalidArgument, InvalidArgumentType) as error:
+            raise InvalidArgument("operator", f"{operator.name}: {error.argument} {error.problem}") from None
     magnitude.require_options("magnitude", [] if config.magnitude is None else ["radius"])
 
 

@@ -23,8 +23,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "loss": "softmax:label_smoothing=0.2",
         "epochs": 8.0,
         "batch_size": 2000,
-        # 0.67 for logits that are divided by 256, the record's number of features
-        "optimizer": f"muon:head_learning_rate={0.67 / 256},momentum=0.6,rest_learning_rate=0.053,rest_momentum=0.85",
+        "optimizer": "muon:momentum=0.6",  # its other defaults are those of the record
         "learning_rate": 0.24,
         "schedule": "linear",
         "weight_decay": 2e-6,
