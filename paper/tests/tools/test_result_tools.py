@@ -187,7 +187,9 @@ def test_card_of_the_included_model_states_its_measured_accuracy(runs, tmp_path)
     assert f"accuracy {accuracy:.2%} on 1,000 images" in statement
     assert f"{accuracy:.2%} on the test images of mnist5k (n = 1,000; 95% interval" in card
     assert len(load_metadata(target)["classes"]) == 10
-    assert "the stored weights, which are rounded to half precision. The weights are those of the last checkpoint" in card
+    assert (
+        "the stored weights, which are rounded to half precision. The weights are those of the last checkpoint" in card
+    )
     assert "spherenet train" in card
     unfinished = tmp_path / "unfinished"
     shutil.copytree(runs[0], unfinished)
