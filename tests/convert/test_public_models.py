@@ -124,6 +124,27 @@ def test_public_models_convert_train_and_revert(name):
     torch.testing.assert_close(scores(back, inputs), scores(model, inputs), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("name", ["bert", "vit"])
+def test_summary_says_that_scores_of_other_attention_stay_products(name):
+    make, _, plain = MODELS[name]
+    model = make()
+    sphere = to_sphere(model, attention=True)
+    stated = {row.name for row in sphere_summary(sphere) if "the scores of the attention stay products" in row.reason}
+    assert stated == {layer for layer in plain if "attention" in layer}
+    assert not any("stay products" in row.reason for row in sphere_summary(to_sphere(model)))
+
+
+def test_parametrized_layer_of_a_speech_model_stays_plain():
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    convolutions = {"conv_dim": (8, 8), "conv_stride": (5, 2), "conv_kernel": (10, 3), "num_feat_extract_layers": 2}
+    positions = {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2}
+    model = transformers_model("Wav2Vec2Model", **sizes, **convolutions, **positions).eval()
+    sphere = to_sphere(model)
+    assert "is parametrized" in sphere_summary(sphere)["encoder.pos_conv_embed.conv"].reason
+    assert isinstance(sphere.feature_extractor.conv_layers[0].conv, SphereLayer)
+    assert sphere(torch.randn(2, 400)).last_hidden_state.isfinite().all()
+
+
 @pytest.mark.parametrize("name", ["resnet", "mobilenet v2", "3-d unet", "densenet"])
 def test_drop_batch_norm_on_public_models(name):
     make, shape, _ = MODELS[name]

@@ -40,7 +40,9 @@ def edit_config(folder, change):
 
 def test_missing_folder_or_file_raises(saved, tmp_path):
     assert_rejected(tmp_path / "nowhere", "the folder .*nowhere does not exist")
-    assert_rejected(saved / "config.json", "the folder .*config.json does not exist")
+    assert_rejected(
+        saved / "config.json", "config.json must be the folder of a saved model, got a file: sn.load_weights reads"
+    )
     assert_rejected(tmp_path, "is not a saved model: it has no config.json")
     (saved / "model.safetensors").unlink()
     assert_rejected(saved, "the file .*model.safetensors does not exist")

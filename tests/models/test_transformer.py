@@ -363,3 +363,11 @@ def test_weights_of_normalized_transformers_are_not_decayed():
     assert decay["params"] == []
     decay, _ = sn.param_groups(gpt(sphere=False), 0.1)
     assert len(decay["params"]) == 11
+
+
+@pytest.mark.parametrize(("tokens", "got"), [([[0, TOKENS]], TOKENS), ([[-1, 0]], -1), ([[-3, TOKENS]], -3)])
+def test_tokens_beyond_the_vocabulary_are_named(tokens, got):
+    model = sn.SphereGPT(TOKENS, context=4, dim=8, depth=1, num_heads=2)
+    with pytest.raises(ValueError, match=rf"^tokens must be from 0 to {TOKENS - 1}, got {got}\.$"):
+        model(torch.tensor(tokens))
+    assert model(torch.zeros(2, 0, dtype=torch.int64)).shape == (2, 0, TOKENS)

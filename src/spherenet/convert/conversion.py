@@ -169,6 +169,8 @@ def to_sphere(
     for name in plan.convert:
         layer = model.get_submodule(name)
         reason = f"converted from {type(layer).__name__}"
+        if name in plan.projections:
+            reason += "; the scores of the attention stay products"
         if chosen.center is not None and not can_be_centered(layer):
             reason += "; not centered: kernels have a single entry"
         make_spherical(layer, chosen)
@@ -333,11 +335,15 @@ class Selection:
 
 @dataclass
 class Plan:
-    """Layers to convert as {name: layer}, attention to convert likewise, and the other layers as {name: reason}."""
+    """Layers to convert as {name: layer}, attention likewise, and the other layers as {name: reason}.
+
+    Projections are the layers to convert of attention that is computed by code of other libraries.
+    """
 
     convert: dict[str, nn.Module] = field(default_factory=dict)
     attention: dict[str, nn.Module] = field(default_factory=dict)
     keep: dict[str, str] = field(default_factory=dict)
+    projections: set[str] = field(default_factory=set)
 
 
 def make_plan(model: nn.Module, selection: Selection) -> Plan:
@@ -386,6 +392,8 @@ def make_plan(model: nn.Module, selection: Selection) -> Plan:
             reason = None if problem is None else f"not converted: {problem}"
         if reason is None:
             plan.convert[layer.name] = layer.module
+            if is_attention_projection(layer):
+                plan.projections.add(layer.name)
         else:
             plan.keep[layer.name] = reason
     for name in plan.attention:

@@ -251,6 +251,8 @@ def load_metadata(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     """Return the content of a folder's config.json, with its top level checked."""
+    if path.exists() and not path.is_dir():
+        raise ModelError(f"{path} must be the folder of a saved model, got a file: sn.load_weights reads single files.")
     if not path.is_dir():
         raise ModelError(f"the folder {path} does not exist.")
     file = path / CONFIG_FILE

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from spherenet._util.validation import require_integer
 from spherenet.errors import InvalidArgument, InvalidArgumentType
+from spherenet.kernels.dispatch import can_read_values
 from spherenet.models.normalized import EmbeddingMatrix
 from spherenet.models.transformer import Transformer
 
@@ -29,7 +30,8 @@ class SphereGPT(Transformer):
 
     Raises:
         TypeError: If an argument has the wrong type; in forward for tokens that are not integers.
-        ValueError: If an argument is not allowed; in forward for wrong shapes.
+        ValueError: If an argument is not allowed; in forward for wrong shapes and, on a
+            CPU, tokens beyond the vocabulary.
 
     Shape:
         tokens [N, steps] → logits [N, steps, num_tokens].
@@ -55,6 +57,7 @@ class SphereGPT(Transformer):
         num_tokens = require_integer("num_tokens", num_tokens, minimum=1)
         context = require_integer("context", context, minimum=1)
         super().__init__(num_tokens, context, dim, depth, num_heads, mlp_dim, True, sphere, alpha)
+        self.num_tokens = num_tokens
         self.tokens = EmbeddingMatrix(dim, num_tokens, 1, sphere)
 
     def hidden_states(self, inputs: Tensor) -> list[Tensor]:
@@ -64,6 +67,11 @@ class SphereGPT(Transformer):
             raise InvalidArgumentType("tokens", f"must be a tensor of integers, got {got}.")
         if inputs.dim() != 2 or inputs.shape[1] > self.num_steps:
             raise InvalidArgument("tokens", f"must have shape [N, at most {self.num_steps}], got {list(inputs.shape)}.")
+        if can_read_values(inputs) and inputs.numel():
+            low, high = inputs.aminmax()
+            if low < 0 or high >= self.num_tokens:
+                wrong = int(low if low < 0 else high)
+                raise InvalidArgument("tokens", f"must be from 0 to {self.num_tokens - 1}, got {wrong}.")
         return self.through_blocks(F.embedding(inputs, self.tokens.weight))
 
     def forward(self, tokens: Tensor) -> Tensor:
