@@ -26,6 +26,7 @@ __all__ = [
     "clamp_rounding",
     "elementary",
     "gradients_of",
+    "is_exporting",
     "is_jit_tracing",
     "multiply_by_inverse_sine_",
     "save_tensors",
@@ -48,6 +49,11 @@ class ElementaryFunction(torch.autograd.Function):
     compiled: Callable[..., Any] | None = None
 
 
+def is_exporting() -> bool:
+    """Return whether torch.export records the operations. Before torch 2.7 nothing tells, and the answer is no."""
+    return bool(getattr(torch.compiler, "is_exporting", bool)())
+
+
 def is_jit_tracing() -> bool:
     """Return whether torch.jit.trace, or an exporter that uses it, records the operations."""
     return bool(torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
@@ -62,7 +68,7 @@ def elementary(function: type[ElementaryFunction]) -> Callable[..., Any]:
 
     def evaluate(*inputs: Any) -> Any:
         if torch.compiler.is_compiling():
-            return forward(*inputs) if torch.compiler.is_exporting() else compiled(*inputs)
+            return forward(*inputs) if is_exporting() else compiled(*inputs)
         if is_jit_tracing():
             return forward(*inputs)
         return function.apply(*inputs)  # type: ignore[no-untyped-call]

@@ -128,15 +128,16 @@ def _require_available(name: str) -> str:
 
 _functorch = torch._C._functorch
 _dispatch_keys, _dispatch_modes = torch._C._dispatch_keys, torch._C._len_torch_dispatch_stack
+_comparable = getattr(torch._C.DispatchKeySet, "raw_repr", str)  # before torch 2.5, key sets cannot be compared or hashed
 
 
 @lru_cache(maxsize=16)
-def _plain_keys(device_type: str) -> frozenset[int]:
-    """Return the dispatch keys of plain tensors on a device, in and out of inference mode, as numbers."""
+def _plain_keys(device_type: str) -> frozenset[int | str]:
+    """Return the dispatch keys of plain tensors on a device, in and out of inference mode, to compare."""
     tensors = [torch.empty(0, device=device_type)]
     with torch.inference_mode():
         tensors.append(torch.empty(0, device=device_type))
-    return frozenset(_dispatch_keys(tensor).raw_repr() for tensor in tensors)
+    return frozenset(_comparable(_dispatch_keys(tensor)) for tensor in tensors)
 
 
 _CPU_KEYS = _plain_keys("cpu")
@@ -161,7 +162,7 @@ def readable(*tensors: Tensor | float | None) -> bool:
     for tensor in tensors:
         if not isinstance(tensor, Tensor):
             continue
-        kind, keys, device = type(tensor), _dispatch_keys(tensor).raw_repr(), tensor.device
+        kind, keys, device = type(tensor), _comparable(_dispatch_keys(tensor)), tensor.device
         if kind is not Tensor and kind is not Parameter:
             return False
         if keys not in _CPU_KEYS and (tensor.is_cpu or tensor.is_meta or keys not in _plain_keys(device.type)):

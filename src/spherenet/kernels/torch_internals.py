@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from torch.nn import Module
-from torch.nn.modules.module import _has_any_global_hook
+from torch.nn.modules import module
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -16,7 +16,12 @@ __all__ = ["has_global_hooks", "leave_out_of_ddp", "without_modes"]
 
 def has_global_hooks() -> bool:
     """Return whether torch calls hooks for every module, which fused layers would skip."""
-    return bool(_has_any_global_hook())  # type: ignore[no-untyped-call]
+    return bool(
+        module._global_backward_pre_hooks
+        or module._global_backward_hooks
+        or module._global_forward_pre_hooks
+        or module._global_forward_hooks
+    )
 
 
 def leave_out_of_ddp(model: Module, names: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from spherenet.angles.elementary import is_jit_tracing
+from spherenet.angles.elementary import is_exporting, is_jit_tracing
 
 __all__ = [
     "Geometry",
@@ -183,7 +183,7 @@ def window_sum(maps: Tensor, geometry: Geometry, *, of_squares: bool = True) -> 
     if geometry.is_pointwise:
         return maps
     kernel_size, stride, padding = geometry[:3]
-    exported = torch.compiler.is_exporting() or is_jit_tracing()
+    exported = is_exporting() or is_jit_tracing()
     if exported and maps.dtype == torch.float64 and not geometry.transposed:
         return sum_slices(maps, geometry)
     # Not in files for other programs: torch's exporter to ONNX ignores divisor_override.
