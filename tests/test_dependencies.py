@@ -4,8 +4,8 @@ import json
 import subprocess
 import sys
 
-EXTRAS = {"huggingface_hub", "jinja2", "matplotlib", "mlxtend", "onnx", "onnxruntime", "onnxscript", "pandas", "plotly",
-          "ray", "scipy", "sklearn", "tensorboard"}  # fmt: skip
+EXTRAS = {"huggingface_hub", "jinja2", "matplotlib", "mlxtend", "onnx", "onnxruntime", "onnxscript", "pandas", "ray",
+          "scipy", "sklearn", "tensorboard"}  # fmt: skip
 """Modules of all extras; pandas and mlxtend are what others install beside them."""
 
 BLOCK_EXTRAS = """

@@ -143,7 +143,7 @@ def test_report_prints_a_table_and_writes_a_page(run, tmp_path, capsys):
     assert "█" in said
     page = (tmp_path / "page.html").read_text()
     assert "Digits &lt;b&gt;" in page
-    assert "Plotly.react" in page
+    assert "drawCurves(" in page
     assert "http" not in page.split("<script>")[0]  # nothing is loaded from the network
 
 

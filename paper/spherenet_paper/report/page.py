@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from statistics import fmean, stdev
-from typing import Any
+from dataclasses import replace
+from statistics import fmean, quantiles, stdev
 
 from spherenet._util.text import as_number
-from spherenet.report import COLORS, Plot, Section, Statement, Table, line_plot, line_style, provenance
+from spherenet.report import COLORS, DASHES, Line, Plot, Section, Statement, Table, line_plot, line_style, provenance
 from spherenet_paper.report.claims import Verdict, judge
 from spherenet_paper.report.closeness import closeness
 from spherenet_paper.report.grids import Grid, GridCell
@@ -95,24 +96,16 @@ def _mean_curves(grid: Grid, cells: Sequence[GridCell]) -> Plot:
     curves = [cell.mean_curve() for cell in cells]
     names = [f"{cell.name} (n = {len(cell.runs)})" for cell in cells]
     plot = line_plot("Test accuracy, mean ± standard deviation over seeds", names, curves, styles, "accuracy")
-    for position, (cell, style) in enumerate(zip(cells, styles, strict=True)):
-        plot.traces[position]["legendgroup"] = str(position)
-        plot.traces.extend(_band(cell, style["color"], str(position)))
-    return plot
+    lines = [replace(line, band=_band(cell)) for line, cell in zip(plot.lines, cells, strict=True)]
+    return replace(plot, lines=lines)
 
 
-def _band(cell: GridCell, color: str, group: str) -> list[dict[str, Any]]:
-    """Return the lower and upper edge of the band around a mean curve; nothing for a single seed."""
-    points = cell.points()
-    if len(cell.runs) < 2 or not points:
+def _band(cell: GridCell) -> list[tuple[float, float]]:
+    """Return mean ± standard deviation at each point of the mean curve; nothing for a single seed."""
+    if len(cell.runs) < 2:
         return []
-    means = [fmean(values) for values in points.values()]
-    deviations = [stdev(values) for values in points.values()]
-    shared = {"x": list(points), "name": cell.name, "mode": "lines", "line": {"width": 0, "color": color},
-              "hoverinfo": "skip", "showlegend": False, "legendgroup": group}  # fmt: skip
-    lower = [mean - deviation for mean, deviation in zip(means, deviations, strict=True)]
-    upper = [mean + deviation for mean, deviation in zip(means, deviations, strict=True)]
-    return [{**shared, "y": lower}, {**shared, "y": upper, "fill": "tonexty", "fillcolor": f"{color}26"}]
+    statistics = [(fmean(values), stdev(values)) for values in cell.points().values()]
+    return [(mean - deviation, mean + deviation) for mean, deviation in statistics]
 
 
 def _learned_k_plots(cell: GridCell) -> list[Plot]:
@@ -134,31 +127,27 @@ def _joined(runs: Iterable[dict[str, list[float]]]) -> dict[str, list[float]]:
 
 
 def _histograms(name: str, layers: dict[str, list[float]]) -> Plot:
-    """Return histograms of k in the first layer of each stage, as in the paper."""
+    """Return histograms of k in the first layer of each stage, as in the paper, as lines through the counts."""
     values = [k for layer_values in layers.values() for k in layer_values]
-    bin_size = max((max(values, default=0) - min(values, default=0)) / 30, 1e-3)
-    traces: list[dict[str, Any]] = [
-        {
-            "type": "histogram",
-            "x": layer_values,
-            "name": layer,
-            "opacity": 0.6,
-            "xbins": {"size": bin_size},
-            "marker": {"color": line_style(position)["color"]},
-        }
-        for position, (layer, layer_values) in enumerate(layers.items())
-    ]
-    axes = {"xaxis": {"title": {"text": "k"}}, "yaxis": {"title": {"text": "filters"}}}
-    heading = f"Learned k, first layer of each stage: {name}"
-    return Plot(heading, traces, {"barmode": "overlay", "hovermode": "closest", **axes})
+    start, width = min(values), max((max(values) - min(values)) / 30, 1e-3)
+    centers = [start + (number + 0.5) * width for number in range(31)]
+    lines = []
+    for position, (layer, layer_values) in enumerate(layers.items()):
+        counts = Counter(int((k - start) / width) for k in layer_values)
+        lines.append(Line(layer, centers, [counts[number] for number in range(31)], line_style(position)[0]))
+    return Plot(f"Learned k, first layer of each stage: {name}", lines, "k", "filters")
 
 
 def _boxes(name: str, layers: dict[str, list[float]]) -> Plot:
-    """Return a box plot of k in every layer, from the first to the last."""
-    style = {"showlegend": False, "marker": {"color": COLORS[0]}}
-    traces: list[dict[str, Any]] = [
-        {"type": "box", "y": values, "name": layer.removeprefix("features."), **style}
-        for layer, values in layers.items()
+    """Return the median of k in every layer, from the first to the last, with quartiles and extreme values."""
+    names = [layer.removeprefix("features.") for layer in layers]
+    groups = [values if len(values) > 1 else values * 2 for values in layers.values()]
+    quartiles = [quantiles(values, n=4, method="inclusive") for values in groups]
+    positions, color = list(range(len(groups))), COLORS[0]
+    medians, band = [middle for _, middle, _ in quartiles], [(low, high) for low, _, high in quartiles]
+    lines = [
+        Line("median, band of quartiles", positions, medians, color, "", band),
+        Line("smallest", positions, [min(values) for values in groups], color, DASHES[2]),
+        Line("largest", positions, [max(values) for values in groups], color, DASHES[1]),
     ]
-    axes = {"xaxis": {"title": {"text": "layer"}, "automargin": True}, "yaxis": {"title": {"text": "k"}}}
-    return Plot(f"Learned k by layer: {name}", traces, {"hovermode": "closest", **axes})
+    return Plot(f"Learned k by layer: {name}", lines, "layer", "k", names=names)

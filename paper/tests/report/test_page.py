@@ -43,7 +43,7 @@ def test_page_shows_tables_claims_and_interactive_curves(browser, page_file, wid
     page.on("pageerror", lambda error: messages.append(str(error)))
     page.on("request", lambda request: requests.append(request.url))
     page.goto(page_file.as_uri())
-    page.wait_for_selector("#plot-4 .main-svg")
+    page.wait_for_selector("#plot-4 svg")
     assert page.title() == "A report"
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -62,29 +62,29 @@ def test_page_shows_tables_claims_and_interactive_curves(browser, page_file, wid
 
     plot = page.locator("#plot-0")
     plot.scroll_into_view_if_needed()
-    box = plot.bounding_box()
-    # Position of the evaluation at step 20.
-    x = plot.evaluate("plot => plot._fullLayout.xaxis._offset + plot._fullLayout.xaxis.d2p(20)")
-    page.mouse.move(box["x"] + x, box["y"] + box["height"] / 3)
-    page.wait_for_selector("#plot-0 .hoverlayer text")
-    assert "%" in page.locator("#plot-0 .hoverlayer").text_content()
+    second = plot.locator("circle").nth(1).bounding_box()  # the evaluation at step 20
+    page.mouse.move(second["x"] + 2, plot.bounding_box()["y"] + 100)
+    tip = plot.locator(".tip")
+    assert tip.inner_text().startswith("20 iterations\nlearnable (n = 1): 60.00%\ncosine (n = 2): 50.00%")
+    box = tip.bounding_box()
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= width
 
-    styles = plot.evaluate("plot => plot.data.map(trace => trace.line.color + trace.line.dash)")
+    lines = plot.locator("polyline")
+    styles = lines.evaluate_all(
+        "lines => lines.map(line => line.getAttribute('stroke') + line.getAttribute('stroke-dasharray'))"
+    )
     assert len(set(styles[:7])) == 7, "two curves have the same style"
-    names = page.locator("#plot-0 .infolayer .legendtext").all_text_contents()
-    assert names[:3] == ["cosine (n = 2)", "none (n = 2)", "cosine_0 (n = 1)"]
-    bands = plot.evaluate("plot => plot.data.filter(trace => trace.fill === 'tonexty').map(trace => trace.name)")
-    assert bands == ["cosine", "none"], "one seed has no band"
-    assert page.locator("#plot-0 .scatterlayer .js-fill").count() == 2
-    axis_title, legend = (page.locator(f"#plot-0 {name}").bounding_box() for name in (".xtitle", ".infolayer .legend"))
-    assert legend["y"] >= axis_title["y"] + axis_title["height"] - 2, "the legend covers the axis"
-    last = page.locator("#plot-0 .infolayer .legendtext").last.bounding_box()
-    assert last["y"] + last["height"] <= legend["y"] + legend["height"] + 2, "the end of the legend is hidden"
-    assert page.locator("#plot-2 .boxlayer .trace").count() == 3  # k of every layer
+    legend = page.locator("#plot-0 + .legend button")
+    assert legend.all_text_contents()[:3] == ["cosine (n = 2)", "none (n = 2)", "cosine_0 (n = 1)"]
+    assert plot.locator("polygon").count() == 2, "one seed has no band"
+    assert legend.first.bounding_box()["y"] >= plot.bounding_box()["y"] + 330, "the legend covers the axis"
+    assert page.locator("#plot-2 .x-tick").all_text_contents() == ["stages.0.0.0", "stages.1.0.0", "stages.2.0.0"]
 
-    page.locator("#plot-0 .legendtoggle").first.click()
-    page.wait_for_function("document.getElementById('plot-0').data[0].visible === 'legendonly'")
-    page.wait_for_function("document.querySelectorAll('#plot-0 .scatterlayer .js-fill').length === 1")  # with its band
+    legend.first.click()
+    assert legend.first.get_attribute("aria-pressed") == "false"
+    assert plot.locator("polygon").count() == 1  # hidden with its band
+    assert lines.count() == len(styles) - 1
     assert page.locator("summary").first.inner_text() == "Time and memory"
     page.locator("summary").first.click()
     assert page.locator("td", has_text="321").first.is_visible()

@@ -128,7 +128,7 @@ def _require_available(name: str) -> str:
 
 _functorch = torch._C._functorch
 _dispatch_keys, _dispatch_modes = torch._C._dispatch_keys, torch._C._len_torch_dispatch_stack
-_comparable = getattr(torch._C.DispatchKeySet, "raw_repr", str)  # before torch 2.5, key sets cannot be compared or hashed
+_comparable = getattr(torch._C.DispatchKeySet, "raw_repr", str)  # torch < 2.5 has the text only
 
 
 @lru_cache(maxsize=16)

@@ -3,6 +3,8 @@
 from spherenet.report.csv_tables import runs_as_csv
 from spherenet.report.page import (
     COLORS,
+    DASHES,
+    Line,
     Plot,
     Section,
     Statement,
@@ -17,7 +19,9 @@ from spherenet.report.tables import runs_as_markdown, table_rows
 
 __all__ = [
     "COLORS",
+    "DASHES",
     "Curve",
+    "Line",
     "Plot",
     "ReportedRun",
     "Section",

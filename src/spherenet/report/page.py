@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from html import escape
+from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from math import degrees
 from pathlib import Path
@@ -19,6 +19,8 @@ from spherenet.report.tables import COLUMNS, PROTOCOLS, protocol_rows, table_row
 
 __all__ = [
     "COLORS",
+    "DASHES",
+    "Line",
     "Plot",
     "Section",
     "Statement",
@@ -42,8 +44,8 @@ ANGLES = (
 """Headings and keys of neural collapse on a sample of the test images; see `spherenet.neural_collapse`."""
 
 COLORS = ("#0090ff", "#e5484d", "#30a46c", "#f76b15", "#8e4ec6", "#12a594", "#d6409f", "#978365", "#60646c", "#ffc53d")
-DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-"""Styles of curves: in a grid, the color depends on the row and the dash on the column. Both repeat."""
+DASHES = ("", "8 4", "2 3", "8 4 2 4", "14 5", "14 5 2 5")
+"""Styles of lines: in a grid, the color depends on the row and the dash on the column. Both repeat."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +58,48 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Line:
+    """A named line. `band` has the lower and the upper edge of a band at each x, or is empty."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    color: str
+    dash: str = ""
+    band: Sequence[tuple[float, float]] = ()
+
+
+@dataclass(frozen=True)
 class Plot:
-    """A heading, and traces and layout for plotly."""
+    """Lines over shared axes, as curves.js draws them.
+
+    Attributes:
+        heading: Heading above the plot.
+        lines: The lines.
+        x_label: Name of the horizontal axis.
+        y_label: Name of the vertical axis.
+        percent: Whether the values are fractions to show in percent.
+        names: Names of the positions 0, 1, 2 … on the horizontal axis, if it has no numbers.
+    """
 
     heading: str
-    traces: list[dict[str, Any]]
-    layout: dict[str, Any]
+    lines: list[Line]
+    x_label: str
+    y_label: str
+    percent: bool = False
+    names: Sequence[str] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields that curves.js reads."""
+        lines = [{**asdict(line), "name": plain(line.name)} for line in self.lines]
+        return {
+            "heading": plain(self.heading),
+            "lines": lines,
+            "xLabel": self.x_label,
+            "yLabel": self.y_label,
+            "percent": self.percent,
+            "names": list(self.names),
+        }
 
 
 @dataclass(frozen=True)
@@ -106,35 +144,23 @@ def section_of_runs(runs: Sequence[ReportedRun]) -> Section:
     return section
 
 
-def line_style(color: int, dash: int = 0) -> dict[str, str]:
-    """Return the style of a curve; numbers beyond those of `COLORS` and dashes start again."""
-    return {"color": COLORS[color % len(COLORS)], "dash": DASHES[dash % len(DASHES)]}
+def line_style(color: int, dash: int = 0) -> tuple[str, str]:
+    """Return color and dash of a line; numbers beyond those of `COLORS` and `DASHES` start again."""
+    return COLORS[color % len(COLORS)], DASHES[dash % len(DASHES)]
 
 
 def line_plot(
-    heading: str, names: Sequence[str], curves: Sequence[Curve], styles: Sequence[dict[str, str]], quantity: str
+    heading: str, names: Sequence[str], curves: Sequence[Curve], styles: Sequence[tuple[str, str]], quantity: str
 ) -> Plot:
     """Return a plot of named curves; the values of the quantity "accuracy" are fractions, shown in percent."""
-    is_fraction = quantity == "accuracy"
-    traces: list[dict[str, Any]] = [
-        {
-            "x": curve.steps,
-            "y": curve.values,
-            "name": name,
-            "mode": "lines+markers",
-            "line": style,
-            "hovertemplate": "%{y:.2%}" if is_fraction else "%{y:.4f}",
-        }
-        for name, curve, style in zip(names, curves, styles, strict=True)
-    ]
-    layout = {
-        "xaxis": {"title": {"text": "iterations"}, "rangemode": "tozero"},
-        "yaxis": {"title": {"text": heading.split(",")[0].lower()}, "tickformat": ".2~%" if is_fraction else ""},
-    }
-    return Plot(heading, traces, layout)
+    lines = []
+    for name, curve, style in zip(names, curves, styles, strict=True):
+        points = [point for point in zip(curve.steps, curve.values, strict=True) if math.isfinite(point[1])]
+        lines.append(Line(name, [step for step, _ in points], [value for _, value in points], *style))
+    return Plot(heading, lines, "iterations", heading.split(",")[0].lower(), percent=quantity == "accuracy")
 
 
-def _angle_plots(names: Sequence[str], runs: Sequence[ReportedRun], styles: Sequence[dict[str, str]]) -> list[Plot]:
+def _angle_plots(names: Sequence[str], runs: Sequence[ReportedRun], styles: Sequence[tuple[str, str]]) -> list[Plot]:
     """Return plots of the angles of classes over the iterations, or none if no run has measured them."""
     plots = []
     for heading, quantity in ANGLES:
@@ -150,31 +176,20 @@ def write_page(sections: Sequence[Section], path: str | Path, title: str) -> Non
     """Write sections as an HTML page. All text from run directories is escaped.
 
     Raises:
-        MissingExtraError: jinja2 or plotly is not installed.
+        MissingExtraError: jinja2 is not installed.
     """
     require_extra("report", "jinja2")
-    require_extra("report", "plotly")
     from jinja2 import Environment
-    from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
-    template = Environment(autoescape=True).from_string(
-        files("spherenet.report").joinpath("page.html.j2").read_text(encoding="utf-8")
-    )
-    plots = [
-        {"data": [_with_escaped_name(trace) for trace in plot.traces], "layout": plot.layout}
-        for section in sections
-        for plot in section.plots
-    ]
-    page = template.render(title=title, sections=sections, plots=_as_script(plots), plotly=get_plotlyjs())
+    source = files("spherenet.report")
+    template = Environment(autoescape=True).from_string(source.joinpath("page.html.j2").read_text(encoding="utf-8"))
+    plots = [plot.as_json() for section in sections for plot in section.plots]
+    curves = source.joinpath("curves.js").read_text(encoding="utf-8")
+    page = template.render(title=title, sections=sections, plots=_as_script(plots), curves=curves)
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(target) as temporary:
         temporary.write_text(page, encoding="utf-8")
-
-
-def _with_escaped_name(trace: dict[str, Any]) -> dict[str, Any]:
-    """Return a trace whose name plotly shows as text; it interprets tags in names."""
-    return {**trace, "name": escape(plain(trace["name"]), quote=False)}
 
 
 def _as_script(value: Any) -> str:
