@@ -67,7 +67,7 @@ class Light(NamedTuple):
 
 
 def read(path: Path = TABLE) -> Light:
-    """Read the table; every arm must have the same seeds and strengths."""
+    """Read the table; the arms of the figure must have the same seeds and strengths."""
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     cells: dict[tuple[str, str], dict[int, dict[float, float]]] = defaultdict(lambda: defaultdict(dict))
@@ -75,31 +75,32 @@ def read(path: Path = TABLE) -> Light:
         if row["corruption"] in LIGHTS:
             strength = float(row["strength"] or 0)
             cells[row["arm"], row["corruption"]][int(row["seed"])][strength] = 100 * float(row["accuracy"])
-    arms = list(dict.fromkeys(row["arm"] for row in rows))
-    grids = {name: {str({seed: sorted(own) for seed, own in sorted(cells[arm, name].items())}) for arm in arms}
+    arms = [arm for arm in dict.fromkeys(row["arm"] for row in rows) if all((arm, name) in cells for name in LIGHTS)]
+    grids = {name: {str({seed: sorted(own) for seed, own in sorted(cells[arm, name].items())}) for arm in ARMS}
              for name in LIGHTS}  # fmt: skip
-    seeds = {tuple(sorted(cells[arm, name])) for arm in arms for name in LIGHTS}
+    seeds = {tuple(sorted(cells[arm, name])) for arm in ARMS for name in LIGHTS}
     if len(seeds) != 1 or any(len(different) != 1 for different in grids.values()) or not set(ARMS) <= set(arms):
-        sys.exit(f"{path.name} must have {', '.join(ARMS)} with the same seeds and strengths for every arm.")
+        sys.exit(f"{path.name} must have {', '.join(ARMS)} with the same seeds and strengths.")
     accuracies = {
         (arm, name): [fmean(cells[arm, name][seed].values()) for seed in sorted(cells[arm, name])]
         for arm in arms
         for name in LIGHTS
     }
-    return Light(accuracies, list(*seeds), {name: sorted(cells[arms[0], name][min(*seeds)]) for name in LIGHTS})
+    (order,) = seeds
+    return Light(accuracies, list(order), {name: sorted(cells["patch", name][order[0]]) for name in LIGHTS})
 
 
 def text(values: list[float]) -> str:
-    """Return "mean ± standard deviation" of the seeds."""
-    return f"{fmean(values):.1f} ± {stdev(values):.1f}"
+    """Return "mean ± standard deviation" over the seeds, or the value of a single seed."""
+    return f"{fmean(values):.1f} ± {stdev(values):.1f}" if len(values) > 1 else f"{values[0]:.1f}"
 
 
 def table(light: Light) -> str:
     """Return all arms as a Markdown table; the last column is the mean over all corruptions but "clean"."""
-    lines = ["| arm | " + " | ".join(LIGHTS.values()) + " | mean of the five |", "|---" * (len(LIGHTS) + 2) + "|"]
+    lines = ["| arm | n | " + " | ".join(LIGHTS.values()) + " | mean of the five |", "|---" * (len(LIGHTS) + 3) + "|"]
     for arm in light.arms:
         cells = [text(light.accuracies[arm, name]) for name in LIGHTS]
-        lines.append(f"| {arm} | " + " | ".join(cells) + f" | {text(light.uneven(arm))} |")
+        lines.append(f"| {arm} | {len(light.uneven(arm))} | " + " | ".join(cells) + f" | {text(light.uneven(arm))} |")
     return "\n".join(lines)
 
 

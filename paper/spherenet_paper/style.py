@@ -9,14 +9,13 @@ from __future__ import annotations
 import io
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import matplotlib as mpl
-from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+if TYPE_CHECKING:  # matplotlib is optional; it is imported when a figure is drawn
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-__all__ = ["COLORS", "Color", "color_of", "plain_axes", "save", "style"]
+__all__ = ["COLORS", "Color", "color_of", "method_of", "plain_axes", "save", "style", "with_dark_colors"]
 
 
 class Color(NamedTuple):
@@ -49,9 +48,19 @@ def color_of(method: str) -> str:
     return COLORS[method].light
 
 
+def method_of(name: str) -> str:
+    """Return the method of an operator or of a row of a grid, such as "sigmoid-0.3", or "other"."""
+    if name in ("none", "CNN", "convolution"):
+        return "CNN"
+    words = ("centered", *(method for method in COLORS if method not in ("CNN", "other", "standardized")))
+    return next((method for method in words if method in name), "other")
+
+
 def style(name: str) -> AbstractContextManager[None]:
     """Return the settings of matplotlib for the figure of this name, which make its file reproducible."""
-    return mpl.rc_context({
+    import matplotlib
+
+    return matplotlib.rc_context({
         "axes.axisbelow": True,
         "axes.edgecolor": LINE.light,
         "axes.grid": True,
@@ -85,16 +94,18 @@ def plain_axes(axes: Axes) -> None:
 
 def save(figure: Figure, path: Path) -> None:
     """Write a figure; an SVG file with the colors of a dark page, too."""
+    from matplotlib import pyplot as plt
+
     if path.suffix != ".svg":
         figure.savefig(path)
     else:
         file = io.StringIO()
         figure.savefig(file, format="svg", metadata={"Date": None})
-        path.write_text(_with_dark_colors(file.getvalue()), encoding="utf-8")
+        path.write_text(with_dark_colors(file.getvalue()), encoding="utf-8")
     plt.close(figure)
 
 
-def _with_dark_colors(svg: str) -> str:
+def with_dark_colors(svg: str) -> str:
     """Return an SVG with one rule per color and property that is used on dark pages; other programs ignore them."""
     rules = [
         f'[style*="{name}: {color.light}"] {{ {name}: {color.dark} !important }}'

@@ -142,7 +142,8 @@ def test_unsuitable_links_are_found():
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_names_of_tests_exist(page):
     """Pages refer to test functions and files by name."""
-    tests = {file.name: file.read_text(encoding="utf-8") for file in (ROOT / "tests").rglob("*.py")}
+    folders = (ROOT / "tests", ROOT / "paper" / "tests")
+    tests = {file.name: file.read_text(encoding="utf-8") for folder in folders for file in folder.rglob("*.py")}
     quoted = re.findall(r"`(?:tests/[\w/]*/)?((?:test|check)_\w+(?:\.py)?)`", page.read_text(encoding="utf-8"))
     functions = {name for text in tests.values() for name in re.findall(r"^\s*def (\w+)\(", text, re.MULTILINE)}
     assert [name for name in quoted if name not in tests and name not in functions] == []

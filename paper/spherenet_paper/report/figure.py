@@ -12,16 +12,13 @@ from spherenet._util.text import plain
 from spherenet.errors import InvalidArgument
 from spherenet_paper.report.grids import Grid, GridCell, presets_of
 from spherenet_paper.report.tables import GridLayout, cell_text, row_name
+from spherenet_paper.style import COLORS, Color, method_of
 
 __all__ = ["draw_curves", "figure_cells", "main_grid"]
 
 WIDTH, HEIGHT = 600, 420
 LEFT, RIGHT, TOP, BOTTOM = 52, 566, 38, 362
 """Borders of the axes. The font is large, because a phone shows the figure at little more than half of its size."""
-
-COLORS = (("#60646c", "#b0b4ba"), ("#0072c6", "#70b8ff"), ("#c2410c", "#ff9f6b"), ("#218358", "#5ad89b"),
-          ("#8145b5", "#d19dff"), ("#0e7c86", "#5cd5df"), ("#a1237a", "#ff8dcc"))  # fmt: skip
-"""Colors on light and on dark pages: of the baseline, then of the other curves. They repeat."""
 
 STYLE = """\
 svg { color-scheme: light dark; --page: #ffffff; --text: #1c2024; --faint: #60646c; --line: #e4e5e9; %s }
@@ -67,8 +64,7 @@ def draw_curves(grid: Grid) -> str:
     points = {cell.name: cell.points() for cell in cells}
     last = max(max(steps) for steps in points.values())
     axes = _Axes(last, _limits(points.values(), last))
-    others = itertools.cycle(COLORS[1:])
-    colors = [COLORS[0] if cell.row == grid.baseline else next(others) for cell in cells]
+    colors = _colors([row_name(grid, cell.row) for cell in cells])
     light, dark = (" ".join(f"--c{index}: {pair[side]};" for index, pair in enumerate(colors)) for side in (0, 1))
     title = f"Test accuracy over iterations, {cells[0].column}: {', '.join(row_name(grid, c.row) for c in cells)}"
     lines = [
@@ -90,6 +86,13 @@ def draw_curves(grid: Grid) -> str:
         lines.append(f'<path class="curve" d="{path}" stroke="var(--c{index})"{dashes}/>')
     lines += ["</g>", *_legend(grid, cells), "</svg>"]
     return "\n".join(lines) + "\n"
+
+
+def _colors(names: Sequence[str]) -> list[Color]:
+    """Return the color of the method of each name; names whose color is used already share the remaining ones."""
+    methods = [method_of(name) for name in names]
+    spare = itertools.cycle([method for method in COLORS if method not in methods] or COLORS)
+    return [COLORS[method if method not in methods[:index] else next(spare)] for index, method in enumerate(methods)]
 
 
 def _limits(curves: Iterable[dict[int, list[float]]], last: int) -> tuple[int, int]:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from spherenet.layers import SphereConv2d
+from spherenet_paper.style import color_of, method_of
 from spherenet_paper.theory import drawing
 
 if TYPE_CHECKING:
@@ -144,15 +145,14 @@ def _relative_to_range(difference: Tensor, values: Tensor) -> float:
 
 def draw(response: ColorResponse) -> Figure:
     """Draw the outputs over brightness, over brightness on log scales, and over hue at two brightness levels."""
-    figure, (linear, logarithmic, hue) = drawing.new_figure(1, 3, width=13, height=4.2)
-    sphere: dict[str, Any] = {"color": drawing.BLUE, "linewidth": 2}
-    conv: dict[str, Any] = {"color": drawing.RED, "linewidth": 2}
+    figure, (linear, logarithmic, hue) = drawing.new_figure(3, 1, width=6.4, height=10.5)
+    sphere: dict[str, Any] = {"color": color_of(method_of(response.operator))}
+    conv: dict[str, Any] = {"color": color_of("CNN")}
     name = f"SphereConv ({response.operator})"
     for axis in (linear, logarithmic):
         axis.plot(response.brightness, [abs(v) for v in response.sphere_over_brightness], label=name, **sphere)
         axis.plot(response.brightness, [abs(v) for v in response.conv_over_brightness], label="convolution", **conv)
         axis.set_xlabel("brightness of the patch (factor)")
-        axis.grid(alpha=0.3)
     linear.set_title("brightness: proportional or invariant")
     linear.set_ylabel("|output|")
     linear.set_xlim(0, 1)
@@ -162,7 +162,9 @@ def draw(response: ColorResponse) -> Figure:
     logarithmic.set_xscale("log")
     logarithmic.set_yscale("log")
     length = math.sqrt(9 * sum(channel * channel for channel in COLOR))
-    logarithmic.axvline(math.sqrt(response.eps) / length, color=drawing.GRAY, linestyle=":", label="‖x‖ = √eps")
+    logarithmic.axvline(
+        math.sqrt(response.eps) / length, color=color_of("standardized"), linestyle=":", label="‖x‖ = √eps"
+    )
     for values, dimmed, line, layer in (
         (response.sphere_over_hue, response.sphere_over_hue_dimmed, sphere, "SphereConv"),
         (response.conv_over_hue, response.conv_over_hue_dimmed, conv, "convolution"),
@@ -172,7 +174,7 @@ def draw(response: ColorResponse) -> Figure:
             "color": line["color"],
             "linestyle": "none",
             "marker": "o",
-            "markerfacecolor": "white",
+            "markerfacecolor": "none",
             "markersize": 5,
         }
         hue.plot(response.hue[::4], dimmed[::4], label=f"{layer}, light ÷ 4", **marks)
@@ -182,11 +184,10 @@ def draw(response: ColorResponse) -> Figure:
     hue.set_xlim(0, 360)
     low, high = hue.get_ylim()
     hue.set_ylim(low - 0.06 * (high - low), high + 0.3 * (high - low))  # space for strip and legend
-    hue.grid(alpha=0.3)
     _strip(hue, hues(128).tolist())
-    linear.legend(frameon=False, fontsize=9)
-    logarithmic.legend(frameon=False, fontsize=9)
-    hue.legend(frameon=False, fontsize=8, loc="upper center", ncols=2)
+    linear.legend(**drawing.LEGEND)
+    logarithmic.legend(**drawing.LEGEND)
+    hue.legend(loc="upper center", ncols=2, **drawing.LEGEND)
     return figure
 
 

@@ -1,7 +1,6 @@
 """Figures: creating and writing them without global state, and the panels of the conditioning lab.
 
-matplotlib is an optional dependency (`spherenet-torch[plot]`); it is imported only when a figure is created. The colors
-are distinguishable by people with color vision deficiency.
+matplotlib is an optional dependency (`spherenet-torch[plot]`); it is imported only when a figure is created.
 """
 
 from __future__ import annotations
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spherenet.errors import InvalidArgument, require_extra
+from spherenet_paper import style
+from spherenet_paper.style import TEXT, color_of, with_dark_colors
 from spherenet_paper.theory.conditioning import ALTERNATING, LAST, RENORMALIZED, Curve, exponent_text
 
 if TYPE_CHECKING:
@@ -20,14 +21,9 @@ if TYPE_CHECKING:
     from spherenet_paper.theory.spectra import NetworkComparison
 
 __all__ = [
-    "BLUE",
-    "GRAY",
-    "GREEN",
-    "PURPLE",
-    "RED",
+    "LEGEND",
     "SUFFIXES",
     "TEN_COLORS",
-    "YELLOW",
     "draw_conditioning",
     "new_figure",
     "require_output",
@@ -36,22 +32,13 @@ __all__ = [
 
 SUFFIXES = (".png", ".svg", ".pdf")
 
-# Paul Tol's "bright" color scheme, and ten colors of his "muted" one for ten classes.
-BLUE, RED, GREEN, YELLOW, PURPLE, GRAY = "#4477aa", "#ee6677", "#228833", "#ccbb44", "#aa3377", "#777777"
-TEN_COLORS = (
-    "#332288",
-    "#88ccee",
-    "#44aa99",
-    "#117733",
-    "#999933",
-    "#ddcc77",
-    "#cc6677",
-    "#882255",
-    "#aa4499",
-    "#777777",
-)
+TEN_COLORS = ("#4c78a8", "#f58518", "#e45756", "#72b7b2", "#54a24b", "#c9a227", "#b279a2", "#ff9da6", "#9d755d",
+              "#8a8f98")  # fmt: skip
+"""Colors of ten classes, which are visible on light and on dark pages."""
 
-DOTS_PER_INCH = 150
+DOTS_PER_INCH = 160
+LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 10, "labelcolor": TEXT.light}
+"""Options of legends, which are created after the style was set."""
 
 
 def require_output(path: str) -> Path:
@@ -79,30 +66,34 @@ def new_figure(rows: int, columns: int, *, width: float, height: float) -> tuple
     from matplotlib.figure import Figure
 
     # pyplot is not used: it keeps every figure alive and may require a display.
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(rows, columns, squeeze=False)
+    with style.style("spherenet"):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.subplots(rows, columns, squeeze=False)
     return figure, list(axes.flat)
 
 
 def write(figure: Figure, path: Path) -> None:
     """Write a figure in the format of its suffix, atomically; the same figure gives the same bytes."""
-    matplotlib = require_extra("plot", "matplotlib")
+    require_extra("plot", "matplotlib")
     from spherenet._util.files import atomic_file
 
     format = path.suffix.lower().removeprefix(".")
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(format)
-    with atomic_file(path) as temporary, matplotlib.rc_context({"svg.hashsalt": "spherenet"}):
+    with atomic_file(path) as temporary, style.style("spherenet"):
         # Cropped: panels with a fixed aspect ratio leave empty space beside them.
         figure.savefig(
             temporary, format=format, dpi=DOTS_PER_INCH, metadata=metadata, bbox_inches="tight", pad_inches=0.1
         )
+        if format == "svg":
+            drawn = Path(temporary)
+            drawn.write_text(with_dark_colors(drawn.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 CASES: tuple[dict[str, Any], ...] = (
-    {"color": RED, "marker": "o"},
-    {"color": PURPLE, "marker": "s", "linestyle": "--"},
-    {"color": BLUE, "marker": "^"},
+    {"color": color_of("CNN"), "marker": "o"},
+    {"color": color_of("other"), "marker": "s", "linestyle": "--"},
+    {"color": color_of("cosine"), "marker": "^"},
 )
 """Styles of the three cases: plain, normalized with raw weights, renormalized."""
 
@@ -110,9 +101,9 @@ CASES: tuple[dict[str, Any], ...] = (
 def draw_conditioning(matrices: Sequence[Curve], depth: Sequence[Curve], networks: NetworkComparison | None) -> Figure:
     """Draw two panels about matrices and, if networks were trained, four about them."""
     if networks is None:
-        figure, panels = new_figure(1, 2, width=11, height=4.4)
+        figure, panels = new_figure(2, 1, width=6.4, height=8)
     else:
-        figure, panels = new_figure(2, 3, width=14, height=8.2)
+        figure, panels = new_figure(3, 2, width=9, height=11)
         _draw_training(panels[2], panels[3], panels[4], networks)
         _draw_rescaled(panels[5], networks)
     _draw_matrices(panels[0], matrices)
@@ -126,49 +117,47 @@ def _log_scales(axis: Axes, scales: Sequence[float]) -> None:
     axis.set_xticks(scales, [f"{c:g}" for c in scales])
     axis.minorticks_off()
     axis.set_xlabel("c")
-    axis.grid(alpha=0.3)
 
 
 def _draw_matrices(axis: Axes, curves: Sequence[Curve]) -> None:
-    for curve, style in zip(curves, CASES, strict=True):
+    for curve, look in zip(curves, CASES, strict=True):
         kappa = [float("nan") if value is None else value for value in curve.kappa]
-        axis.plot(curve.c, kappa, label=_with_exponent(curve.case, curve.exponent), **style)
+        axis.plot(curve.c, kappa, label=_with_exponent(curve.case, curve.exponent), **look)
     first = next((kappa for kappa in curves[0].kappa if kappa is not None), 1.0)
     bound = [first * (c / curves[0].c[0]) ** 2 for c in curves[0].c]
-    axis.plot(curves[0].c, bound, color=GRAY, linestyle=":", label="the paper's bound, c²")
+    axis.plot(curves[0].c, bound, color=color_of("standardized"), linestyle=":", label="the paper's bound, c²")
     _log_scales(axis, curves[0].c)
     axis.set_title("κ of the Hessian at (cU, V/c)")
     axis.set_ylabel("restricted condition number κ")
-    axis.legend(frameon=False, fontsize=9)
+    axis.legend(**LEGEND)
 
 
 def _draw_depth(axis: Axes, curves: Sequence[Curve]) -> None:
     depths = sorted({curve.layers for curve in curves})
-    for case, label, style in (
+    for case, label, look in (
         (LAST, "N − 1 layers by c, the last by $c^{-(N-1)}$", CASES[0]),
-        (ALTERNATING, "c and 1/c alternating", {"color": GREEN, "marker": "D"}),
+        (ALTERNATING, "c and 1/c alternating", {"color": color_of("sigmoid"), "marker": "D"}),
         (RENORMALIZED, "kernels renormalized", CASES[2]),
     ):
         exponents = [curve.exponent for curve in curves if curve.case == case]
-        axis.plot(depths, exponents, label=label, **style)
-    axis.plot(depths, depths, color=GRAY, linestyle=":", label="the paper's $c^N$")
+        axis.plot(depths, exponents, label=label, **look)
+    axis.plot(depths, depths, color=color_of("standardized"), linestyle=":", label="the paper's $c^N$")
     axis.set_xticks(depths)
     axis.set_title("product of N matrices: exponent of κ over c")
     axis.set_xlabel("layers N")
     axis.set_ylabel("measured exponent")
     axis.set_ylim(-0.5, 1.35 * max(max(depths), *(curve.exponent for curve in curves)))  # space for the legend
-    axis.grid(alpha=0.3)
-    axis.legend(frameon=False, fontsize=9)
+    axis.legend(**LEGEND)
 
 
 def _draw_training(loss: Axes, largest: Axes, spread: Axes, networks: NetworkComparison) -> None:
     names = list(dict.fromkeys(point.network for point in networks.measured))
-    for name, style in zip(names, (CASES[0], CASES[2]), strict=True):
+    for name, look in zip(names, (CASES[0], CASES[2]), strict=True):
         points = [point for point in networks.measured if point.network == name]
         steps = [point.step for point in points]
-        loss.plot(steps, [point.loss for point in points], label=name, **style)
-        largest.plot(steps, [point.spectrum.largest for point in points], label=name, **style)
-        spread.plot(steps, [point.spectrum.spread for point in points], label=name, **style)
+        loss.plot(steps, [point.loss for point in points], label=name, **look)
+        largest.plot(steps, [point.spectrum.largest for point in points], label=name, **look)
+        spread.plot(steps, [point.spectrum.spread for point in points], label=name, **look)
     norms = "with BatchNorm" if networks.batch_norm else "without BatchNorm"
     loss.set_title(f"loss of 64 digits, {norms}")
     largest.set_title("steepest direction: $\\lambda_{max}$ of the loss")
@@ -178,16 +167,15 @@ def _draw_training(loss: Axes, largest: Axes, spread: Axes, networks: NetworkCom
         axis.set_ylim(bottom=0)
     for axis in (loss, largest, spread):
         axis.set_xlabel("iterations")
-        axis.grid(alpha=0.3)
-        axis.legend(frameon=False, fontsize=9)
+        axis.legend(**LEGEND)
 
 
 def _draw_rescaled(axis: Axes, networks: NetworkComparison) -> None:
-    for case, style in zip(networks.rescaled, CASES, strict=True):
-        axis.plot(case.c, case.largest, label=_with_exponent(case.case, case.exponent), **style)
+    for case, look in zip(networks.rescaled, CASES, strict=True):
+        axis.plot(case.c, case.largest, label=_with_exponent(case.case, case.exponent), **look)
     _log_scales(axis, networks.rescaled[0].c)
     axis.set_title("$\\lambda_{max}$ with two layers at (cW₁, W₂/c)")
-    axis.legend(frameon=False, fontsize=9)
+    axis.legend(**LEGEND)
 
 
 def _with_exponent(case: str, exponent: float) -> str:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from spherenet.angles import AngleFunction, CosineAngle, LinearAngle, SigmoidAngle
 from spherenet.errors import InvalidArgument
+from spherenet_paper.style import TEXT, color_of, method_of
 from spherenet_paper.theory import drawing
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ LARGEST_M = 1000
 FLAT = 1e-9
 """A smaller slope counts as zero; the sine of a multiple of π is about 1e-16 in float64."""
 
-COLORS = (drawing.BLUE, drawing.GREEN, drawing.PURPLE, drawing.RED, drawing.YELLOW, drawing.GRAY)
+DASHES: tuple[Any, ...] = ("solid", (0, (1, 1)), (0, (5, 1.5)), (0, (5, 1, 1, 1)))
+"""Of functions with the same color, in order."""
 SHALLOWEST = 1e-6
 """Lower end of the log scale of slopes; zero slopes are drawn there."""
 
@@ -113,33 +115,36 @@ def margin_slopes(angles: dict[str, AngleFunction], m: int) -> list[MarginSlopes
 
 def draw(angles: dict[str, AngleFunction], m: int) -> Figure:
     """Draw g and its slope, ψ_m and the absolute value of its slope on a log scale."""
-    figure, (value, steepness, margin, margin_slope) = drawing.new_figure(2, 2, width=11, height=7.5)
+    figure, (value, steepness, margin, margin_slope) = drawing.new_figure(2, 2, width=7.6, height=7)
     theta = torch.linspace(ENDS, math.pi - ENDS, 1441, dtype=torch.float64)
     points = saddle_points(m)
     fine = torch.cat([theta, points]).sort().values
-    for index, (name, angle) in enumerate(angles.items()):
-        line: dict[str, Any] = {"color": COLORS[index % len(COLORS)], "linewidth": 1.6}
+    drawn: list[str] = []
+    for name, angle in angles.items():
+        method = method_of(name)
+        line: dict[str, Any] = {"color": color_of(method), "linestyle": DASHES[drawn.count(method) % len(DASHES)]}
+        drawn.append(method)
         value.plot(theta, angle.at(theta), label=name, **line)
         steepness.plot(theta, slope(angle, theta), **line)
         margin.plot(theta, angle.extended(m * theta), **line)
         margin_slope.plot(fine, psi_slope(angle, m, fine).abs().clamp_min(SHALLOWEST), **line)
     flat = [angles[slopes.g] for slopes in margin_slopes(angles, m) if slopes.saddle]
-    dot: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 6, "color": "black", "zorder": 3}
+    dot: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 6, "color": TEXT.light, "zorder": 3}
     if flat:
         margin.plot(points, flat[0].extended(m * points), label=f"saddle points, θ = jπ/{m}", **dot)
         margin_slope.plot(points, torch.full_like(points, SHALLOWEST), clip_on=False, **dot)
-    value.set_title("g(θ): output of a layer")
-    steepness.set_title("dg/dθ: its gradient")
-    margin.set_title(f"ψ(θ), m = {m}: logit of the target class")
-    margin_slope.set_title(f"|dψ/dθ|, m = {m}: zero at the saddle points of the cosine (●)")
+    value.set_title("g(θ), the output")
+    steepness.set_title("dg/dθ, the slope")
+    margin.set_title(f"ψ(θ), m = {m}: the target's logit")
+    margin_slope.set_title(f"|dψ/dθ|, m = {m}; ●: zero")
     margin_slope.set_yscale("log")
     margin_slope.set_ylim(bottom=SHALLOWEST)
     for axis in (value, steepness):
-        _label(axis, 2, "angle θ between kernel and patch")
+        _label(axis, 2, "θ of kernel and patch")
     for axis in (margin, margin_slope):
-        _label(axis, m, "angle θ between feature and class weight")
-    value.legend(frameon=False, fontsize=9)
-    margin.legend(frameon=False, fontsize=9)
+        _label(axis, m, "θ of feature and class")
+    value.legend(**drawing.LEGEND)
+    margin.legend(**drawing.LEGEND)
     return figure
 
 
