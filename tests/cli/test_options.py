@@ -132,6 +132,18 @@ def test_help_shows_the_common_options_only(capsys):
     assert {"--data", "--model", "--loss", "--recipe"} <= set(lines["--help"])
 
 
+def test_other_verbs_have_two_texts_if_they_have_advanced_options(capsys):
+    texts = [help_text(capsys, verb) for verb in ("evaluate", "doctor")]
+    assert "usage: spherenet evaluate RUN [OPTIONS]" in texts[0]
+    assert "--help-all" in texts[0]
+    assert "--max-megapixels" not in texts[0]
+    assert "--help-all" not in texts[1]
+    assert spherenet("evaluate", "--help-all") == 0
+    assert "--max-megapixels" in capsys.readouterr().out
+    assert spherenet("doctor", "--help-all") == 0
+    assert capsys.readouterr().out == texts[1]
+
+
 def test_keys_are_set_and_replaced_by_options(tmp_path):
     (tmp_path / "my.yaml").write_text("relu: false\nlearning_rate: 1e-2\nepochs: 3\nseed: 1\n")
     chosen = config("--seed", 3, "--config", tmp_path / "my.yaml", "--set", "bn_eval=[batch, running]", "seed=2")

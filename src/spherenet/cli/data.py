@@ -39,9 +39,8 @@ def data_parser() -> Parser:
     parser.add_argument("--download", action="store_true", help="download cifar10 or cifar100 if it is missing")
     text = "fraction of a folder without val/ or test/ that is used for testing"
     add_option(parser, "--test-fraction", type=float, default=0.1, help=text)
-    add_option(
-        parser, "--workers", type=int, default=0, at_least=0, at_most=MAX_WORKERS, help="processes that decode images"
-    )
+    text = "processes that decode images"
+    add_option(parser, "--workers", type=int, default=0, at_least=0, at_most=MAX_WORKERS, help=text, advanced=True)
     add_max_megapixels(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     return parser

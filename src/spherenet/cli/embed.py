@@ -56,7 +56,7 @@ def _add_reading(parser: Parser) -> None:
     add_option(parser, "--device", help="cpu, cuda, cuda:1, …; by default cuda if available")
     add_option(parser, "--batch-size", type=int, default=64, at_least=1, at_most=1 << 20, help="images per batch")
     text = "processes that decode images"
-    add_option(parser, "--workers", type=int, default=0, at_least=0, at_most=MAX_WORKERS, help=text)
+    add_option(parser, "--workers", type=int, default=0, at_least=0, at_most=MAX_WORKERS, help=text, advanced=True)
     add_max_megapixels(parser)
 
 

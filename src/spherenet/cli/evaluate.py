@@ -53,13 +53,14 @@ def evaluate_parser() -> Parser:
     add_option(parser, "--data-dir", metavar="DIR", help="folder of the data set; by default the one of the training")
     parser.add_argument("--allow-changes", action="store_true", help="allow data other than the run's own")
     text = "response to images that cannot be read; skip decodes all of them first and leaves those out"
-    add_option(parser, "--on-broken", type=Literal["stop", "skip"], default="stop", help=text)
+    add_option(parser, "--on-broken", type=Literal["stop", "skip"], default="stop", help=text, advanced=True)
     add_max_megapixels(parser)
     add_option(parser, "--device", help="cpu, cuda, cuda:1, …; by default cuda if available")
     add_option(parser, "--batch-size", type=int, default=256, at_least=1, help="images per batch")
     add_threads(parser)
     precisions = Literal["float32", "bfloat16", "float16"]
-    add_option(parser, "--precision", type=precisions, help="floating point format; by default the one of the training")
+    text = "floating point format; by default the one of the training"
+    add_option(parser, "--precision", type=precisions, help=text, advanced=True)
     text = "views of each image whose mean score gives a second accuracy; shift: by one pixel"
     add_option(parser, "--tta", type=Literal["none", "mirror", "mirror-shift"], default="none", help=text)
     text = "folder of images of other classes; prints how well four scores tell them from those of the run"

@@ -147,13 +147,13 @@ def add_switch(container: argparse._ActionsContainer, name: str, help: str, *, a
 def add_threads(container: argparse._ActionsContainer) -> None:
     """Add the option --threads."""
     text = "number of CPU threads per process; by default torch's choice"
-    add_option(container, "--threads", type=int, at_least=1, at_most=MAX_THREADS, help=text)
+    add_option(container, "--threads", type=int, at_least=1, at_most=MAX_THREADS, help=text, advanced=True)
 
 
 def add_max_megapixels(container: argparse._ActionsContainer) -> None:
     """Add the option --max-megapixels of verbs that read image files."""
     text = "largest image file in millions of pixels, each of which takes 3 MB; by default 89"
-    add_option(container, "--max-megapixels", type=float, at_least=0.001, at_most=1e4, help=text)
+    add_option(container, "--max-megapixels", type=float, at_least=0.001, at_most=1e4, help=text, advanced=True)
 
 
 def _shown(default: Any) -> str:

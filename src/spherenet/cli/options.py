@@ -47,14 +47,19 @@ class Parser(argparse.ArgumentParser):
             add_help=False,
         )
         self.add_argument("-h", "--help", action=_Help, help="show the common options and examples")
-
-    def add_help_all(self) -> None:
-        """Add the option --help-all, which also shows the options that were added as advanced ones."""
         self.add_argument("--help-all", action=_Help, help="show all options")
 
     def help_text(self, *, all_options: bool) -> str:
         """Return the help text, with or without the advanced options."""
-        hidden = {} if all_options else {a: a.help for a in self._actions if getattr(a, "is_advanced", False)}
+        forms = {"?": "[{}]", "+": "{} ..."}
+        inputs = [action for action in self._actions if not action.option_strings]
+        shown = [forms.get(str(action.nargs), "{}").format(action.metavar) for action in inputs]
+        self.usage = " ".join([self.prog, *shown, "[OPTIONS]"])
+        advanced = [action for action in self._actions if getattr(action, "is_advanced", False)]
+        concealed = advanced if not all_options else []
+        if not advanced:  # then both texts are the same
+            concealed = [self._option_string_actions["--help-all"]]
+        hidden = {action: action.help for action in concealed}
         for action in hidden:
             action.help = argparse.SUPPRESS
         try:
@@ -133,8 +138,6 @@ class ConfigParser(Parser):
     ) -> None:
         super().__init__(verb, summary, examples=examples)
         self.config, self.exclusive, self.hints = config, exclusive, get_type_hints(config)
-        self.usage = f"{self.prog} [OPTIONS]"
-        self.add_help_all()
         add_option(self, "--config", metavar="FILE", help="YAML file of options; options of the command override it")
         text = "values of any key of such a file, e.g. --set relu=false"
         add_option(self, "--set", type=list[str], metavar="KEY=VALUE", action="extend", help=text, advanced=True)

@@ -60,7 +60,7 @@ VERBS = {
         ("data", "data", "list, download and check data sets"),
         ("plan", "plan", "estimate memory and communication of training with many classes"),
         ("bench", "bench", "measure time and memory of SphereNets relative to plain CNNs"),
-        ("completion", "main", "print a shell completion script for bash, zsh or fish"),
+        ("completion", "completion", "print a shell completion script for bash, zsh or fish"),
     )
 }
 """The verbs of this package. The module in this folder defines `VERB_parser()` and `run_VERB(arguments)`."""
