@@ -30,7 +30,7 @@ TUNE = ["tune", "--widths", 4, 4, 4, "--milestones", 3, "--iterations", 1, "--ba
 def grids(tmp_path):
     """Return the folder of a finished tuning and the folder of finished experiments."""
     tuned, reproduced = tmp_path / "tuned", tmp_path / "reproduced"
-    settings = create_settings(TINY, ["cosine", "none"], [], ["softmax"], [])
+    settings = create_settings(TINY, ["cosine", "none"], ["softmax"])
     experiment = find_experiment("table3")
     folder = reproduced / "smoke" / "table3"
     write_experiment(experiment, "smoke", folder)

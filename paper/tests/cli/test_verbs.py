@@ -15,7 +15,7 @@ from spherenet_paper.report.markdown_page import markdown_page
 
 
 def test_best_setting_of_tune_is_complete_or_unchanged(tmp_path, monkeypatch, capsys):
-    settings = create_settings(TrainConfig(widths=[4, 4, 4]), ["cosine"], [], ["softmax"], [])
+    settings = create_settings(TrainConfig(widths=[4, 4, 4]), ["cosine"], ["softmax"])
     for job in create_tuning_jobs(settings, tmp_path / "runs", 2):
         finish_job(job)
     target = tmp_path / "best.yaml"
