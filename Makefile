@@ -81,9 +81,8 @@ fast: $(READY)  ## run the fast tests only
 pytest: $(READY) browser hosts  ## run all tests, or those of e.g. SELECT='-m "not slow"'
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(SELECT)
 
-results: $(READY)  ## write docs/results.md, its figure, cells.csv and the table of README.md from the runs in paper/results/
-	$(BIN)/python -m spherenet_paper.report $(sort $(wildcard paper/results/*/*)) --markdown docs/results.md --csv paper/results/cells.csv --figure docs/images/headline.svg
-	$(BIN)/python docs/readme.py
+results: $(READY)  ## write verdicts.csv, docs/results.md, its figure and the table of README.md from the runs in paper/results
+	$(BIN)/python -m spherenet_paper.report
 
 SOAK   ?= tests/faults
 soak: $(READY) hosts  ## run the fault tests with their full counts and write the table of docs/reliability.md (about an hour)

@@ -1,4 +1,4 @@
-"""Draw `deep.svg` from the committed runs of table3 and fig-ultradeep in paper/results/long.
+"""Draw `deep.svg` from the committed runs of table3 and fig-ultradeep of the preset long.
 
 python docs/images/deep.py [FILE]
 """
@@ -9,10 +9,9 @@ from pathlib import Path
 from curves import DASHED, Line, draw_curves  # modules beside this one
 from matplotlib import pyplot as plt
 
-from spherenet_paper.report.grids import read_grid
+from spherenet_paper.report.grids import stored_grid
 from spherenet_paper.style import WIDTH, save, style
 
-RUNS = Path(__file__).parents[2] / "paper" / "results" / "long"
 PANELS = (
     (
         "table3",
@@ -38,7 +37,7 @@ def main(path: Path) -> None:
     with style("deep"):
         figure, axes = plt.subplots(1, 2, figsize=(WIDTH, 4), sharey=True)
         for ax, (experiment, title, cells) in zip(axes, PANELS, strict=True):
-            draw_curves(ax, read_grid(RUNS / experiment), cells, title)
+            draw_curves(ax, stored_grid("long", experiment), cells, title)
             ax.set_ylim(8, 95)
             ax.set_xticks([0, 2000, 4000, 6000])
             ax.legend(loc="upper left", fontsize=9.5, labelspacing=0.2)

@@ -1,4 +1,4 @@
-"""Draw `findings.svg` from the runs in paper/results/cpu: curves of three experiments, and learned k by layer.
+"""Draw `findings.svg` from the runs of the preset cpu: curves of three experiments, and learned k by layer.
 
 python docs/images/findings.py [FILE]
 """
@@ -11,10 +11,9 @@ from curves import DASHED, Line, draw_curves  # modules beside this one
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from spherenet_paper.report.grids import GridCell, read_grid
+from spherenet_paper.report.grids import GridCell, stored_grid
 from spherenet_paper.style import FAINT, WIDTH, color_of, save, style
 
-RESULTS = Path(__file__).parents[2] / "paper" / "results" / "cpu"
 PANELS = (
     (
         "fig-convergence-plain",
@@ -65,10 +64,10 @@ def main(path: Path) -> None:
     with style("findings"):
         figure, axes = plt.subplots(2, 2, figsize=(WIDTH, 6.4))
         for ax, (experiment, title, cells) in zip(axes.flat, PANELS, strict=False):
-            draw_curves(ax, read_grid(RESULTS / experiment), cells, title)
+            draw_curves(ax, stored_grid("cpu", experiment), cells, title)
             ax.set_ylabel("test accuracy %")
             ax.legend(fontsize=9, labelspacing=0.2, handlelength=1.6)
-        learned = read_grid(RESULTS / "learnable").cell("learnable")
+        learned = stored_grid("cpu", "learnable").cell("learnable")
         assert learned is not None
         draw_k(axes[1, 1], learned)
         save(figure, path)

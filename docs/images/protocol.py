@@ -1,4 +1,4 @@
-"""Draw `protocol.svg`: the authors' curves beside those of paper/results/long/fig-protocol, by BatchNorm statistics.
+"""Draw `protocol.svg`: the authors' curves beside those of paper/the runs of fig-protocol, by BatchNorm statistics.
 
 python docs/images/protocol.py [FILE]
 
@@ -19,11 +19,10 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from spherenet.report import Curve
-from spherenet_paper.report.grids import Grid, read_grid
+from spherenet_paper.report.grids import Grid, stored_grid
 from spherenet_paper.style import FAINT, WIDTH, color_of, save, style
 
 HERE = Path(__file__).parent
-RUNS = HERE.parents[1] / "paper" / "results" / "long" / "fig-protocol"
 LAST, EVERY = 5000, 1000
 NETWORKS = {
     "cnn-9": {"none_cnn-9": "CNN", "cosine_cnn-9": "cosine"},
@@ -62,7 +61,7 @@ def our_curves(grid: Grid, cell: str, name: str) -> list[Curve]:
     """
     found = grid.cell(cell)
     if found is None or not found.runs:
-        sys.exit(f"The figure needs finished runs of {cell} in {RUNS}, found none.")
+        sys.exit(f"The figure needs finished runs of {cell}, found none.")
     curves = [
         run.curve("train", "accuracy") if name == "training" else run.curve("test", "accuracy", name)
         for run in found.runs.values()
@@ -90,7 +89,7 @@ def draw(axes: Axes, seeds: Sequence[Curve], color: str, dashes: Any) -> None:
 
 def main(path: Path) -> None:
     """Draw a row per network and a column each for the authors' curves, the same ones of ours, and other statistics."""
-    grid, theirs = read_grid(RUNS), read_authors_logs()
+    grid, theirs = stored_grid("long", "fig-protocol"), read_authors_logs()
     with style("protocol"):
         figure, axes = plt.subplots(2, 3, figsize=(WIDTH, 5.6), sharex=True, sharey=True)
         for row, (model, cells) in zip(axes, NETWORKS.items(), strict=True):

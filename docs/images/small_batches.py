@@ -1,4 +1,4 @@
-"""Draw `small_batches.svg` from the runs of fig-spherenorm in paper/results/long: curves at three batch sizes.
+"""Draw `small_batches.svg` from the runs of fig-spherenorm of the preset long: curves at three batch sizes.
 
 python docs/images/small_batches.py [FILE]
 """
@@ -9,10 +9,9 @@ from pathlib import Path
 from curves import DASHED, Line, draw_curves  # modules beside this one
 from matplotlib import pyplot as plt
 
-from spherenet_paper.report.grids import read_grid
+from spherenet_paper.report.grids import stored_grid
 from spherenet_paper.style import WIDTH, save, style
 
-RUNS = Path(__file__).parents[2] / "paper" / "results" / "long" / "fig-spherenorm"
 ROWS = {
     "batchnorm": Line("CNN, BatchNorm", "CNN"),
     "groupnorm": Line("CNN, GroupNorm", "CNN", DASHED),
@@ -23,7 +22,7 @@ ROWS = {
 
 def main(path: Path) -> None:
     """Draw a panel per batch size."""
-    grid = read_grid(RUNS)
+    grid = stored_grid("long", "fig-spherenorm")
     with style("small_batches"):
         figure, axes = plt.subplots(1, 3, figsize=(WIDTH, 3.6), sharey=True)
         for ax, size in zip(axes, (2, 8, 32), strict=True):

@@ -1,75 +1,64 @@
-"""Copy the finished runs of a preset into results/, without checkpoints and logs, as they are committed.
+"""Add the finished runs of a preset to the tables in paper/results.
 
-    python paper/tools/collect_runs.py FOLDER/long [paper/results/long]
+    python paper/tools/collect_runs.py FOLDER/long [RESULTS]
 
-The planned runs of a cell that has all seeds that results/PLAN.md plans are copied to results/long, where reports read
-them, all others, also those of cells without planned seeds, to results/unfinished. All runs of a preset without a plan
-are copied. Each experiment with planned seeds gets its experiment.json, also without runs, so that reports list what is
-missing. A run with other settings than those of the experiment, or with a folder of this machine in config.json, is an
-error. Runs that are there already are replaced, others stay. `make results` then writes the page.
+FOLDER is the one that `spherenet reproduce --output` wrote. A cell is added when all of its seeds are finished: those
+that results/PLAN.md plans, or without a plan those that any cell of the experiment has. A run with other settings than
+those of the experiment, or with a folder of this machine in its command, is an error. Runs that are in the tables
+already are replaced. `make results` then writes the pages.
 """
 
 from __future__ import annotations
 
 import re
-import shutil
+import shlex
 import sys
-from collections import defaultdict
 from pathlib import Path
 
 from spherenet.errors import RunError
 from spherenet_paper.experiments import EXPERIMENTS
-from spherenet_paper.experiments.jobs import Job, create_jobs, write_experiment
+from spherenet_paper.experiments.jobs import create_jobs
+from spherenet_paper.records import RESULTS, Record, append_records, read_runs
 
-FILES = ("config.json", "metrics.jsonl", "summary.json")
-LOCAL = re.compile(r'"/|[ =]/\w')
-"""An absolute path at the start of a string or in a command."""
+LOCAL = re.compile(r"(^|[ =])/\w")
 
 
 def collect(source: Path, target: Path) -> dict[str, int]:
-    """Copy the finished runs and return the number in complete cells by experiment. The preset is the source's name.
+    """Add the runs of complete cells to the tables and return their number by experiment.
 
     Raises:
-        RunError: A run has other settings, or config.json names a folder of this machine.
+        RunError: A run has other settings, or its command names a folder of this machine.
     """
+    collected: list[Record] = []
     counts = {}
     for experiment in EXPERIMENTS.values():
-        cells = experiment.cells(source.name)
-        if not cells or not (experiment.planned_seeds(source.name) or (source / experiment.id).is_dir()):
+        folder, cells = source / experiment.id, experiment.cells(source.name)
+        if not cells or not folder.is_dir():
             continue
-        write_experiment(experiment, source.name, target / experiment.id)
-        seeds = sorted({int(path.name.removeprefix("seed-")) for path in source.glob(f"{experiment.id}/*/seed-*[0-9]")})
-        planned, done = experiment.planned_seeds(source.name), defaultdict[str, dict[int, Job]](dict)
-        for job in create_jobs(cells, source / experiment.id, seeds):
-            if job.is_done():
-                done[job.folder.parent.name][job.config.seed] = job
-        counts[experiment.id] = 0
-        for cell, jobs in done.items():
-            unfinished = target.with_name("unfinished") / experiment.id / cell
-            wanted = set(range(planned[cell])) if planned else set(jobs)
-            complete = wanted if wanted <= jobs.keys() else set()
-            for seed, job in jobs.items():
-                folder = target / experiment.id / cell if seed in complete else unfinished
-                copy_run(job.folder, folder / job.folder.name)
-            for seed in complete:
-                shutil.rmtree(unfinished / f"seed-{seed}", ignore_errors=True)
-            if unfinished.is_dir() and not any(unfinished.iterdir()):
-                unfinished.rmdir()
-            counts[experiment.id] += len(complete)
+        records, problems = read_runs(folder, source.name, experiment.id)
+        seeds = {key.seed for key in (*(record.key for record in records), *(key for key, _ in problems))}
+        plan = experiment.planned_seeds(source.name)
+        complete = []
+        for cell in cells:
+            own = {record.key.seed: record for record in records if record.key.cell == cell.name}
+            wanted = set(range(plan[cell.name])) if plan else seeds
+            if own and wanted <= own.keys():
+                for job in create_jobs([cell], folder, sorted(wanted)):
+                    job.is_done()  # RunError where it was run with other settings
+                    require_portable(own[job.config.seed])
+                complete += [own[seed] for seed in sorted(wanted)]
+        counts[experiment.id] = len(complete)
+        collected += complete
+    append_records(collected, target)
     return counts
 
 
-def copy_run(source: Path, target: Path) -> None:
-    """Copy the files of a run that are committed.
-
-    Raises:
-        RunError: config.json names a folder of this machine.
-    """
-    if LOCAL.search((source / "config.json").read_text(encoding="utf-8")):
-        raise RunError(f"{source / 'config.json'} names a folder of this machine.")
-    target.mkdir(parents=True, exist_ok=True)
-    for name in FILES:
-        shutil.copyfile(source / name, target / name)
+def require_portable(record: Record) -> None:
+    """Raise RunError if the command of a run names a folder of this machine."""
+    config = record.run.config
+    commands = [shlex.join(config["command"]), *(str(entry.get("command")) for entry in config.get("history") or [])]
+    if any(LOCAL.search(command) for command in commands):
+        raise RunError(f"{record.run.path} names a folder of this machine in its command.")
 
 
 if __name__ == "__main__":
@@ -78,7 +67,5 @@ if __name__ == "__main__":
     origin = Path(sys.argv[1])
     if not origin.is_dir():
         sys.exit(f"{origin} is not a folder; pass the folder of a preset that `spherenet reproduce --output` wrote.")
-    for identifier, number in collect(
-        origin, Path(sys.argv[2] if len(sys.argv) == 3 else f"paper/results/{origin.name}")
-    ).items():
+    for identifier, number in collect(origin, Path(sys.argv[2]) if len(sys.argv) == 3 else RESULTS).items():
         print(f"{identifier}: {number} runs of complete cells")

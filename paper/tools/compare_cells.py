@@ -1,10 +1,10 @@
 """Print the differences between cells of an experiment, paired by seed, with 95 % intervals, as a Markdown table.
 
-    python paper/tools/compare_cells.py paper/results/long/headline none_softmax cosine_softmax sigmoid-0.3_softmax
+    python paper/tools/compare_cells.py long headline none_softmax cosine_softmax sigmoid-0.3_softmax
 
 The first cell is the one that the others are compared with. These are the numbers of docs/findings.md that are no
 claims of the experiment: each cell by itself, and training accuracies, which are those of the rows `train` of
-metrics.jsonl. Below the table stand for each seed the first evaluation that reaches --reach percent, and the median
+curves.csv. Below the table stand for each seed the first evaluation that reaches --reach percent, and the median
 over layers of the variance of their outputs at the end (the last row `probes`).
 """
 
@@ -18,8 +18,9 @@ from statistics import fmean, median
 from spherenet._util.text import as_number
 from spherenet.errors import RunError
 from spherenet.report import ReportedRun
+from spherenet_paper.experiments import find_experiment
 from spherenet_paper.report.claims import confidence_interval
-from spherenet_paper.report.grids import GridCell, read_grid
+from spherenet_paper.report.grids import GridCell, stored_grid
 from spherenet_paper.report.quantities import QUANTITIES, mean_between
 
 Measure = Callable[[ReportedRun], float]
@@ -89,13 +90,13 @@ def by_seed(cells: list[GridCell], measure: Callable[[ReportedRun], float | None
     return lines
 
 
-def compare(folder: str, names: list[str], *, protocol: str | None, last: int, reach: float) -> str:
+def compare(preset: str, id: str, names: list[str], *, protocol: str | None, last: int, reach: float) -> str:
     """Return the comparison of cells as text; the first name is the baseline.
 
     Raises:
-        RunError: The folder is not an experiment, or it has no finished runs of one of the cells.
+        RunError: There are no finished runs of one of the cells.
     """
-    grid = read_grid(folder)
+    grid = stored_grid(preset, find_experiment(id).id)
     cells = []
     for name in names:
         cell = grid.cell(name)
@@ -117,7 +118,8 @@ def compare(folder: str, names: list[str], *, protocol: str | None, last: int, r
 def main(arguments: list[str]) -> int:
     """Print the comparison and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", metavar="FOLDER", help="an experiment, e.g. paper/results/long/headline")
+    parser.add_argument("preset", metavar="PRESET", help="preset of the runs, e.g. long")
+    parser.add_argument("experiment", metavar="ID", help="experiment, e.g. headline")
     parser.add_argument("baseline", metavar="BASELINE", help="the cell that the others are compared with")
     parser.add_argument("cells", metavar="CELL", nargs="+", help="cells with finished runs")
     parser.add_argument("--protocol", help="BatchNorm statistics of test accuracies (default: the first of each run)")
@@ -128,8 +130,10 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     names = [options.baseline, *options.cells]
     try:
-        text = compare(options.folder, names, protocol=options.protocol, last=options.last, reach=options.reach)
-    except RunError as error:
+        text = compare(
+            options.preset, options.experiment, names, protocol=options.protocol, last=options.last, reach=options.reach
+        )
+    except (RunError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2
     print(text)

@@ -22,22 +22,22 @@ from spherenet.export import load_model, save_model
 from spherenet.training import Processes, evaluate
 from spherenet.training.run_export import model_card
 from spherenet.training.saved_runs import load_run
-from spherenet_paper.report.grids import is_grid, read_grid
+from spherenet_paper.experiments import EXPERIMENTS
+from spherenet_paper.report.grids import Grid, grid_of_runs
 
 LARGEST = 5_000_000
 """Largest size of the folder in bytes."""
 
 
-def best_run(path: str) -> str:
+def best_run(grid: Grid) -> str:
     """Return the run to export of a grid: of the SphereNet with the highest mean final accuracy, its smallest seed.
 
     Raises:
         RunError: The grid has no finished run of a SphereNet.
     """
-    grid = read_grid(path)
     cells = [cell for cell in grid.cells if cell.runs and cell.row != grid.baseline]
     if not cells:
-        raise RunError(f"{path} has no finished run of a SphereNet.")
+        raise RunError(f"{grid.id} has no finished run of a SphereNet.")
     best = max(cells, key=lambda cell: fmean(cell.values()))
     return best.runs[min(best.runs)].path
 
@@ -83,7 +83,8 @@ if __name__ == "__main__":
     if len(sys.argv) != 3:
         sys.exit(__doc__)
     source, folder = sys.argv[1], Path(sys.argv[2])
-    if is_grid(source):
-        print(ship(best_run(source), folder, "Its network has the highest mean test accuracy of a grid of networks."))
+    if Path(source).name in EXPERIMENTS:
+        grid = grid_of_runs(EXPERIMENTS[Path(source).name], Path(source).parent.name, Path(source))
+        print(ship(best_run(grid), folder, "Its network has the highest mean test accuracy of a grid of networks."))
     else:
         print(ship(source, folder))

@@ -87,11 +87,11 @@ def run_reproduce(arguments: Namespace) -> int:
     from spherenet.report import write_page
     from spherenet_paper.cli.grid_progress import run_watched
     from spherenet_paper.experiments import find_experiment
-    from spherenet_paper.experiments.jobs import create_jobs, select_cells, write_experiment
+    from spherenet_paper.experiments.jobs import create_jobs, select_cells
     from spherenet_paper.experiments.plan import dry_run
     from spherenet_paper.experiments.runner import LocalLauncher, RayLauncher, visible_gpus
     from spherenet_paper.report.closeness import closeness
-    from spherenet_paper.report.grids import read_grid
+    from spherenet_paper.report.grids import grid_of_runs
     from spherenet_paper.report.page import section_of_grid
     from spherenet_paper.report.tables import paper_tables
 
@@ -112,11 +112,10 @@ def run_reproduce(arguments: Namespace) -> int:
     else:
         _check_data(experiment.id, jobs)
         launch = LocalLauncher(threads, arguments.processes, visible_gpus(), arguments.jobs)
-    write_experiment(experiment, arguments.preset, folder)
     results = run_watched(experiment.id, jobs, launch, arguments.jobs)
     if not launch.stopped:
         console = stdout_console()
-        grid = read_grid(folder)
+        grid = grid_of_runs(experiment, arguments.preset, folder, arguments.seeds)
         for table in paper_tables(grid, text_width(console)):
             console.print(table)
         console.print(closeness(grid), highlight=False, markup=False, width=text_width(console))

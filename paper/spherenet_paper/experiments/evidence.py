@@ -69,9 +69,10 @@ HEADLINE = Experiment(
     "test accuracy over iterations and at the end, CIFAR-10, cnn-9 at half the paper's widths",
     headline_cells,
     (
-        Claim("SphereNets converge faster than the CNN", "Figure: convergence", AGAINST_CNN, "early", USEFUL),
-        Claim("SphereNets end above the CNN", "Table 1, softmax", AGAINST_CNN, "accuracy", USEFUL),
+        Claim("faster", "SphereNets converge faster than the CNN", "Figure: convergence", AGAINST_CNN, "early", USEFUL),
+        Claim("higher", "SphereNets end above the CNN", "Table 1, softmax", AGAINST_CNN, "accuracy", USEFUL),
         Claim(
+            "steadier",
             "The accuracy of SphereNets fluctuates less than the CNN's",
             "Figure: convergence",
             AGAINST_CNN,
@@ -79,6 +80,7 @@ HEADLINE = Experiment(
             USEFUL,
         ),
         Claim(
+            "w-softmax-higher",
             "SphereNets with cosine W-Softmax end above the CNN with softmax",
             "Table 2, cnn-9",
             (("cosine_w-cosine", "none_softmax"),),
@@ -86,6 +88,7 @@ HEADLINE = Experiment(
             USEFUL,
         ),
         Claim(
+            "margin-higher",
             "A SphereNet with a margin ends above the CNN with softmax",
             "Table 1, last column; the form of the margin is ours",
             (("cosine_margin", "none_softmax"),),
@@ -93,6 +96,7 @@ HEADLINE = Experiment(
             USEFUL,
         ),
         Claim(
+            "margin-over-softmax",
             "With a margin a SphereNet ends above the same network with softmax",
             "Table 1, last column; the form of the margin is ours",
             (("cosine_margin", "cosine_softmax"),),
@@ -182,6 +186,7 @@ PROTOCOL = Experiment(
     (
         *(
             Claim(
+                f"leads-{protocol}",
                 "SphereNets have a higher test accuracy during training",
                 "Figure: convergence",
                 PROTOCOL_PAIRS,
@@ -191,6 +196,7 @@ PROTOCOL = Experiment(
             for protocol in ("lagging", "running", "precise")
         ),
         Claim(
+            "lag-costs-cnn",
             "Lagging statistics cost the CNN more test accuracy than the SphereNet",
             "ours, on Figure: convergence",
             tuple((second, first) for first, second in PROTOCOL_PAIRS),
@@ -198,6 +204,7 @@ PROTOCOL = Experiment(
         ),
         *(
             Claim(
+                f"steadier-{protocol}",
                 "The CNN's accuracy fluctuates more than the SphereNet's",
                 "Figure: convergence",
                 PROTOCOL_PAIRS,

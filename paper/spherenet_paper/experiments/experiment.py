@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from spherenet._util.validation import require_one_of
@@ -61,10 +61,6 @@ class Cell:
     paper: float | None = None
     starts_from: str | None = None
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the cell without its configuration, as stored in experiment.json."""
-        return {name: value for name, value in asdict(self).items() if name != "config"}
-
 
 @dataclass(frozen=True)
 class Requirement:
@@ -80,12 +76,19 @@ class Requirement:
     minimum: float
     cells: Literal["both", "second"] = "both"
 
+    def __str__(self) -> str:
+        """Return the condition as text."""
+        cells = "every network" if self.cells == "both" else "the network it is compared with"
+        article = "an" if self.quantity[0] in "aeiou" else "a"
+        return f"{article} {self.quantity} of at least {self.minimum:g} % of {cells}"
+
 
 @dataclass(frozen=True)
 class Claim:
     """A statement of the paper: in each pair of cells, the first one has the larger quantity.
 
     Attributes:
+        id: Name, unique within the experiment.
         text: The statement.
         source: Table, figure or section of the paper.
         pairs: Names of the cells to compare.
@@ -98,12 +101,23 @@ class Claim:
         protocol: BatchNorm statistics of the evaluations, e.g. "lagging"; None for the first ones of a run.
     """
 
+    id: str
     text: str
     source: str
     pairs: tuple[tuple[str, str], ...]
     quantity: str = "accuracy"
     requires: Requirement | None = None
     protocol: str | None = None
+
+    @property
+    def full_text(self) -> str:
+        """The text with the BatchNorm statistics, if they are part of the claim."""
+        return self.text if self.protocol is None else f"{self.text}, {self.protocol} BatchNorm statistics"
+
+    @property
+    def statement(self) -> str:
+        """The text with the BatchNorm statistics, and the source."""
+        return f"{self.full_text} ({self.source})"
 
 
 @dataclass(frozen=True)

@@ -61,19 +61,22 @@ CONVERGENCE_PLAIN = Experiment(
     convergence_plain_cells,
     (
         Claim(
+            "faster",
             "SphereNets converge faster than the plain network (cnn-9)",
             "Figure: convergence",
             SPHERE_AGAINST_PLAIN,
             "early",
         ),
-        Claim("SphereNets end above the plain network (cnn-9)", "Figure: convergence", SPHERE_AGAINST_PLAIN),
+        Claim("higher", "SphereNets end above the plain network (cnn-9)", "Figure: convergence", SPHERE_AGAINST_PLAIN),
         Claim(
+            "steadier",
             "The accuracy of SphereNets fluctuates less than the plain network's (cnn-9)",
             "Figure: convergence",
             SPHERE_AGAINST_PLAIN,
             "steadiness",
         ),
         Claim(
+            "orthogonality",
             "The orthogonality term improves accuracy",
             "Figure: convergence",
             tuple((f"{row}_orth", f"{row}_free") for row in CONVERGENCE_OPERATORS),
@@ -122,12 +125,14 @@ CONVERGENCE_RESNET = Experiment(
     convergence_resnet_cells,
     (
         Claim(
+            "faster",
             "SphereNets converge faster than the plain network (resnet-32)",
             "Figure: convergence",
             CONVERGENCE_RESNET_PAIRS,
             "early",
         ),
         Claim(
+            "higher",
             "SphereNets end above the plain network (resnet-32)",
             "Figure: convergence; added after the runs",
             CONVERGENCE_RESNET_PAIRS,
@@ -172,9 +177,20 @@ WIDTH = Experiment(
     "test accuracy over iterations at four widths",
     width_cells,
     (
-        Claim("With few filters a SphereNet is slightly worse", "Figure: width", (("none_16", "cosine_16"),)),
-        Claim("With many filters SphereNets are better", "Figure: width", MANY_FILTERS),
-        Claim("With many filters SphereNets converge faster", "Figure: width", MANY_FILTERS, "early"),
+        Claim(
+            "few-filters",
+            "With few filters a SphereNet is slightly worse",
+            "Figure: width",
+            (("none_16", "cosine_16"),),
+        ),
+        Claim("many-filters", "With many filters SphereNets are better", "Figure: width", MANY_FILTERS),
+        Claim(
+            "many-filters-faster",
+            "With many filters SphereNets converge faster",
+            "Figure: width",
+            MANY_FILTERS,
+            "early",
+        ),
     ),
 )
 
@@ -247,6 +263,7 @@ ULTRADEEP = Experiment(
     (
         *(
             Claim(
+                f"trains-{name}",
                 f"A SphereNet of {layers} trains more easily than a CNN",
                 source,
                 ((f"cosine_w-cosine_{name}", f"none_softmax_{name}"),),
@@ -259,17 +276,20 @@ ULTRADEEP = Experiment(
             )
         ),
         Claim(
+            "orthogonal-start",
             "Orthogonal initial weights improve networks of 45 plain layers",
             "ours",
             tuple((f"orthogonal-{network}_45", f"{network}_45") for network in ULTRADEEP_NETWORKS),
         ),
         Claim(
+            "orthogonal-start-over-cnn",
             "With orthogonal initial weights a SphereNet of 45 plain layers beats a CNN",
             "Table 2, 45 layers; initial weights ours",
             (("orthogonal-cosine_w-cosine_45", "orthogonal-none_softmax_45"),),
             requires=Requirement("accuracy", 60.0),
         ),
         Claim(
+            "centered",
             "Centered kernels improve a SphereNet of 45 plain layers",
             "ours",
             (("centered_w-cosine_45", "cosine_w-cosine_45"),),
@@ -344,29 +364,34 @@ SPHERENORM = Experiment(
     spherenorm_cells,
     (
         Claim(
+            "faster",
             "At small batches SphereNorm converges faster than BatchNorm",
             "Figure: SphereNorm",
             SPHERENORM_AGAINST_BATCHNORM,
             "early",
         ),
         Claim(
+            "steadier",
             "At small batches the accuracy with SphereNorm fluctuates less than with BatchNorm",
             "Figure: SphereNorm",
             SPHERENORM_AGAINST_BATCHNORM,
             "steadiness",
         ),
         Claim(
+            "rescaled",
             "Rescaled SphereNorm does not work as well as SphereNorm, both with orthogonality",
             "Figure: SphereNorm; changed after the runs from SphereNorm without it",
             tuple((f"spherenorm_orth_{size}", f"spherenorm_rescaled_{size}") for size in BATCH_SIZES),
         ),
         Claim(
+            "with-batchnorm",
             "SphereNorm with BatchNorm beats BatchNorm alone",
             "Figure: SphereNorm",
             tuple((f"spherenorm_batchnorm_{size}", f"batchnorm_{size}") for size in BATCH_SIZES),
         ),
         *(
             Claim(
+                f"centered-over-{other}",
                 f"At small batches centered SphereNorm beats {name}",
                 "ours",
                 tuple((f"{row}_{size}", f"{other}_{size}") for row in CENTERED for size in BATCH_SIZES),

@@ -1,13 +1,11 @@
 """Jobs of grids and of cross-validation: one run directory per cell and seed, or per setting and fold.
 
-In OUTPUT/PRESET/ID of a grid, experiment.json holds the cells with the paper's values and the claims, CELL/seed-0/ is a
-run directory, and CELL/seed-0.log is the output of that run.
+In OUTPUT/PRESET/ID of a grid, CELL/seed-0/ is a run directory, and CELL/seed-0.log is the output of that run.
 """
 
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
@@ -16,8 +14,6 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from spherenet import __version__
-from spherenet._util.files import write_json
 from spherenet._util.text import as_number
 from spherenet._util.validation import require_one_of
 from spherenet.errors import InvalidArgument, RunError
@@ -26,7 +22,7 @@ from spherenet.training.build import require_valid_choices
 from spherenet.training.choices import Choice
 from spherenet.training.config import FREE, TrainConfig, option_name
 from spherenet.training.run_format import config_of
-from spherenet_paper.experiments.experiment import Cell, Claim, Experiment
+from spherenet_paper.experiments.experiment import Cell
 
 __all__ = [
     "Job",
@@ -38,10 +34,7 @@ __all__ = [
     "create_tuning_jobs",
     "read_score",
     "select_cells",
-    "write_experiment",
 ]
-
-FORMAT = 1
 
 
 def command_line(config: TrainConfig) -> list[str]:
@@ -144,35 +137,6 @@ def create_jobs(cells: Sequence[Cell], folder: Path, seeds: Sequence[int], **cha
                 config = replace(config, data_dir=None)
             jobs.append(Job(f"{cell.name} seed {seed}", folder / cell.name / f"seed-{seed}", config, source))
     return jobs
-
-
-def write_experiment(experiment: Experiment, preset: str, folder: Path) -> None:
-    """Write experiment.json, which reports read besides the runs."""
-    folder.mkdir(parents=True, exist_ok=True)
-    cells = experiment.cells(preset)
-    optional = {
-        "baseline": experiment.baseline,
-        "seeds": experiment.planned_seeds(preset) or None,
-        "logs": None if experiment.logs is None else asdict(experiment.logs),
-    }
-    write_json(
-        folder / "experiment.json",
-        {
-            "format": FORMAT,
-            "id": experiment.id,
-            "title": experiment.title,
-            "shows": experiment.shows,
-            "preset": preset,
-            "cells": [cell.as_dict() for cell in cells],
-            "claims": [_as_entry(claim) for claim in experiment.claims_about(cells)],
-            **{key: value for key, value in optional.items() if value is not None},
-            "versions": {"spherenet": __version__, "python": platform.python_version()},
-        },
-    )
-
-
-def _as_entry(claim: Claim) -> dict[str, Any]:
-    return {key: value for key, value in asdict(claim).items() if value is not None}
 
 
 @dataclass(frozen=True)

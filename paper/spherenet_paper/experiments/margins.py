@@ -76,22 +76,26 @@ MARGIN_SCHEDULE = Experiment(
     margin_schedule_cells,
     (
         Claim(
+            "all-images",
             "With all images a margin beats the same loss without one",
             "Table 1, for short runs",
             tuple((f"{name}_all", "w-linear_all") for name in MARGIN_NAMES),
         ),
         Claim(
+            "few-images",
             "With few images a margin beats the same loss without one",
             "Table 1, for few images",
             tuple((f"{name}_{FEW_IMAGES}", f"w-linear_{FEW_IMAGES}") for name in MARGIN_NAMES),
         ),
         Claim(
+            "few-images-over-softmax",
             "With few images a margin beats softmax",
             "Table 1, for few images",
             tuple((f"{name}_{FEW_IMAGES}", f"softmax_{FEW_IMAGES}") for name in MARGIN_NAMES),
         ),
         *(
             Claim(
+                f"fixed-scale-{images.replace(' ', '-')}",
                 f"At a fixed scale, with {images}, a margin beats the same loss without one",
                 "Table 1, for S-Softmax",
                 tuple((f"{name}_{suffix}", f"s10_{suffix}") for name in FIXED_SCALE_NAMES),
@@ -155,6 +159,7 @@ MARGIN_FORMS = Experiment(
     (
         *(
             Claim(
+                f"{gradient}-gradient",
                 f"With the {gradient} gradient a margin beats m = 1 at the same scale",
                 "Table 1, for short runs" if gradient == "full" else "ours",
                 tuple((f"{row}_{margin}_{gradient}", f"{row}_m1") for row in FORM_ROWS for margin in FORM_MARGINS),
@@ -162,21 +167,25 @@ MARGIN_FORMS = Experiment(
             for gradient in GRADIENTS
         ),
         Claim(
+            "detached-over-full",
             "A margin with the detached gradient beats the same margin with the full one",
             "ours",
             tuple((f"{row}_{margin}_detached", f"{row}_{margin}_full") for row in FORM_ROWS for margin in FORM_MARGINS),
         ),
         Claim(
+            "detached-over-softmax",
             "A margin with the detached gradient beats softmax",
             "ours",
             tuple((f"{row}_{margin}_detached", "softmax") for row in FORM_ROWS for margin in FORM_MARGINS),
         ),
         Claim(
+            "fixed-scale",
             "At a fixed scale a margin with the detached gradient beats m = 1",
             "ours, added after the first seed",
             tuple((f"{row}_{margin}_detached", f"{row}_m1") for row in FIXED_SCALE_ROWS for margin in FORM_MARGINS),
         ),
         Claim(
+            "scale-10-over-softmax",
             "At a scale of 10 a margin with the detached gradient beats softmax",
             "ours, added after the first seed",
             tuple((f"{name}_s10_{margin}_detached", "softmax") for name in FORM_LOSSES for margin in FORM_MARGINS),

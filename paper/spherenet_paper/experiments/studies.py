@@ -57,9 +57,10 @@ LEARNABLE = Experiment(
     "accuracy with a learned k, and the distribution of k in each stage",
     learnable_cells,
     (
-        Claim("A learned k beats the best fixed one", "Section 4.2", (("learnable", "sigmoid-0.3"),)),
-        Claim("Learned k grow with depth", "Figure: learned k", (("learnable", "sigmoid-0.3"),), "rise"),
+        Claim("over-fixed", "A learned k beats the best fixed one", "Section 4.2", (("learnable", "sigmoid-0.3"),)),
+        Claim("k-grows", "Learned k grow with depth", "Figure: learned k", (("learnable", "sigmoid-0.3"),), "rise"),
         Claim(
+            "k-narrows",
             "Learned k are spread in the first stage and concentrated in the last",
             "Figure: learned k",
             (("learnable", "sigmoid-0.3"),),
@@ -105,11 +106,17 @@ S_SOFTMAX = Experiment(
     s_softmax_cells,
     (
         Claim(
+            "larger-s",
             "S-Softmax from scratch is better with s from 10 to 70 than with s = 1",
             "Section 3.4",
             tuple((f"s-{s}", "s-1") for s in SCALES[1:]),
         ),
-        Claim("S-Softmax with s = 1 is better fine-tuned from softmax", "Section 3.4", (("fine-tuned", "s-1"),)),
+        Claim(
+            "fine-tuned",
+            "S-Softmax with s = 1 is better fine-tuned from softmax",
+            "Section 3.4",
+            (("fine-tuned", "s-1"),),
+        ),
     ),
 )
 
@@ -145,7 +152,14 @@ WEIGHT_DECAY = Experiment(
     "Weight decay",
     "accuracy with and without L2 decay",
     weight_decay_cells,
-    (Claim("A SphereNet without decay beats one with it", "Section 3.3", (("cosine_free", "cosine_decay"),)),),
+    (
+        Claim(
+            "without-decay",
+            "A SphereNet without decay beats one with it",
+            "Section 3.3",
+            (("cosine_free", "cosine_decay"),),
+        ),
+    ),
 )
 
 
@@ -207,6 +221,7 @@ IMAGENET = Experiment(
     imagenet_cells,
     (
         Claim(
+            "higher",
             "SphereNets beat the plain residual network on ImageNet",
             "Figure: ImageNet",
             (("v1", "none"), ("v2", "none")),
@@ -258,11 +273,13 @@ MAGNITUDES = Experiment(
     magnitudes_cells,
     (
         Claim(
+            "over-sphere",
             "A magnitude function improves a narrow residual SphereNet",
             "ours",
             tuple((row, "sphere") for row in WITH_MAGNITUDE),
         ),
         Claim(
+            "over-cnn",
             "With a magnitude function a narrow residual SphereNet beats its CNN twin",
             "ours",
             tuple((row, "none") for row in WITH_MAGNITUDE),

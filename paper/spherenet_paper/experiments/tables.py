@@ -84,21 +84,25 @@ TABLE1 = Experiment(
     table1_cells,
     (
         Claim(
+            "operators",
             "SphereConv operators beat the plain convolution",
             "Table 1, rows",
             tuple((f"{row}_softmax", "none_softmax") for row in SPHERE_OPERATORS),
         ),
         Claim(
+            "operators-with-margins",
             "SphereConv operators beat the plain convolution under margin losses",
             "Table 1, rows",
             tuple((f"{row}_{loss}", f"none_{loss}") for row in SPHERE_OPERATORS for loss in MARGIN_LOSSES),
         ),
         Claim(
+            "margins",
             "Margin losses (A-Softmax, GA-Softmax) beat softmax",
             "Table 1, columns",
             tuple((f"{row}_{loss}", f"{row}_softmax") for row in OPERATORS for loss in MARGIN_LOSSES),
         ),
         Claim(
+            "ga-over-a",
             "Linear GA-Softmax beats A-Softmax",
             "Table 1, last two columns",
             tuple((f"{row}_ga-linear", f"{row}_a") for row in OPERATORS),
@@ -159,6 +163,7 @@ TABLE2 = Experiment(
     table2_cells,
     tuple(
         Claim(
+            f"{network}",
             f"SphereNets beat the plain network, {network}",
             "Table 2",
             tuple((f"{row}_{network}", f"none_{network}") for row in SPHERE_OPERATORS),
@@ -222,6 +227,7 @@ TABLE3 = Experiment(
     table3_cells,
     (
         Claim(
+            "without-relu",
             "SphereNets work without ReLU better than a plain network",
             "Table 3",
             tuple((row, "none") for row in SPHERE_OPERATORS),
@@ -291,6 +297,7 @@ TABLE4 = Experiment(
     table4_cells,
     tuple(
         Claim(
+            f"{loss.lower()}",
             f"SphereNets with {loss} beat the plain residual network",
             "Table 4",
             tuple(

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from spherenet.errors import RunError, require_extra
-from spherenet_paper.report.grids import Grid, GridClaim, Requirement
+from spherenet_paper.experiments.experiment import Claim, Requirement
+from spherenet_paper.report.grids import Grid
 from spherenet_paper.report.quantities import QUANTITIES
 
 __all__ = [
@@ -42,7 +43,7 @@ class Verdict:
         unmet: Smallest mean of the required quantity if the requirement is not met, else None.
     """
 
-    claim: GridClaim
+    claim: Claim
     verdict: str
     difference: float | None
     interval: tuple[float, float] | None
@@ -70,14 +71,15 @@ class Verdict:
         return f"{self.effect} over {pairs}, {seeds}{unmet}"
 
 
-def judge(grid: Grid, claim: GridClaim) -> Verdict:
+def judge(grid: Grid, claim: Claim) -> Verdict:
     """Decide a claim by the t-interval over seeds of the difference within pairs, averaged over the pairs.
 
     A seed is one observation however many pairs it has, because the pairs of a seed are not independent. One seed
-    decides nothing. If a requirement is not met, the claim is out of reach whatever the difference is. In a planned
-    grid a claim waits until all planned runs of its cells are finished: those that happen to be first decide nothing.
+    decides nothing. If a requirement is not met, the claim is out of reach whatever the difference is. A claim waits
+    until all runs of its cells are finished: those that happen to be first decide nothing, nor do those that did not
+    fail.
     """
-    if not grid.missing().keys().isdisjoint(name for pair in claim.pairs for name in pair):
+    if grid.lacks_runs_of(name for pair in claim.pairs for name in pair):
         return Verdict(claim, NOT_DECIDED, None, None, 0, 0)
     measure, protocol = QUANTITIES[claim.quantity].measure, claim.protocol
     by_seed: dict[int, list[float]] = {}

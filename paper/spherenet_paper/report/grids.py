@@ -1,35 +1,33 @@
-"""Grids of runs: the cells and claims of an experiment with its finished runs."""
+"""Grids of runs: an experiment with its finished runs."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from spherenet._util.files import read_json
 from spherenet._util.text import as_number
-from spherenet.errors import RunError
-from spherenet.report import Curve, ReportedRun, read_run
+from spherenet.report import Curve, ReportedRun
+from spherenet_paper.experiments import EXPERIMENTS
+from spherenet_paper.experiments.experiment import PRESETS as SIZES
+from spherenet_paper.experiments.experiment import Claim, Experiment, Logs
+from spherenet_paper.records import RESULTS, Key, Record, read_records, read_runs
 from spherenet_paper.report.quantities import QUANTITIES, final_accuracy, has_steady_pace
 
 __all__ = [
     "PRESETS",
     "Grid",
     "GridCell",
-    "GridClaim",
-    "Logs",
-    "Requirement",
     "TimeToAccuracy",
     "by_preset",
-    "is_grid",
+    "grid_of_runs",
     "presets_of",
-    "read_grid",
+    "stored_grid",
+    "stored_grids",
 ]
-
-EXPERIMENT_FILE = "experiment.json"
 
 PRESETS = {
     "paper": "The paper's settings.",
@@ -79,13 +77,14 @@ def time_to_accuracy(run: ReportedRun, other: ReportedRun) -> TimeToAccuracy | N
 
 @dataclass(frozen=True)
 class GridCell:
-    """A cell of an experiment with its finished runs by seed."""
+    """A cell of an experiment with its finished runs by seed, and the seeds that failed or are not finished."""
 
     name: str
     row: str
     column: str
     paper: float | None
     runs: dict[int, ReportedRun] = field(default_factory=dict)
+    failed: set[int] = field(default_factory=set)
 
     def values(self, quantity: str = "accuracy", protocol: str | None = None) -> list[float]:
         """Return a quantity of each run."""
@@ -112,59 +111,6 @@ class GridCell:
 
 
 @dataclass(frozen=True)
-class Requirement:
-    """A condition without which the runs cannot test a claim: a quantity of the cells is at least a minimum.
-
-    Attributes:
-        quantity: Name of the quantity.
-        minimum: Smallest mean over seeds, in the unit of the quantity.
-        cells: "both" for all cells of the claim, or "second" for the second cell of each pair.
-    """
-
-    quantity: str
-    minimum: float
-    cells: str
-
-    def __str__(self) -> str:
-        """Return the condition as text."""
-        cells = "every network" if self.cells == "both" else "the network it is compared with"
-        article = "an" if self.quantity[0] in "aeiou" else "a"
-        return f"{article} {self.quantity} of at least {self.minimum:g} % of {cells}"
-
-
-@dataclass(frozen=True)
-class GridClaim:
-    """A claim of the paper: in each pair of cells the first has the larger quantity under an evaluation protocol."""
-
-    text: str
-    source: str
-    pairs: list[tuple[str, str]]
-    quantity: str
-    requires: Requirement | None = None
-    protocol: str | None = None
-
-    @property
-    def full_text(self) -> str:
-        """The text with the BatchNorm statistics, if they are part of the claim."""
-        return self.text if self.protocol is None else f"{self.text}, {self.protocol} BatchNorm statistics"
-
-    @property
-    def statement(self) -> str:
-        """The text with the BatchNorm statistics, and the source."""
-        return f"{self.full_text} ({self.source})"
-
-
-@dataclass(frozen=True)
-class Logs:
-    """Mean training and test accuracy in percent, by cell, in logs that others published, from `first` to `last`."""
-
-    source: str
-    first: int
-    last: int
-    accuracies: dict[str, tuple[float, float]]
-
-
-@dataclass(frozen=True)
 class Grid:
     """An experiment with its runs.
 
@@ -172,8 +118,7 @@ class Grid:
         id: Name of the experiment.
         title: Heading.
         shows: What its numbers are.
-        preset: Preset, or the name of the folder of presets if it is the preset with a suffix, e.g. "cpu-32" for runs
-            of the preset cpu with other options.
+        preset: Preset, also with a suffix, e.g. "cpu-32" for runs of the preset cpu with other options.
         cells: Cells in the order of the paper.
         claims: Claims.
         problems: Messages about runs that were left out.
@@ -187,7 +132,7 @@ class Grid:
     shows: str
     preset: str
     cells: list[GridCell]
-    claims: list[GridClaim]
+    claims: list[Claim]
     problems: list[str]
     baseline: str | None = None
     seeds: dict[str, int] = field(default_factory=dict)
@@ -205,6 +150,14 @@ class Grid:
             for cell in self.cells
         }
         return {name: seeds for name, seeds in lacking.items() if seeds}
+
+    def lacks_runs_of(self, names: Iterable[str]) -> bool:
+        """Return whether one of these cells has no runs, or misses a planned or failed seed, or one of 0, 1, …."""
+        if self.seeds:
+            return not self.missing().keys().isdisjoint(names)
+        chosen = set(names)
+        cells = [cell for cell in self.cells if cell.name in chosen]
+        return any(cell.failed or not cell.runs or len(cell.runs) <= max(cell.runs) for cell in cells)
 
     def cell(self, name: str) -> GridCell | None:
         """Return the cell with this name."""
@@ -240,94 +193,87 @@ def by_preset(grids: Sequence[Grid]) -> list[Grid]:
     return sorted(grids, key=lambda grid: order.index(grid.preset))
 
 
-def is_grid(path: str | Path) -> bool:
-    """Return whether a folder holds an experiment rather than a run."""
-    return (Path(path) / EXPERIMENT_FILE).is_file()
-
-
-def read_grid(path: str | Path) -> Grid:
-    """Read the folder of an experiment. Unfinished and corrupt runs are left out and listed in `problems`.
+def stored_grids(folder: Path = RESULTS) -> list[Grid]:
+    """Return the grids of the tables in a folder, the largest preset first. Those that are planned have no runs yet.
 
     Raises:
-        RunError: experiment.json is missing, corrupt or of another version.
+        RunError: A table is missing or invalid.
     """
-    folder = Path(path)
-    file = folder / EXPERIMENT_FILE
-    try:
-        content = read_json(file)
-    except (OSError, ValueError) as error:
-        raise RunError(f"{file} cannot be read ({error}).") from None
-    if not isinstance(content, dict) or content.get("format") != 1:
-        raise RunError(f"{folder} holds results of another version.")
-    problems: list[str] = []
-    try:
-        cells = [_read_cell(folder, entry, problems) for entry in content["cells"]]
-        claims = [_read_claim(entry) for entry in content["claims"]]
-        id, title, shows, preset = (str(content[name]) for name in ("id", "title", "shows", "preset"))
-        if preset and folder.resolve().parent.name.startswith(f"{preset}-"):
-            preset = folder.resolve().parent.name
-        baseline = content.get("baseline")
-        seeds = {str(name): int(number) for name, number in content.get("seeds", {}).items()}
-        logs = None if content.get("logs") is None else _read_logs(content["logs"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RunError(f"{file} does not describe an experiment ({error!r}).") from None
-    baseline = None if baseline is None else str(baseline)
-    data = {str(run.setting("data")) for cell in cells for run in cell.runs.values()}
-    if data == {"mnist5k"} or (not data and preset == "smoke"):  # no number of the paper is about them
-        title, shows, logs = _on_digits(title), _on_digits(shows), None
-        cells = [replace(cell, column=_on_digits(cell.column), paper=None) for cell in cells]
-    return Grid(id, title, shows, preset, cells, claims, problems, baseline, seeds, logs)
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for record in read_records(folder):
+        groups.setdefault((record.key.preset, record.key.experiment), []).append(record)
+    for experiment in EXPERIMENTS.values():
+        if any(preset == "long" for preset, _ in groups) and experiment.planned_seeds("long"):
+            groups.setdefault(("long", experiment.id), [])
+    known = sorted((preset, id) for preset, id in groups if _size(preset) and id in EXPERIMENTS)
+    return by_preset([_grid(EXPERIMENTS[id], preset, groups[preset, id]) for preset, id in known])
+
+
+def stored_grid(preset: str, id: str, folder: Path = RESULTS) -> Grid:
+    """Return a grid of the tables in a folder.
+
+    Raises:
+        RunError: A table is missing or invalid.
+    """
+    records = [record for record in read_records(folder) if record.key[:2] == (preset, id)]
+    return _grid(EXPERIMENTS[id], preset, records)
+
+
+def grid_of_runs(experiment: Experiment, preset: str, folder: Path, seeds: int = 0) -> Grid:
+    """Return the grid of the run directories FOLDER/CELL/seed-N. Others are listed in `problems`.
+
+    Args:
+        experiment: The experiment.
+        preset: Preset of its cells.
+        folder: Folder of the cells.
+        seeds: Number of seeds that were requested for each cell; those without a finished run count as failed.
+    """
+    grid = _grid(experiment, preset, *read_runs(folder, preset, experiment.id))
+    for cell in grid.cells:
+        cell.failed.update(set(range(seeds)) - cell.runs.keys())
+    return grid
+
+
+def _size(preset: str) -> str | None:
+    """Return the size that a preset has the cells of: "cpu" for "cpu-32", its runs with other options."""
+    return next((size for size in SIZES if preset == size or preset.startswith(f"{size}-")), None)
+
+
+def _grid(
+    experiment: Experiment, preset: str, records: Iterable[Record], problems: Sequence[tuple[Key, str]] = ()
+) -> Grid:
+    described = experiment.cells(_size(preset) or preset)
+    runs: dict[str, dict[int, ReportedRun]] = {}
+    for record in records:
+        runs.setdefault(record.key.cell, {})[record.key.seed] = record.run
+    data = {str(run.setting("data")) for own in runs.values() for run in own.values()}
+    on_digits = data == {"mnist5k"} or (not data and preset == "smoke")  # no number of the paper is about them
+    text = _on_digits if on_digits else str
+    cells = [
+        GridCell(
+            cell.name,
+            cell.row,
+            text(cell.column),
+            None if on_digits else cell.paper,
+            dict(sorted(runs.get(cell.name, {}).items())),
+            {key.seed for key, _ in problems if key.cell == cell.name},
+        )
+        for cell in described
+    ]
+    return Grid(
+        experiment.id,
+        text(experiment.title),
+        text(experiment.shows),
+        preset,
+        cells,
+        experiment.claims_about(described),
+        [problem for _, problem in problems],
+        experiment.baseline,
+        experiment.planned_seeds(preset),
+        None if on_digits else experiment.logs,
+    )
 
 
 def _on_digits(text: str) -> str:
     """Return a text about the paper's data sets for runs on the digits."""
     return re.sub(r"CIFAR-100?\+?( and CIFAR-100?\+?)?", "digits", text)
-
-
-def _read_logs(entry: dict[str, Any]) -> Logs:
-    accuracies = {str(name): (float(train), float(test)) for name, (train, test) in entry["accuracies"].items()}
-    return Logs(str(entry["source"]), int(entry["first"]), int(entry["last"]), accuracies)
-
-
-def _read_claim(entry: dict[str, Any]) -> GridClaim:
-    pairs = [(str(first), str(second)) for first, second in entry["pairs"]]
-    requires = entry.get("requires")
-    if requires is not None:
-        cells = requires["cells"]
-        if cells not in ("both", "second"):
-            raise ValueError(f"cells must be both or second, got {cells!r}")
-        requires = Requirement(_quantity(requires["quantity"]), float(requires["minimum"]), cells)
-    protocol = entry.get("protocol")
-    return GridClaim(
-        str(entry["text"]),
-        str(entry["source"]),
-        pairs,
-        _quantity(entry["quantity"]),
-        requires,
-        None if protocol is None else str(protocol),
-    )
-
-
-def _quantity(name: Any) -> str:
-    if name not in QUANTITIES:
-        raise ValueError(f"quantity must be one of {', '.join(QUANTITIES)}, got {name!r}")
-    return str(name)
-
-
-def _read_cell(folder: Path, entry: dict[str, Any], problems: list[str]) -> GridCell:
-    name, paper = str(entry["name"]), entry.get("paper")
-    if name != Path(name).name:
-        raise ValueError(f"the name of a cell must be a file name, got {name!r}")
-    cell = GridCell(name, str(entry["row"]), str(entry["column"]), float(paper) if paper is not None else None)
-    for path in sorted((folder / name).glob("seed-*")):
-        seed = path.name.removeprefix("seed-")
-        if not path.is_dir() or not seed.isdecimal():
-            continue
-        try:
-            run = read_run(path)
-            if run.summary is None:
-                raise RunError(f"{path} has not finished.")
-            cell.runs[int(seed)] = run
-        except RunError as error:
-            problems.append(str(error))
-    return cell

@@ -5,13 +5,13 @@ import os
 
 import pytest
 from grid_folders import finish_job, make_grid
+from spherenet_paper.report.markdown_page import markdown_page
 
 from command_line import TINY, one_sentence, spherenet
 from spherenet.training.config import TrainConfig
 from spherenet_paper.experiments.jobs import create_settings, create_tuning_jobs, read_score
 from spherenet_paper.report.csv_tables import grids_as_csv
 from spherenet_paper.report.grids import read_grid
-from spherenet_paper.report.markdown_page import markdown_page
 
 
 def test_best_setting_of_tune_is_complete_or_unchanged(tmp_path, monkeypatch, capsys):

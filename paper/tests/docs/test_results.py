@@ -6,6 +6,7 @@ import json
 import re
 
 import pytest
+from spherenet_paper.report.markdown_page import markdown_page
 
 from docs.pages import DOCS
 from spherenet_paper.experiments import find_experiment
@@ -13,7 +14,6 @@ from spherenet_paper.experiments.jobs import create_jobs, write_experiment
 from spherenet_paper.report.csv_tables import grids_as_csv
 from spherenet_paper.report.figure import draw_curves, main_grid
 from spherenet_paper.report.grids import by_preset, read_grid
-from spherenet_paper.report.markdown_page import markdown_page
 
 RESULTS = DOCS.parent / "paper" / "results"
 FOLDERS = sorted(path for preset in ("cpu", "long") for path in RESULTS.glob(f"{preset}/*"))

@@ -7,6 +7,7 @@ import json
 import pytest
 from grid_folders import finish_job, make_grid
 from rich.console import Console
+from spherenet_paper.report.markdown_page import as_markdown, markdown_page
 
 from made_runs import make_run
 from spherenet.errors import RunError
@@ -16,7 +17,6 @@ from spherenet_paper.experiments.jobs import create_jobs, write_experiment
 from spherenet_paper.report.claims import judge
 from spherenet_paper.report.csv_tables import CELL_COLUMNS, grids_as_csv
 from spherenet_paper.report.grids import read_grid
-from spherenet_paper.report.markdown_page import as_markdown, markdown_page
 from spherenet_paper.report.page import section_of_grid
 from spherenet_paper.report.tables import paper_tables
 

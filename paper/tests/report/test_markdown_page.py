@@ -8,6 +8,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 from grid_folders import make_grid
+from spherenet_paper.report.markdown_page import markdown_page
 
 from made_runs import make_run
 from spherenet.errors import RunError
@@ -15,7 +16,6 @@ from spherenet.report import read_run
 from spherenet.runs import RunDirectory
 from spherenet_paper.report.figure import draw_curves, figure_cells, main_grid
 from spherenet_paper.report.grids import by_preset, read_grid
-from spherenet_paper.report.markdown_page import markdown_page
 from spherenet_paper.report.quantities import has_steady_pace
 
 CLAIMS = [("cosine leads", [["cosine_softmax", "none_softmax"]], "accuracy")]
