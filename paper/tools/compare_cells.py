@@ -20,7 +20,7 @@ from spherenet.errors import RunError
 from spherenet.report import ReportedRun
 from spherenet_paper.experiments import find_experiment
 from spherenet_paper.report.claims import confidence_interval
-from spherenet_paper.report.grids import GridCell, stored_grid
+from spherenet_paper.report.grids import Grid, GridCell, stored_grid
 from spherenet_paper.report.quantities import QUANTITIES, mean_between
 
 Measure = Callable[[ReportedRun], float]
@@ -90,13 +90,12 @@ def by_seed(cells: list[GridCell], measure: Callable[[ReportedRun], float | None
     return lines
 
 
-def compare(preset: str, id: str, names: list[str], *, protocol: str | None, last: int, reach: float) -> str:
+def compare(grid: Grid, names: list[str], *, protocol: str | None, last: int, reach: float) -> str:
     """Return the comparison of cells as text; the first name is the baseline.
 
     Raises:
         RunError: There are no finished runs of one of the cells.
     """
-    grid = stored_grid(preset, find_experiment(id).id)
     cells = []
     for name in names:
         cell = grid.cell(name)
@@ -130,9 +129,8 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     names = [options.baseline, *options.cells]
     try:
-        text = compare(
-            options.preset, options.experiment, names, protocol=options.protocol, last=options.last, reach=options.reach
-        )
+        grid = stored_grid(options.preset, find_experiment(options.experiment).id)
+        text = compare(grid, names, protocol=options.protocol, last=options.last, reach=options.reach)
     except (RunError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2

@@ -12,7 +12,7 @@ from faults.mutation import mutated_bytes, mutated_value
 from faults.scale import COMMAND_LINES
 from spherenet.cli.main import verb_parser
 from spherenet_paper.experiments import find_experiment
-from spherenet_paper.experiments.jobs import create_jobs, create_settings, create_tuning_jobs, write_experiment
+from spherenet_paper.experiments.jobs import create_jobs, create_settings, create_tuning_jobs
 from spherenet_paper.experiments.runner import LocalLauncher
 
 
@@ -33,7 +33,6 @@ def grids(tmp_path):
     settings = create_settings(TINY, ["cosine", "none"], ["softmax"])
     experiment = find_experiment("table3")
     folder = reproduced / "smoke" / "table3"
-    write_experiment(experiment, "smoke", folder)
     for job in create_tuning_jobs(settings, tuned, 2) + create_jobs(experiment.cells("smoke"), folder, range(1)):
         finish_job(job)
     return tuned, reproduced

@@ -5,13 +5,13 @@ import os
 
 import pytest
 from grid_folders import finish_job, make_grid
-from spherenet_paper.report.markdown_page import markdown_page
 
 from command_line import TINY, one_sentence, spherenet
 from spherenet.training.config import TrainConfig
 from spherenet_paper.experiments.jobs import create_settings, create_tuning_jobs, read_score
 from spherenet_paper.report.csv_tables import grids_as_csv
-from spherenet_paper.report.grids import read_grid
+from spherenet_paper.report.pages import results_page
+from spherenet_paper.report.verdicts import verdict_rows
 
 
 def test_best_setting_of_tune_is_complete_or_unchanged(tmp_path, monkeypatch, capsys):
@@ -47,9 +47,8 @@ def test_invalid_folds_are_ignored_by_tuning(tmp_path):
 def test_markdown_and_csv_escape_names(tmp_path):
     cells = {"=cmd()": ("@row | <img src=x>", "[link](http://x)", 90.0, {0: [0.5]})}
     folder = make_grid(tmp_path / "grid", cells)
-    grid = read_grid(folder)
-    page, table = markdown_page([grid], "<script>"), grids_as_csv([grid])
-    assert "<script>" not in page
+    grid = folder.read()
+    page, table = results_page([grid], verdict_rows([grid])), grids_as_csv([grid])
     assert "<img" not in page
     assert "[link](http" not in page
     assert "'=cmd()" in table

@@ -1,40 +1,48 @@
-"""docs/results.md agrees with the committed runs, and these agree with the current experiments."""
+"""The pages agree with the tables of runs, and these agree with the current experiments."""
 
 import csv
 import importlib.util
-import json
 import re
 
 import pytest
-from spherenet_paper.report.markdown_page import markdown_page
 
 from docs.pages import DOCS
-from spherenet_paper.experiments import find_experiment
-from spherenet_paper.experiments.jobs import create_jobs, write_experiment
+from spherenet.training.config import FREE
+from spherenet_paper.experiments import EXPERIMENTS, find_experiment
+from spherenet_paper.experiments.jobs import create_jobs
+from spherenet_paper.records import RESULTS, read_records, write_records
 from spherenet_paper.report.csv_tables import grids_as_csv
 from spherenet_paper.report.figure import draw_curves, main_grid
-from spherenet_paper.report.grids import by_preset, read_grid
-
-RESULTS = DOCS.parent / "paper" / "results"
-FOLDERS = sorted(path for preset in ("cpu", "long") for path in RESULTS.glob(f"{preset}/*"))
+from spherenet_paper.report.grids import stored_grid, stored_grids
+from spherenet_paper.report.pages import measured_light, readme_parts, results_page, with_parts
+from spherenet_paper.report.verdicts import read_verdicts, verdict_rows
 
 
 @pytest.fixture(scope="module")
 def grids():
-    """All committed experiments, in the order of `make results`."""
-    return by_preset([read_grid(path.parent) for path in sorted(RESULTS.glob("*/*/experiment.json"))])
+    return stored_grids()
 
 
-def test_page_and_figure_agree_with_committed_runs(grids):
+@pytest.fixture(scope="module")
+def verdicts():
+    return read_verdicts(RESULTS / "verdicts.csv")
+
+
+def test_verdicts_are_those_of_the_runs(grids, verdicts):
     main = main_grid(grids)
-    figure = None if main is None else "images/headline.svg"
-    assert markdown_page(grids, "Results", figure) == (DOCS / "results.md").read_text(encoding="utf-8")
-    if main is not None:
-        assert draw_curves(main) == (DOCS / figure).read_text(encoding="utf-8")
+    assert verdict_rows(sorted(grids, key=lambda grid: grid is not main)) == verdicts, "run make results"
+    assert {row.verdict for row in verdicts} == {"confirmed", "refuted", "not decided", "out of reach"}
 
 
-def test_table_of_runs_agrees_with_committed_runs(grids):
-    table = grids_as_csv(grids).replace(f"{DOCS.parent}/", "")
+def test_pages_and_figure_are_those_of_the_runs(grids, verdicts):
+    assert results_page(grids, verdicts) == (DOCS / "results.md").read_text(encoding="utf-8"), "run make results"
+    assert draw_curves(main_grid(grids)) == (DOCS / "images" / "headline.svg").read_text(encoding="utf-8")
+    readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    assert with_parts(readme, readme_parts(verdicts, measured_light(DOCS.parent))) == readme, "run make results"
+
+
+def test_table_of_cells_is_that_of_the_runs(grids):
+    table = grids_as_csv(grids)
     assert table == (RESULTS / "cells.csv").read_text(encoding="utf-8")
     rows = list(csv.DictReader(table.splitlines()))
     assert all(0 < float(row["accuracy"]) <= float(row["best_accuracy"]) <= 100 for row in rows)
@@ -42,23 +50,31 @@ def test_table_of_runs_agrees_with_committed_runs(grids):
     assert len(runs) == len(rows)
 
 
-def test_committed_runs_name_no_folder_of_a_machine():
-    for path in RESULTS.glob("*/*/*/seed-*/config.json"):
-        assert not re.search(r'"/|[ =]/\w', path.read_text(encoding="utf-8")), path
+def test_tables_are_written_as_they_were_read(tmp_path):
+    """Nothing is lost when runs are added: what is read is written again, byte for byte."""
+    records = read_records()
+    assert len(records) >= 570
+    write_records(records, tmp_path)
+    for table in tmp_path.iterdir():
+        assert table.read_bytes() == (RESULTS / table.name).read_bytes(), table.name
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: f"{folder.parent.name}-{folder.name}")
-def test_committed_runs_agree_with_experiment(folder, tmp_path):
-    experiment, preset = find_experiment(folder.name), folder.parent.name
-    write_experiment(experiment, preset, tmp_path)
-    committed, current = (json.loads((path / "experiment.json").read_text()) for path in (folder, tmp_path))
-    assert {**committed, "versions": None} == {**current, "versions": None}
-    cells = {cell.name: cell for cell in experiment.cells(preset)}
-    runs = {(path.parent.parent.name, path.parent.name) for path in folder.glob("*/*/summary.json")}
-    assert {cell for cell, _ in runs} <= set(cells)
-    for cell, seed in sorted(runs):
-        [job] = create_jobs([cells[cell]], folder, [int(seed.removeprefix("seed-"))])
-        assert job.is_done()  # RunError where it was run with other settings
+def test_runs_name_no_folder_of_a_machine():
+    for record in read_records():
+        assert not re.search(r"(^|[ =])/\w", " ".join(record.run.config["command"])), record.key
+
+
+def test_runs_agree_with_experiments():
+    checked = set()
+    for record in read_records():
+        preset, id, name, seed = record.key
+        if id in EXPERIMENTS and preset in ("cpu", "long"):
+            cells = {cell.name: cell for cell in find_experiment(id).cells(preset)}
+            [job] = create_jobs([cells[name]], RESULTS, [seed])
+            wanted = {k: v for k, v in job.config.as_dict().items() if k not in FREE and k != "init_from"}
+            assert {option: record.run.setting(option) for option in wanted} == wanted, record.key
+            checked.add((preset, id))
+    assert len(checked) >= 20
 
 
 EFFECT = re.compile(r"[+-]\d+\.\d+ \[[+-]\d+\.\d+, [+-]\d+\.\d+\]")
@@ -83,9 +99,9 @@ def test_differences_in_findings_are_those_of_the_committed_runs(heading):
     spec.loader.exec_module(tool)
     text = (DOCS / "results.md").read_text(encoding="utf-8")
     for experiment, baseline, statistics in COMPARED[heading]:
-        folder = RESULTS / "long" / experiment
-        names = [cell.name for cell in read_grid(folder).cells if cell.runs]
-        text += tool.compare(str(folder), [baseline, *names], protocol=statistics, last=1250, reach=80.0)
+        grid = stored_grid("long", experiment)
+        names = [cell.name for cell in grid.cells if cell.runs]
+        text += tool.compare(grid, [baseline, *names], protocol=statistics, last=1250, reach=80.0)
     findings = " ".join((DOCS / "findings.md").read_text(encoding="utf-8").replace("−", "-").split())
     section = findings.partition(f" {heading}")[2].partition(" ## ")[0]
     stated = EFFECT.findall(section)

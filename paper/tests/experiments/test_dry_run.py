@@ -4,7 +4,6 @@ import io
 import shlex
 import subprocess
 from dataclasses import replace
-from pathlib import Path
 from statistics import median
 
 import pytest
@@ -16,16 +15,13 @@ from spherenet.cli.options import config_from
 from spherenet.cli.train import train_parser
 from spherenet.runs import RunDirectory
 from spherenet.training.config import TrainConfig
-from spherenet.training.run_format import config_of
 from spherenet_paper.experiments import EXPERIMENTS, find_experiment
 from spherenet_paper.experiments.experiment import PRESETS
 from spherenet_paper.experiments.jobs import Job, create_jobs
 from spherenet_paper.experiments.plan import estimate, training_seconds
 from spherenet_paper.experiments.runner import Result, stop_summary
-from spherenet_paper.report.grids import read_grid
+from spherenet_paper.records import read_records
 from spherenet_paper.report.tables import paper_tables
-
-RESULTS = Path(__file__).parents[2] / "results"
 
 
 def dry_run(capsys, *arguments):
@@ -117,11 +113,11 @@ SHARED_CORES = ("margin-forms", "fig-spherenorm", "magnitudes")
 def test_estimate_agrees_with_the_committed_runs():
     """The constants are fitted: half of the estimates are too high, most of them by less than a factor of two."""
     ratios = []
-    for path in sorted(RESULTS.glob("cpu*/*/*/seed-0")):
-        if path.parent.parent.name in SHARED_CORES:
+    for record in read_records():
+        if record.key.seed or not record.key.preset.startswith("cpu") or record.key.experiment in SHARED_CORES:
             continue
-        run = RunDirectory(path)
-        ratios.append(training_seconds(config_of(run)) / run.summary["seconds"])
+        config = TrainConfig.from_dict(record.run.config["train"])
+        ratios.append(training_seconds(config) / record.run.summary["seconds"])
     assert len(ratios) > 80
     assert median(ratios) == pytest.approx(1, abs=0.2)
     assert sum(0.5 <= ratio <= 2 for ratio in ratios) >= 0.7 * len(ratios)
@@ -162,7 +158,7 @@ def test_wide_tables_fit_80_columns(tmp_path, capsys, monkeypatch):
     cells = {f"c{index}": ("sigmoid-0.3", column, 91.0, {seed: [0.1 + seed / 99] for seed in range(3)})
              for index, column in enumerate(columns)}  # fmt: skip
     console = Console(file=io.StringIO(), width=80)
-    for table in paper_tables(read_grid(make_grid(tmp_path / "grid", cells))):
+    for table in paper_tables(make_grid(tmp_path / "grid", cells).read()):
         console.print(table)
     lines = console.file.getvalue().splitlines()
     assert max(map(len, lines)) <= 80

@@ -29,10 +29,9 @@ from spherenet_paper.experiments.jobs import (
     command_line,
     create_jobs,
     select_cells,
-    write_experiment,
 )
 from spherenet_paper.experiments.runner import GridReporter, LocalLauncher, run_jobs
-from spherenet_paper.report.grids import read_grid
+from spherenet_paper.report.grids import grid_of_runs
 
 CELL_COUNTS = {"table1": 48, "table2": 36, "table3": 6, "table4": 10, "fig-convergence-resnet": 8,
               "fig-convergence-plain": 7, "fig-width": 8, "fig-ultradeep": 6, "learnable": 2, "fig-spherenorm": 40,
@@ -162,10 +161,9 @@ def test_smoke_preset_runs_and_is_reported(id, tmp_path, monkeypatch):
     experiment = find_experiment(id)
     cells = experiment.cells("smoke")
     folder = tmp_path / "smoke" / id
-    write_experiment(experiment, "smoke", folder)
     results = run_jobs(create_jobs(cells, folder, range(1)), run_in_process, 1)
     assert [result.failure for result in results] == [None] * len(cells)
-    grid = read_grid(folder)
+    grid = grid_of_runs(experiment, "smoke", folder)
     assert all(cell.runs for cell in grid.cells)
     assert spherenet("reproduce", id, "--preset", "smoke", "--output", tmp_path, "--page", tmp_path / "page.html") == 0
     assert (tmp_path / "page.html").stat().st_size > 1000

@@ -1,13 +1,10 @@
 """The HTML page in a real browser: no errors, no requests, hover labels, phone and desktop, light and dark."""
 
-import json
-
 import pytest
 from grid_folders import make_grid
 
 from made_runs import make_run
 from spherenet.report import read_run, section_of_runs, write_page
-from spherenet_paper.report.grids import read_grid
 from spherenet_paper.report.page import section_of_grid
 
 
@@ -19,17 +16,15 @@ def page_file(tmp_path_factory):
         "none": ("none", "softmax", 90.0, {0: [0.1, 0.4, 0.6], 1: [0.2, 0.4, 0.61]}),
         **{f"cosine_{number}": ("cosine", f"{number}", None, {0: [0.2, 0.3]}) for number in range(12)},
     }
+    cells["learnable"] = ("learnable", "softmax", None, {})
     grid = make_grid(folder / "table1", cells, [("cosine beats none", [["cosine", "none"]], "accuracy")])
     layers = {f"features.stages.{stage}.0.0": [0.1 * stage + 0.01 * i for i in range(20)] for stage in range(3)}
     learnable = folder / "table1" / "learnable"
     make_run(learnable / "seed-0", [0.5, 0.6], operator="learnable", k=layers)
     runs = [read_run(make_run(folder / name, [0.2, 0.6])) for name in ("<i>one", "two")]
-    content = json.loads((grid / "experiment.json").read_text())
-    content["cells"].append({"name": "learnable", "row": "learnable", "column": "softmax", "paper": None})
-    (grid / "experiment.json").write_text(json.dumps(content))
     few = {name: cells[name] for name in ("cosine", "none")}
     other = make_grid(folder / "table2", few, [("none beats <b>", [["none", "cosine"]], "accuracy")], id="a table")
-    sections = [*(section_of_grid(read_grid(path)) for path in (grid, other)), section_of_runs(runs)]
+    sections = [*(section_of_grid(made.read()) for made in (grid, other)), section_of_runs(runs)]
     write_page(sections, folder / "page.html", "A report")
     return folder / "page.html"
 
@@ -96,7 +91,7 @@ def test_page_shows_tables_claims_and_interactive_curves(browser, page_file, wid
 def test_experiment_without_runs_has_no_plots_and_no_claims(tmp_path):
     cells = {name: (name, "softmax", None, {}) for name in ("cosine", "none")}
     grid = make_grid(tmp_path / "grid", cells, [("cosine beats none", [["cosine", "none"]], "accuracy")])
-    section = section_of_grid(read_grid(grid))
+    section = section_of_grid(grid.read())
     assert section.statements == []
     assert section.plots == []
 
@@ -105,7 +100,7 @@ def test_experiment_without_runs_has_no_plots_and_no_claims(tmp_path):
 def test_claims_are_shown_once(tmp_path, number):
     cells = {name: (name, "softmax", None, {0: [0.5, value]}) for name, value in (("cosine", 0.7), ("none", 0.6))}
     claims = [("cosine beats none", [["cosine", "none"]], "accuracy")]
-    grids = [read_grid(make_grid(tmp_path / f"grid{i}", cells, claims, id=f"grid{i}")) for i in range(number)]
+    grids = [make_grid(tmp_path / f"grid{i}", cells, claims, id=f"grid{i}").read() for i in range(number)]
     write_page([section_of_grid(grid) for grid in grids], tmp_path / "page.html", "Claims")
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert text.count("cosine beats none") == number

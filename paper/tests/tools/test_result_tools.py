@@ -20,7 +20,8 @@ from spherenet.export import load_metadata, load_model
 from spherenet.report import read_run
 from spherenet_paper.experiments import find_experiment
 from spherenet_paper.experiments.jobs import create_jobs
-from spherenet_paper.report.grids import read_grid
+from spherenet_paper.records import read_records, write_records
+from spherenet_paper.report.grids import stored_grid
 
 TOOLS = Path(__file__).parents[2] / "tools"
 
@@ -73,54 +74,59 @@ def test_last_digit_counts(tmp_path):
     assert len(tool.differences(str(tmp_path / "a"), str(tmp_path / "c"))) == 1
 
 
-def test_complete_cells_are_collected_without_checkpoints(tmp_path):
-    tool, source, target = load_tool("collect_runs"), tmp_path / "long", tmp_path / "results" / "long"
+@pytest.fixture
+def tables(tmp_path):
+    """An empty folder of tables."""
+    folder = tmp_path / "tables"
+    folder.mkdir()
+    write_records([], folder)
+    return folder
+
+
+def test_complete_cells_are_collected(tmp_path, tables):
+    tool, source = load_tool("collect_runs"), tmp_path / "long"
     cells = find_experiment("headline").cells("long")
     first, second, third = create_jobs(cells[:3], source / "headline", [0])
     for job in (first, second):
-        folder = finish_job(job)
-        (folder / "checkpoints" / "step-1").mkdir(parents=True)
+        finish_job(job)
     (second.folder / "summary.json").unlink()
-    counts = tool.collect(source, target)
-    assert counts["headline"] == counts["fig-protocol"] == 0
-    assert not list(target.glob("*/*/*/*"))
-    assert read_grid(target / "headline").missing()[cells[0].name] == [0, 1, 2]
-    assert len(read_grid(target / "fig-ultradeep").missing()) == 5
-    unfinished = target.with_name("unfinished")
-    copied = sorted(str(path.relative_to(unfinished)) for path in unfinished.glob("*/*/*/*"))
-    assert copied == [f"headline/{cells[0].name}/seed-0/{name}" for name in tool.FILES]
+    assert tool.collect(source, tables) == {"headline": 0}
+    assert read_records(tables) == []
     for job in create_jobs(cells[:1], source / "headline", [2, 3]):
         finish_job(job)
-    assert tool.collect(source, target)["headline"] == 0  # three runs, but not the planned ones
+    assert tool.collect(source, tables)["headline"] == 0  # three runs, but not the planned ones
     for job in create_jobs(cells[:1], source / "headline", [1]):
-        finish_job(job)
-    assert tool.collect(source, target)["headline"] == 3
-    assert sorted(read_grid(target / "headline").cell(cells[0].name).runs) == [0, 1, 2]
-    shutil.rmtree(source / "headline" / cells[0].name / "seed-3")
-    shutil.rmtree(unfinished / "headline" / cells[0].name / "seed-3")
-    assert cells[0].name not in read_grid(target / "headline").missing()
-    assert not list(unfinished.glob("*/*/*/*"))
+        finish_job(job, 0.25)
+    for _ in range(2):  # runs that are there are replaced
+        assert tool.collect(source, tables)["headline"] == 3
+    grid = stored_grid("long", "headline", tables)
+    assert grid.cell(cells[0].name).values() == [50.0, 25.0, 50.0]
+    assert cells[0].name not in grid.missing()
+    assert grid.missing()[cells[1].name] == [0, 1, 2]
     config = first.folder / "config.json"
     config.write_text(config.read_text().replace('"spherenet"', '"/home/me/spherenet"'))
     with pytest.raises(RunError, match="names a folder of this machine"):
-        tool.collect(source, target)
+        tool.collect(source, tables)
+    config.write_text(config.read_text().replace("/home/me/", ""))
+    for seed in (1, 2):
+        finish_job(create_jobs(cells[2:3], source / "headline", [seed])[0])
     finish_job(third)
     other = json.loads((third.folder / "config.json").read_text())
     other["train"]["learning_rate"] = 0.5
     (third.folder / "config.json").write_text(json.dumps(other))
-    config.write_text(config.read_text().replace("/home/me/", ""))
     with pytest.raises(RunError, match="was run with --learning-rate"):
-        tool.collect(source, target)
+        tool.collect(source, tables)
 
 
-def test_cells_without_planned_seeds_stay_apart(tmp_path):
-    tool, source, target = load_tool("collect_runs"), tmp_path / "long", tmp_path / "results" / "long"
-    [cell] = [cell for cell in find_experiment("headline").cells("long") if cell.name == "linear_softmax"]
-    for job in create_jobs([cell], source / "headline", [0]):
-        finish_job(job)
-    assert tool.collect(source, target)["headline"] == 0
-    assert (target.with_name("unfinished") / "headline" / "linear_softmax" / "seed-0" / "summary.json").is_file()
-    assert not (target / "headline" / "linear_softmax").exists()
+def test_tables_of_another_version_are_one_sentence(tmp_path, tables):
+    with pytest.raises(RunError, match=r"runs\.csv must be a table of records\.py"):
+        read_records(tmp_path)  # such as the folders of earlier versions
+    (tables / "runs.csv").write_text("preset,experiment,cell,seed,options\nlong,headline,a,0,{}\n")
+    with pytest.raises(RunError, match=r"got an invalid row \(KeyError"):
+        read_records(tables)
+    (tables / "curves.csv").write_text("run,step\n1,2\n")
+    with pytest.raises(RunError, match=r"curves\.csv must be a table"):
+        read_records(tables)
 
 
 def test_missing_folder_of_runs_is_refused(tmp_path):
@@ -136,10 +142,9 @@ def test_differences_between_cells_are_paired_by_seed(tmp_path, capsys):
         "cosine": ("cosine", "a", None, {0: [0.6, 0.6, 0.6, 0.72], 1: [0.5, 0.5, 0.6, 0.64], 2: [0, 0, 0, 0]}),
         "empty": ("linear", "a", None, {}),
     }
-    folder = str(make_grid(tmp_path / "grid", cells))
+    made = make_grid(tmp_path / "grid", cells)
     tool = load_tool("compare_cells")
-    assert tool.main([folder, "cnn", "cosine", "--reach", "60"]) == 0
-    output = capsys.readouterr().out
+    output = tool.compare(made.read(), ["cnn", "cosine"], protocol=None, last=1250, reach=60.0)
     # Differences of 2 and 4 points: 3 ± 12.71 · 1.
     assert "| test accuracy, end | +3.00 [-9.71, +15.71] |" in output
     assert "| mean drop between evaluations, first half: smaller by | +10.00 [+10.00, +10.00] |" in output
@@ -148,9 +153,13 @@ def test_differences_between_cells_are_paired_by_seed(tmp_path, capsys):
     assert second.endswith("seed 2: –")
     assert title == "Median variance of the outputs of a layer at the end:"
     assert variances == ["cnn: seed 0: –, seed 1: –", "cosine: seed 0: –, seed 1: –, seed 2: –"]
-    assert tool.main([folder, "cnn", "empty"]) == 2
-    assert "(cnn, cosine), got 'empty'." in capsys.readouterr().err
-    assert tool.main([str(tmp_path), "cnn", "cosine"]) == 2
+    with pytest.raises(RunError, match=r"\(cnn, cosine\), got 'empty'\."):
+        tool.compare(made.read(), ["cnn", "empty"], protocol=None, last=1250, reach=60.0)
+    assert tool.main(["long", "headline", "none_softmax", "cosine_softmax"]) == 0
+    assert "| test accuracy, first half | +" in capsys.readouterr().out
+    assert tool.main(["long", "headline", "none_softmax", "nowhere"]) == 2
+    assert tool.main(["long", "headlines", "none_softmax", "cosine_softmax"]) == 2
+    assert "did you mean 'headline'" in capsys.readouterr().err
 
 
 def test_median_variance_is_that_of_the_last_probes(tmp_path):
@@ -168,12 +177,10 @@ def test_best_sphere_net_of_a_grid(tmp_path):
         "lucky": ("cosine", "a", None, {0: [0.95], 1: [0.5]}),
         "steady": ("linear", "a", None, {1: [0.9], 2: [0.9]}),
     }
-    folder = make_grid(tmp_path / "grid", cells)
-    content = json.loads((folder / "experiment.json").read_text())
-    (folder / "experiment.json").write_text(json.dumps({**content, "baseline": "none"}))
-    assert load_tool("ship_model").best_run(str(folder)) == str(folder / "steady" / "seed-1")
+    made = make_grid(tmp_path / "grid", cells, baseline="none")
+    assert load_tool("ship_model").best_run(made.read()) == str(made / "steady" / "seed-1")
     with pytest.raises(RunError, match="no finished run of a SphereNet"):
-        load_tool("ship_model").best_run(str(make_grid(tmp_path / "empty", {"a": ("a", "b", None, {})})))
+        load_tool("ship_model").best_run(make_grid(tmp_path / "empty", {"a": ("a", "b", None, {})}).read())
 
 
 def test_card_of_the_included_model_states_its_measured_accuracy(runs, tmp_path):
