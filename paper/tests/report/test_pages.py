@@ -109,7 +109,9 @@ def test_readme_states_verdicts_of_the_largest_grid():
     rows = [stated(id, word if word == "confirmed" else "refuted") for id, word in OF_README.items()]
     waiting, small = stated("headline.faster", ""), stated("headline.faster", "refuted", "cpu")
     parts = readme_parts([waiting, *rows, small])
-    assert "| SphereNets learn faster than the CNN | −1.00 [−1.50, −0.50] points, n = 3 |" in parts["holds"].splitlines()
+    assert (
+        "| SphereNets learn faster than the CNN | −1.00 [−1.50, −0.50] points, n = 3 |" in parts["holds"].splitlines()
+    )
     assert len(parts["fails"].splitlines()) == 3
     assert "headline.svg" in parts["hero"]
     with pytest.raises(ValueError, match=r"headline\.faster must be confirmed in README\.md, got refuted"):
