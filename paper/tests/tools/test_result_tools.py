@@ -159,7 +159,7 @@ def test_differences_between_cells_are_paired_by_seed(tmp_path, capsys):
     assert "| test accuracy, first half | +" in capsys.readouterr().out
     assert tool.main(["long", "headline", "none_softmax", "nowhere"]) == 2
     assert tool.main(["long", "headlines", "none_softmax", "cosine_softmax"]) == 2
-    assert "did you mean 'headline'" in capsys.readouterr().err
+    assert "Did you mean 'headline'" in capsys.readouterr().err
 
 
 def test_median_variance_is_that_of_the_last_probes(tmp_path):
