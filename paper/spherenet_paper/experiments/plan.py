@@ -32,8 +32,8 @@ __all__ = ["Estimate", "NeededData", "check_data", "dry_run", "estimate", "neede
 SECONDS_PER_OPERATION, SECONDS_PER_VALUE, SECONDS_PER_LAYER = 5e-12, 1e-8, 3e-3
 """Seconds of one core per floating point operation, per output value of a layer, and per layer and step.
 
-They are fitted to the runs of the presets cpu and cpu-32 in results: the median ratio of estimated to measured seconds is 1,
-and eight of ten ratios are between 0.5 and 2."""
+They are fitted to the runs of the presets cpu and cpu-32 in results: the median ratio of estimated to measured seconds
+is 1, and eight of ten ratios are between 0.5 and 2."""
 
 BASIS = "constants fitted to the stored runs of the preset cpu, right within a factor of 2 for eight of ten of them"
 
