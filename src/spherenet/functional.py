@@ -10,10 +10,18 @@ overflow (‖x‖ > 1e21 in float32) is treated as a zero patch: cosine 0, gradi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 from torch import Tensor
 
-from spherenet._util.validation import require_floating, require_integer, require_one_of, require_positive
+from spherenet._util.validation import (
+    OPTION_DEFAULTS,
+    require_floating,
+    require_integer,
+    require_one_of,
+    require_positive,
+    suggest_options,
+)
 from spherenet.angles import AngleFunction
 from spherenet.arguments import require_center, resolve_angle
 from spherenet.errors import InvalidArgument, InvalidArgumentType
@@ -22,6 +30,9 @@ from spherenet.magnitudes import Magnitude, make_magnitude
 from spherenet.ops.geometry import Geometry, per_dimension
 from spherenet.ops.norms import DEFAULT_EPS
 from spherenet.ops.operation import Operation, Parameters
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = [
     "backend",
@@ -39,6 +50,34 @@ Rescale = Tensor | float | None
 Size = int | Sequence[int]
 
 
+class FunctionOptions(NamedTuple):
+    """Options of all functions; `sphere_conv2d` documents them. `FunctionKeywords` has the same names."""
+
+    operator: str | AngleFunction = "cosine"
+    k: float | Tensor | None = None
+    beta: Rescale = None
+    gamma: Rescale = None
+    eps: float = DEFAULT_EPS
+    center: str | None = None
+    magnitude: str | Magnitude | None = None
+
+
+class FunctionKeywords(TypedDict, total=False):
+    """Keyword arguments of all functions; `sphere_conv2d` documents them."""
+
+    operator: str | AngleFunction
+    k: float | Tensor | None
+    beta: Rescale
+    gamma: Rescale
+    eps: float
+    center: str | None
+    magnitude: str | Magnitude | None
+
+
+OPTION_DEFAULTS[FunctionKeywords] = FunctionOptions._field_defaults
+
+
+@suggest_options
 def sphere_conv1d(
     input: Tensor,
     weight: Tensor,
@@ -47,14 +86,7 @@ def sphere_conv1d(
     padding: str | Size = 0,
     dilation: Size = 1,
     groups: int = 1,
-    *,
-    operator: str | AngleFunction = "cosine",
-    k: float | Tensor | None = None,
-    beta: Rescale = None,
-    gamma: Rescale = None,
-    eps: float = DEFAULT_EPS,
-    center: str | None = None,
-    magnitude: str | Magnitude | None = None,
+    **options: Unpack[FunctionKeywords],
 ) -> Tensor:
     """Apply a SphereConv to sequences: `torch.nn.functional.conv1d` with g(θ) in place of the inner product.
 
@@ -64,10 +96,10 @@ def sphere_conv1d(
         input [N, C, L] or [C, L]; weight [O, C/groups, K].
     """
     geometry = _geometry(1, weight, (stride, padding, dilation, groups))
-    resolved = _resolve(weight, geometry, Parameters(k, bias, beta, gamma), operator, eps, center, magnitude)
-    return sphere_layer(input, weight, *resolved)
+    return sphere_layer(input, weight, *_resolve(weight, bias, geometry, FunctionOptions(**options)))
 
 
+@suggest_options
 def sphere_conv2d(
     input: Tensor,
     weight: Tensor,
@@ -76,14 +108,7 @@ def sphere_conv2d(
     padding: str | Size = 0,
     dilation: Size = 1,
     groups: int = 1,
-    *,
-    operator: str | AngleFunction = "cosine",
-    k: float | Tensor | None = None,
-    beta: Rescale = None,
-    gamma: Rescale = None,
-    eps: float = DEFAULT_EPS,
-    center: str | None = None,
-    magnitude: str | Magnitude | None = None,
+    **options: Unpack[FunctionKeywords],
 ) -> Tensor:
     """Apply a SphereConv to images: `torch.nn.functional.conv2d` with g(θ) in place of the inner product.
 
@@ -108,10 +133,10 @@ def sphere_conv2d(
         ValueError: If a shape, operator, k or eps is not allowed.
     """
     geometry = _geometry(2, weight, (stride, padding, dilation, groups))
-    resolved = _resolve(weight, geometry, Parameters(k, bias, beta, gamma), operator, eps, center, magnitude)
-    return sphere_layer(input, weight, *resolved)
+    return sphere_layer(input, weight, *_resolve(weight, bias, geometry, FunctionOptions(**options)))
 
 
+@suggest_options
 def sphere_conv3d(
     input: Tensor,
     weight: Tensor,
@@ -120,14 +145,7 @@ def sphere_conv3d(
     padding: str | Size = 0,
     dilation: Size = 1,
     groups: int = 1,
-    *,
-    operator: str | AngleFunction = "cosine",
-    k: float | Tensor | None = None,
-    beta: Rescale = None,
-    gamma: Rescale = None,
-    eps: float = DEFAULT_EPS,
-    center: str | None = None,
-    magnitude: str | Magnitude | None = None,
+    **options: Unpack[FunctionKeywords],
 ) -> Tensor:
     """Apply a SphereConv to volumes: `torch.nn.functional.conv3d` with g(θ) in place of the inner product.
 
@@ -137,22 +155,15 @@ def sphere_conv3d(
         input [N, C, D, H, W] or [C, D, H, W]; weight [O, C/groups, KD, KH, KW].
     """
     geometry = _geometry(3, weight, (stride, padding, dilation, groups))
-    resolved = _resolve(weight, geometry, Parameters(k, bias, beta, gamma), operator, eps, center, magnitude)
-    return sphere_layer(input, weight, *resolved)
+    return sphere_layer(input, weight, *_resolve(weight, bias, geometry, FunctionOptions(**options)))
 
 
+@suggest_options
 def sphere_linear(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    *,
-    operator: str | AngleFunction = "cosine",
-    k: float | Tensor | None = None,
-    beta: Rescale = None,
-    gamma: Rescale = None,
-    eps: float = DEFAULT_EPS,
-    center: str | None = None,
-    magnitude: str | Magnitude | None = None,
+    **options: Unpack[FunctionKeywords],
 ) -> Tensor:
     """Apply a fully connected layer on angles (Eq. 10): `torch.nn.functional.linear` with g(θ).
 
@@ -163,10 +174,10 @@ def sphere_linear(
     """
     if weight.dim() != 2:
         raise InvalidArgument("weight", f"must have 2 dimensions [out, in], got shape {list(weight.shape)}.")
-    resolved = _resolve(weight, Geometry(), Parameters(k, bias, beta, gamma), operator, eps, center, magnitude)
-    return sphere_layer(input, weight, *resolved)
+    return sphere_layer(input, weight, *_resolve(weight, bias, Geometry(), FunctionOptions(**options)))
 
 
+@suggest_options
 def sphere_conv_transpose1d(
     input: Tensor,
     weight: Tensor,
@@ -176,14 +187,7 @@ def sphere_conv_transpose1d(
     output_padding: Size = 0,
     groups: int = 1,
     dilation: Size = 1,
-    *,
-    operator: str | AngleFunction = "cosine",
-    k: float | Tensor | None = None,
-    beta: Rescale = None,
-    gamma: Rescale = None,
-    eps: float = DEFAULT_EPS,
-    center: str | None = None,
-    magnitude: str | Magnitude | None = None,
+    **options: Unpack[FunctionKeywords],
 ) -> Tensor:
     """Apply a transposed SphereConv to sequences: `torch.nn.functional.conv_transpose1d` with g(θ).
 
@@ -193,10 +197,10 @@ def sphere_conv_transpose1d(
         input [N, C, L] or [C, L]; weight [C, O/groups, K].
     """
     geometry = _transposed_geometry(1, weight, (stride, padding, dilation, groups), output_padding)
-    resolved = _resolve(weight, geometry, Parameters(k, bias, beta, gamma), operator, eps, center, magnitude)
-    return sphere_layer(input, weight, *resolved)
+    return sphere_layer(input, weight, *_resolve(weight, bias, geometry, FunctionOptions(**options)))
 
 
+@suggest_options
 def sphere_conv_transpose2d(
     input: Tensor,
     weight: Tensor,
@@ -206,14 +210,7 @@ def sphere_conv_transpose2d(
     output_padding: Size = 0,
     groups: int = 1,
     dilation: Size = 1,
-    *,
-    operator: str | AngleFunction = "cosine",
-    k: float | Tensor | None = None,
-    beta: Rescale = None,
-    gamma: Rescale = None,
-    eps: float = DEFAULT_EPS,
-    center: str | None = None,
-    magnitude: str | Magnitude | None = None,
+    **options: Unpack[FunctionKeywords],
 ) -> Tensor:
     """Apply a transposed SphereConv to images: `torch.nn.functional.conv_transpose2d` with g(θ).
 
@@ -241,10 +238,10 @@ def sphere_conv_transpose2d(
         ValueError: If a shape, operator, k or eps is not allowed.
     """
     geometry = _transposed_geometry(2, weight, (stride, padding, dilation, groups), output_padding)
-    resolved = _resolve(weight, geometry, Parameters(k, bias, beta, gamma), operator, eps, center, magnitude)
-    return sphere_layer(input, weight, *resolved)
+    return sphere_layer(input, weight, *_resolve(weight, bias, geometry, FunctionOptions(**options)))
 
 
+@suggest_options
 def sphere_conv_transpose3d(
     input: Tensor,
     weight: Tensor,
@@ -254,14 +251,7 @@ def sphere_conv_transpose3d(
     output_padding: Size = 0,
     groups: int = 1,
     dilation: Size = 1,
-    *,
-    operator: str | AngleFunction = "cosine",
-    k: float | Tensor | None = None,
-    beta: Rescale = None,
-    gamma: Rescale = None,
-    eps: float = DEFAULT_EPS,
-    center: str | None = None,
-    magnitude: str | Magnitude | None = None,
+    **options: Unpack[FunctionKeywords],
 ) -> Tensor:
     """Apply a transposed SphereConv to volumes: `torch.nn.functional.conv_transpose3d` with g(θ).
 
@@ -271,8 +261,7 @@ def sphere_conv_transpose3d(
         input [N, C, D, H, W] or [C, D, H, W]; weight [C, O/groups, KD, KH, KW].
     """
     geometry = _transposed_geometry(3, weight, (stride, padding, dilation, groups), output_padding)
-    resolved = _resolve(weight, geometry, Parameters(k, bias, beta, gamma), operator, eps, center, magnitude)
-    return sphere_layer(input, weight, *resolved)
+    return sphere_layer(input, weight, *_resolve(weight, bias, geometry, FunctionOptions(**options)))
 
 
 Convolution = tuple[Size, str | Size, Size, int]
@@ -280,20 +269,15 @@ Convolution = tuple[Size, str | Size, Size, int]
 
 
 def _resolve(
-    weight: Tensor,
-    geometry: Geometry,
-    parameters: Parameters,
-    operator: str | AngleFunction,
-    eps: float,
-    center: str | None,
-    magnitude: str | Magnitude | None,
+    weight: Tensor, bias: Tensor | None, geometry: Geometry, options: FunctionOptions
 ) -> tuple[Operation, Parameters]:
     """Check the options of a function and return what it computes, and its tensors with the k of the operator."""
-    angle, k = resolve_angle(operator, parameters.k)
+    operator, k, beta, gamma, eps, center, magnitude = options
+    angle, k = resolve_angle(operator, k)
     filters = geometry.filters(weight)
     require_center(center, weight.numel() // filters if filters else 0)
     operation = Operation(angle, geometry, require_positive("eps", eps), center, make_magnitude(magnitude))
-    return operation, parameters._replace(k=k)
+    return operation, Parameters(k, bias, beta, gamma)
 
 
 def _geometry(spatial_dims: int, weight: Tensor, convolution: Convolution) -> Geometry:

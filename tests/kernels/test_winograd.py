@@ -3,6 +3,7 @@
 import ctypes
 import math
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -67,14 +68,12 @@ def test_plain_convolution_and_its_gradients(shape, tile):
         bias = torch.randn(filters)
         expected = F.conv2d(x.double(), weight.double(), bias.double(), padding=padding)
         used = plan(x, filters, padding, tile)
-        out = winograd.forward(x, weight, used, bias=bias).out
+        out = winograd.forward(x, weight, used, winograd.Layer(bias=bias)).out
         assert of_peak(out, expected) < FORWARD_BOUND[tile]
         grad = torch.randn(out.shape)
         of_x, of_weight = direct(grad.double(), x.double(), weight.double(), padding)
         for needs_x, needs_weight in ((True, True), (True, False), (False, True)):
-            gradients = winograd.backward(
-                grad, x, weight, used, needs_x=needs_x, needs_weight=needs_weight, needs_sums=False
-            )
+            gradients = winograd.backward(grad, x, weight, used, winograd.Needs(needs_x, needs_weight))
             assert (gradients.x is not None, gradients.weight is not None) == (needs_x, needs_weight)
             assert not needs_x or of_peak(gradients.x, of_x) < GRADIENT_BOUND[tile]
             assert not needs_weight or of_peak(gradients.weight, of_weight) < GRADIENT_BOUND[tile]
@@ -89,7 +88,7 @@ def test_every_map_size_and_number_of_channels(tile):
         out = winograd.forward(x, weight, used).out
         assert of_peak(out, F.conv2d(x.double(), weight.double(), padding=1)) < FORWARD_BOUND[tile]
         grad = torch.randn(out.shape)
-        result = winograd.backward(grad, x, weight, used)
+        result = winograd.backward(grad, x, weight, used, winograd.Needs())
         for gradient, expected in zip(result, direct(grad.double(), x.double(), weight.double(), 1), strict=False):
             assert of_peak(gradient, expected) < GRADIENT_BOUND[tile]
 
@@ -113,19 +112,17 @@ class Layer:
         pointers = [value if value is None else value.data_ptr() for value in (self.k, *self.affine)]
         pointers += [None] * (4 - len(pointers))
         self.struct = library.AngleStruct(ANGLES[operator.name], 0 if self.k is None else filters, *pointers)
+        arguments = SimpleNamespace(struct=ctypes.byref(self.struct))
+        self.layer = winograd.Layer(arguments, EPS, self.center_patch)
 
     def forward(self, x, padding, tile, training=True):
-        return winograd.forward(
-            x, self.weight, plan(x, len(self.weight), padding, tile), ctypes.byref(self.struct), eps=EPS,
-            center_patch=self.center_patch, keep_norms=training, save_cosine=training and self.save_cosine,
-        )  # fmt: skip
+        used = plan(x, len(self.weight), padding, tile)
+        save_cosine = training and self.save_cosine
+        return winograd.forward(x, self.weight, used, self.layer, keep_norms=training, save_cosine=save_cosine)
 
     def backward(self, grad, x, padding, tile, results):
-        return winograd.backward(
-            grad, x, self.weight, plan(x, len(self.weight), padding, tile), ctypes.byref(self.struct),
-            saved=results.cosine if self.save_cosine else results.out, saved_is_cosine=self.save_cosine,
-            inverse_norm=results.inverse_norm, mean=results.mean, needs_sums=self.k is not None,
-        )  # fmt: skip
+        used, needs = plan(x, len(self.weight), padding, tile), winograd.Needs(sums=self.k is not None)
+        return winograd.backward(grad, x, self.weight, used, needs, self.layer, results)
 
     def reference(self, x, padding, weight=None, k=None):
         weight = self.weight.double() if weight is None else weight

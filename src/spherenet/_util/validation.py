@@ -188,9 +188,13 @@ def suggest_options(function: Callable[P, T]) -> Callable[P, T]:
     """Decorate a function so that the error for an unknown keyword argument suggests the most similar one."""
     signature = inspect.signature(function).replace(parameters=_expanded(function))
 
+    names = frozenset(signature.parameters)
+
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> T:
-        _reject_by_signature(function.__name__, kwargs, signature)
+        for name in kwargs:
+            if name not in names:
+                _reject_by_signature(function.__name__, kwargs, signature)
         return function(*args, **kwargs)
 
     checked.__signature__ = signature  # type: ignore[attr-defined]

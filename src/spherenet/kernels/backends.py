@@ -12,7 +12,7 @@ from spherenet.ops.geometry import Geometry
 from spherenet.ops.operation import Operation, Parameters
 from spherenet.ops.sphere_conv import sphere_conv
 
-__all__ = ["Backend", "BackendError", "Case", "PlainBackend", "Saved", "parameter_gradients"]
+__all__ = ["Backend", "BackendError", "Case", "Pass", "PlainBackend", "Saved", "parameter_gradients"]
 
 
 class Case(NamedTuple):
@@ -53,6 +53,16 @@ class Saved(NamedTuple):
 
     plan: Any = None
     """How Winograd's algorithm computed forward; None for the direct algorithm."""
+
+
+class Pass(NamedTuple):
+    """What a backward pass is asked for."""
+
+    operation: Operation
+    parameters: Parameters
+    saved: Saved
+    needs: Sequence[bool]
+    """Whether the gradients of x, weight, k, bias, β, γ and radius are needed."""
 
 
 class BackendError(Exception):
@@ -96,16 +106,7 @@ class Backend:
         """Return the output of a layer without what backward needs; arguments as in `forward`."""
         return self.forward(x, weight, operation, parameters, False)[0]
 
-    def backward(
-        self,
-        grad: Tensor,
-        x: Tensor,
-        operation: Operation,
-        parameters: Parameters,
-        saved: Saved,
-        dtype: torch.dtype,
-        needs: Sequence[bool],
-    ) -> tuple[Tensor | None, ...]:
+    def backward(self, grad: Tensor, x: Tensor, dtype: torch.dtype, asked: Pass) -> tuple[Tensor | None, ...]:
         """Return the gradients of x, weight (in `dtype`), k, bias, β, γ and radius; None for those not needed."""
         raise NotImplementedError
 
@@ -127,14 +128,16 @@ class PlainBackend(Backend):
         return sphere_conv(x, weight, operation, parameters), None
 
 
-def parameter_gradients(sums: Tensor, needs: Sequence[bool], parameters: Parameters) -> list[Tensor | None]:
-    """Return the gradients of k, bias, β, γ and radius from four sums per filter; `needs` as in `Backend.backward`.
+def parameter_gradients(sums: Tensor | None, asked: Pass) -> list[Tensor | None]:
+    """Return the gradients of k, bias, β, γ and radius from four sums per filter, None without sums.
 
     The sums are Σ grad, Σ grad·h·g, Σ grad·h·∂g/∂k and Σ grad·g·∂h/∂ρ; the last is absent without a radius.
     """
-    _, bias, beta, _, _ = parameters
+    if sums is None:
+        return [None] * 5
+    _, bias, beta, _, _ = asked.parameters
     gradients: list[Tensor | None] = []
-    for name, parameter, need in zip(Parameters._fields, parameters, needs[2:], strict=True):
+    for name, parameter, need in zip(Parameters._fields, asked.parameters, asked.needs[2:], strict=True):
         if not need or not isinstance(parameter, Tensor):
             gradients.append(None)
             continue

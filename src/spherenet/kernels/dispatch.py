@@ -41,7 +41,7 @@ from spherenet._util.validation import require_one_of
 from spherenet.angles.elementary import gradients_of
 from spherenet.errors import InvalidArgument
 from spherenet.kernels import library
-from spherenet.kernels.backends import Backend, BackendError, Case, PlainBackend, Saved
+from spherenet.kernels.backends import Backend, BackendError, Case, Pass, PlainBackend, Saved
 from spherenet.kernels.convolution import current_algorithm
 from spherenet.ops import sphere_conv as plain
 from spherenet.ops.geometry import resolve_padding
@@ -388,7 +388,7 @@ class SphereConvFunction(torch.autograd.Function):
         saved = Saved(unit_weight, scale, inverse_norm, saved_map, mean, is_output, ctx.plan)
         needs = ctx.needs_input_grad[:7]
         try:
-            gradients = ctx.backend.backward(grad, x, operation, parameters, saved, weight.dtype, needs)
+            gradients = ctx.backend.backward(grad, x, weight.dtype, Pass(operation, parameters, saved, needs))
         except BackendError:
             return _plain_gradients(grad, x, weight, operation, parameters, needs)
         return *gradients, None, None

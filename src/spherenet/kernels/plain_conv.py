@@ -37,8 +37,8 @@ class _PlainConv(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, plan: Any) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.geometry, ctx.plan = geometry, plan
-        contiguous = None if bias is None else bias.contiguous()
-        return dense_like(winograd.forward(x, weight, plan, bias=contiguous).out, x)
+        layer = winograd.Layer(bias=None if bias is None else bias.contiguous())
+        return dense_like(winograd.forward(x, weight, plan, layer).out, x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
@@ -51,6 +51,6 @@ class _PlainConv(torch.autograd.Function):
                 (needs_x, needs_weight, False),
             )  # fmt: skip
             return grad_x, grad_weight, grad_bias, None, None
-        gradients = winograd.backward(grad, x, weight, ctx.plan, needs_x=needs_x, needs_weight=needs_weight)
+        gradients = winograd.backward(grad, x, weight, ctx.plan, winograd.Needs(needs_x, needs_weight))
         grad_x = None if gradients.x is None else dense_like(gradients.x, x)
         return grad_x, gradients.weight, grad_bias, None, None

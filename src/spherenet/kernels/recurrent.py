@@ -14,7 +14,7 @@ from torch import Tensor
 
 from spherenet.angles import AngleFunction
 from spherenet.angles.elementary import gradients_of
-from spherenet.kernels.backends import Case, Saved, parameter_gradients
+from spherenet.kernels.backends import Case, Pass, Saved, parameter_gradients
 from spherenet.kernels.dispatch import choose, current_backend, per_filter, readable
 from spherenet.kernels.sphere_conv import native
 from spherenet.kernels.torch_internals import has_global_hooks
@@ -124,15 +124,14 @@ class _Recurrence(torch.autograd.Function):
             if grad_outputs is not None:
                 carried = carried + grad_outputs[step]
             before = torch.empty_like(carried)
-            native.cell_backward(
+            native.cell_backward(native.CellGradients(
                 gates[step], from_state[step], states[step] if is_gru else memory[step],
                 None if is_gru else memory[step + 1], carried, memory_grad, grad_gates[step],
                 grad_from_state[step] if is_gru else None, before,
-            )  # fmt: skip
+            ))  # fmt: skip
             saved = Saved(unit, scale, norms[step], saved_map[step], None, is_output)
-            of_product, spread, _ = native.differentiate(
-                grad_from_state[step], states[step], operation, parameters, saved, (True,)
-            )
+            asked = Pass(operation, parameters, saved, (True,))
+            of_product, spread, _ = native.differentiate(grad_from_state[step], states[step], asked)
             products[step] = of_product
             carried = native.correct(products[step] @ unit, states[step], spread, 1)
             if is_gru:
@@ -144,13 +143,12 @@ class _Recurrence(torch.autograd.Function):
         saved = Saved(unit, scale, norms.flatten(0, 1), saved_map.flatten(0, 1), None, is_output)
         grad_weight = native.unit_weight_backward(grad_unit, saved, operation, weight.dtype)
         needs = (False, False, *ctx.needs_input_grad[4:8], False)
-        of_parameters: list[Tensor | None] = [None] * 4
+        of_parameters: list[Tensor | None] = [None] * 5
         if any(needs):
             x = states[:-1].flatten(0, 1)
-            sums = native.differentiate(grad_from_state.flatten(0, 1), x, operation, parameters, saved, needs)[2]
-            assert sums is not None
-            of_parameters = parameter_gradients(sums, needs, parameters)[:4]
-        return (grad_gates, carried, None if is_gru else memory_grad, grad_weight, *of_parameters, None)
+            asked = Pass(operation, parameters, saved, needs)
+            of_parameters = parameter_gradients(native.differentiate(grad_from_state.flatten(0, 1), x, asked)[2], asked)
+        return (grad_gates, carried, None if is_gru else memory_grad, grad_weight, *of_parameters[:4], None)
 
 
 def _plain(from_input: Tensor, h: Tensor, c: Tensor | None, weight: Tensor, *rest: Any) -> tuple[Tensor, ...]:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import spherenet as sn
 from cases import GEOMETRIES, OPERATORS, Geometry, geometry_of, oracle_conv, oracle_linear
 from spherenet.angles import make_angle
-from spherenet.kernels.backends import Saved
+from spherenet.kernels.backends import Pass, Saved
 from spherenet.kernels.sphere_conv.triton import gradients, launch, patches, weights
 from spherenet.ops import geometry as conv
 from spherenet.ops.norms import direction
@@ -276,7 +276,7 @@ def test_g_over_all_cosines(name, k, dtype):
     peak = slope.abs().max().item()
     for saved, is_cosine in ((cosine, True), (out, False)):
         results = Saved(unit, unit, unit, saved, None, not is_cosine)
-        got = gradients.backward(torch.ones_like(out), operation, parameters, results, [False] * 7)[0]
+        got = gradients.backward(torch.ones_like(out), Pass(operation, parameters, results, [False] * 7))[0]
         tolerance = (2e-3 if dtype == torch.float32 else 1e-6) if not is_cosine else 1e-5
         inner = cosine.abs() < 0.999
         torch.testing.assert_close(got.double()[inner], slope[inner], rtol=tolerance, atol=tolerance * min(peak, 10))

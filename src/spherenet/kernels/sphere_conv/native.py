@@ -9,20 +9,14 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from spherenet.kernels.backends import Backend, Case, Saved, parameter_gradients
-from spherenet.kernels.library import (
-    BackwardStruct,
-    CellStruct,
-    GeometryStruct,
-    load,
-)
+from spherenet.kernels.backends import Backend, Case, Pass, Saved, parameter_gradients
+from spherenet.kernels.library import BackwardStruct, CellStruct, GeometryStruct, load
 from spherenet.kernels.sphere_conv import winograd
 from spherenet.kernels.sphere_conv.angle_arguments import ANGLE_NUMBERS, address, angle_arguments
 from spherenet.kernels.sphere_conv.layouts import dense_like, layout_of
@@ -30,7 +24,7 @@ from spherenet.ops.geometry import Geometry, convolve, convolve_backward
 from spherenet.ops.norms import working_dtype
 from spherenet.ops.operation import Operation, Parameters
 
-__all__ = ["BACKEND", "NativeBackend", "cell_backward", "cell_forward", "correct", "release_scratch"]
+__all__ = ["BACKEND", "CellGradients", "NativeBackend", "cell_backward", "cell_forward", "correct", "release_scratch"]
 
 _SAVED_OUTPUT, _SAVED_COSINE, _SAVED_PRODUCT = range(3)
 
@@ -181,12 +175,7 @@ def apply(
     load().forward(
         plan.struct,
         arguments.struct,
-        x.data_ptr(),
-        product.data_ptr(),
-        out.data_ptr(),
-        inverse_norm.data_ptr(),
-        None if mean is None else mean.data_ptr(),
-        None if cosine is None else cosine.data_ptr(),
+        *map(address, (x, product, out, inverse_norm, mean, cosine)),
         operation.eps,
         _TYPES[dtype],
         torch.get_num_threads(),
@@ -194,15 +183,13 @@ def apply(
     return out, inverse_norm, saved_map, mean
 
 
-def differentiate(
-    grad: Tensor, x: Tensor, operation: Operation, parameters: Parameters, saved: Saved, needs: Sequence[bool]
-) -> tuple[Tensor, Any, Tensor | None]:
+def differentiate(grad: Tensor, x: Tensor, asked: Pass) -> tuple[Tensor, Any, Tensor | None]:
     """Return the gradient of the convolution's output, a correction for that of x, and four sums per filter.
 
     The first result is in memory that the next call in the same thread overwrites. The second is None unless the
     gradient of x is needed, the third unless that of a parameter is.
     """
-    _, _, inverse_norm, saved_map, mean, is_output, _ = saved
+    operation, parameters, (_, _, inverse_norm, saved_map, mean, is_output, _), needs = asked
     layout = layout_of(saved_map.shape, saved_map.stride())
     if layout == "other":
         saved_map, layout = saved_map.contiguous(), "planes"
@@ -216,17 +203,9 @@ def differentiate(
     spread = torch.empty_strided(*plan.x_map, dtype=work, device="cpu") if needs[0] else None
     mean_spread = None if spread is None or mean is None else torch.empty_like(spread)
     sums = torch.empty(4, saved_map.shape[1], dtype=work, device="cpu") if True in needs[2:] else None
-    pointers = BackwardStruct(
-        grad.data_ptr(),
-        saved_map.data_ptr(),
-        inverse_norm.data_ptr(),
-        None if mean is None else mean.data_ptr(),
-        grad_product.data_ptr(),
-        None if spread is None else spread.data_ptr(),
-        None if mean_spread is None else mean_spread.data_ptr(),
-        None if sums is None else sums.data_ptr(),
-        _SAVED_OUTPUT if is_output else _SAVED_COSINE if saved_map.dtype == work else _SAVED_PRODUCT,
-    )
+    tensors = (grad, saved_map, inverse_norm, mean, grad_product, spread, mean_spread, sums)
+    kind = _SAVED_OUTPUT if is_output else _SAVED_COSINE if saved_map.dtype == work else _SAVED_PRODUCT
+    pointers = BackwardStruct(*map(address, tensors), kind)
     arguments = angle_arguments(operation, parameters, work)
     load().backward(plan.struct, arguments.struct, ctypes.byref(pointers), _TYPES[grad.dtype], torch.get_num_threads())
     return grad_product, None if spread is None else (spread, mean_spread), sums
@@ -290,10 +269,12 @@ class NativeBackend(Backend):
         unit, scale = unit_weight(weight, operation, x.dtype)
         plan = winograd.plan_for(x, weight.shape[0], operation.geometry)
         if plan is not None:
-            results = _by_winograd(x, unit, operation, parameters, plan, keep_norms=True, save_cosine=save_cosine)
+            layer = _engine_layer(operation, parameters, x.dtype)
+            results = winograd.forward(x, unit, plan, layer, keep_norms=True, save_cosine=save_cosine)
             norms: Any = results.inverse_norm
-            saved_map = results.out if results.cosine is None else results.cosine
-            return results.out, Saved(unit, scale, norms, saved_map, results.mean, plan=plan)
+            out = dense_like(results.out, x)
+            saved_map = out if results.cosine is None else results.cosine
+            return out, Saved(unit, scale, norms, saved_map, results.mean, plan=plan)
         product = convolve(x, unit, operation.geometry)
         out, inverse_norm, saved_map, mean = apply(product, x, operation, parameters, save_cosine)
         return out, Saved(unit, scale, inverse_norm, saved_map, mean)
@@ -303,63 +284,56 @@ class NativeBackend(Backend):
         plan = winograd.plan_for(x, weight.shape[0], operation.geometry)
         if plan is None:
             return self.forward(x, weight, operation, parameters, False)[0]
-        return _by_winograd(x, unit_weight(weight, operation, x.dtype)[0], operation, parameters, plan).out
+        unit = unit_weight(weight, operation, x.dtype)[0]
+        return dense_like(winograd.forward(x, unit, plan, _engine_layer(operation, parameters, x.dtype)).out, x)
 
-    def backward(
-        self,
-        grad: Tensor,
-        x: Tensor,
-        operation: Operation,
-        parameters: Parameters,
-        saved: Saved,
-        dtype: torch.dtype,
-        needs: Sequence[bool],
-    ) -> tuple[Tensor | None, ...]:
+    def backward(self, grad: Tensor, x: Tensor, dtype: torch.dtype, asked: Pass) -> tuple[Tensor | None, ...]:
         """See `Backend.backward`."""
-        geometry = operation.geometry
+        operation, parameters, saved, needs = asked
+        unit, geometry = saved.unit_weight, operation.geometry
         if saved.plan is not None:
-            arguments = angle_arguments(operation, parameters, x.dtype)
-            grad_x, grad_unit, sums = winograd.backward(
-                grad, x, saved.unit_weight, saved.plan, arguments.struct, saved=saved.map,
-                saved_is_cosine=not saved.is_output, inverse_norm=saved.inverse_norm, mean=saved.mean,
-                needs_x=needs[0], needs_weight=needs[1], needs_sums=True in needs[2:],
-            )  # fmt: skip
+            results = winograd.Results(
+                saved.map, saved.inverse_norm, None if saved.is_output else saved.map, saved.mean
+            )
+            layer = _engine_layer(operation, parameters, x.dtype)
+            wanted = winograd.Needs(needs[0], needs[1], True in needs[2:])
+            grad_x, grad_unit, sums = winograd.backward(grad, x, unit, saved.plan, wanted, layer, results)
             if grad_x is not None:
                 grad_x = dense_like(grad_x, x)
         else:
-            of_product, correction, sums = differentiate(grad, x, operation, parameters, saved, needs)
-            grad_x, grad_unit = convolve_backward(of_product, x, saved.unit_weight, geometry, needs[0], needs[1])
+            of_product, correction, sums = differentiate(grad, x, asked)
+            grad_x, grad_unit = convolve_backward(of_product, x, unit, geometry, needs[0], needs[1])
             if grad_x is not None:
                 grad_x = correct(grad_x, x, correction, geometry.groups)
         if grad_unit is not None:
             grad_unit = unit_weight_backward(grad_unit, saved, operation, dtype)
-        if sums is None:
-            return grad_x, grad_unit, None, None, None, None, None
-        return grad_x, grad_unit, *parameter_gradients(sums, needs, parameters)
+        return grad_x, grad_unit, *parameter_gradients(sums, asked)
 
 
-def _by_winograd(
-    x: Tensor,
-    unit: Tensor,
-    operation: Operation,
-    parameters: Parameters,
-    plan: winograd.Plan,
-    keep_norms: bool = False,
-    save_cosine: bool = False,
-) -> winograd.Results:
-    """Return the results of a layer by Winograd's algorithm, the output in the layout of x."""
-    arguments, center = angle_arguments(operation, parameters, x.dtype), operation.center == "patch"
-    results = winograd.forward(
-        x, unit, plan, arguments.struct, eps=operation.eps, center_patch=center, keep_norms=keep_norms,
-        save_cosine=save_cosine,
-    )  # fmt: skip
-    return results._replace(out=dense_like(results.out, x))
+def _engine_layer(operation: Operation, parameters: Parameters, dtype: torch.dtype) -> winograd.Layer:
+    """Return a layer as the engine takes it."""
+    arguments = angle_arguments(operation, parameters, dtype)
+    return winograd.Layer(arguments, operation.eps, operation.center == "patch")
 
 
 BACKEND = NativeBackend()
 
 
 # --- recurrent cells ---------------------------------------------------------------------------------------------
+
+
+class CellGradients(NamedTuple):
+    """Tensors of the backward pass of one step; the last three are written. See csrc/cells.h."""
+
+    gates: Tensor
+    from_state: Tensor | None
+    before: Tensor
+    after: Tensor | None
+    grad_output: Tensor
+    grad_after: Tensor | None
+    grad_gates: Tensor
+    grad_from_state: Tensor | None
+    grad_before: Tensor
 
 
 def cell_forward(from_input: Tensor, from_state: Tensor, before: Tensor, gates: Tensor, after: Tensor | None,
@@ -375,11 +349,8 @@ def cell_forward(from_input: Tensor, from_state: Tensor, before: Tensor, gates: 
     )
 
 
-def cell_backward(gates: Tensor, from_state: Tensor | None, before: Tensor, after: Tensor | None, grad_output: Tensor,
-                  grad_after: Tensor | None, grad_gates: Tensor, grad_from_state: Tensor | None,
-                  grad_before: Tensor) -> None:  # fmt: skip
-    """Compute the gradients of one step into the last three arguments; see csrc/cells.h."""
-    rows, hidden = before.shape
-    cell = CellStruct(rows, hidden, gates.shape[1] // hidden)
-    tensors = (gates, from_state, before, after, grad_output, grad_after, grad_gates, grad_from_state, grad_before)
+def cell_backward(tensors: CellGradients) -> None:
+    """Compute the gradients of one step."""
+    before = tensors.before
+    cell = CellStruct(*before.shape, tensors.gates.shape[1] // before.shape[1])
     load().cell_backward(ctypes.byref(cell), *map(address, tensors), _TYPES[before.dtype], torch.get_num_threads())

@@ -23,26 +23,62 @@ from spherenet.kernels.library import (
     GeometryStruct,
     load,
 )
-from spherenet.kernels.sphere_conv.angle_arguments import address
+from spherenet.kernels.sphere_conv.angle_arguments import AngleArguments, address
 from spherenet.kernels.sphere_conv.layouts import layout_of
 from spherenet.ops.geometry import Geometry
 
-__all__ = ["Gradients", "Plan", "Results", "backward", "forward", "make_plan", "plan_for", "release_scratch"]
+__all__ = [
+    "Gradients",
+    "Layer",
+    "Needs",
+    "Plan",
+    "Results",
+    "backward",
+    "forward",
+    "make_plan",
+    "plan_for",
+    "release_scratch",
+]
 
 _SAVED_OUTPUT, _SAVED_COSINE = 0, 1
 _SCRATCH_LIMIT = 256 << 20
 _thread = threading.local()
 
 
+class Layer(NamedTuple):
+    """What the engine computes besides the convolution; the defaults are those of a plain one."""
+
+    angle: AngleArguments | None = None
+    """g, h and the affine map of a sphere layer."""
+
+    eps: float = 0.0
+    center_patch: bool = False
+    bias: Tensor | None = None
+    """Bias of a plain convolution."""
+
+    @property
+    def struct(self) -> Any:
+        """Reference to the `AngleStruct`, or None."""
+        return None if self.angle is None else self.angle.struct
+
+
+class Needs(NamedTuple):
+    """Results of `backward` that are needed."""
+
+    x: bool = True
+    weight: bool = True
+    sums: bool = False
+
+
 class Results(NamedTuple):
     """Results of `forward`; all but the first are None unless they are kept."""
 
     out: Tensor
-    inverse_norm: Tensor | None
+    inverse_norm: Tensor | None = None
     """1/‖patch‖ [N, 1, *out]."""
 
-    cosine: Tensor | None
-    mean: Tensor | None
+    cosine: Tensor | None = None
+    mean: Tensor | None = None
     """Means of the patches [N, 1, *out] if they are centered."""
 
 
@@ -134,6 +170,9 @@ def _tile_size(
     return min(work, key=work.__getitem__)
 
 
+PLAIN = Layer()
+"""A plain convolution without a bias."""
+
 # --- calls ---------------------------------------------------------------------------------------------------------
 
 
@@ -176,24 +215,18 @@ def forward(
     x: Tensor,
     weight: Tensor,
     plan: Plan,
-    angle: Any = None,
+    layer: Layer = PLAIN,
     *,
-    bias: Tensor | None = None,
-    eps: float = 0.0,
-    center_patch: bool = False,
     keep_norms: bool = False,
     save_cosine: bool = False,
 ) -> Results:
-    """Return the output of a sphere layer, or without an angle of a plain convolution.
+    """Return the output of a layer.
 
     Args:
         x: Batch [N, channels, height, width] in float32.
         weight: Kernels [filters, channels, 3, 3], of norm 1 for a sphere layer.
         plan: From `plan_for` or `make_plan`.
-        angle: Reference to an `AngleStruct`.
-        bias: Bias of a plain convolution.
-        eps: Added to the squared norms of patches.
-        center_patch: Whether patches are centered.
+        layer: What is computed besides the convolution.
         keep_norms: Whether backward needs the norms and means of patches.
         save_cosine: Whether backward needs the cosines.
     """
@@ -201,11 +234,12 @@ def forward(
     out = torch.empty(plan.out_shape, memory_format=torch.channels_last, device="cpu")
     map_shape = (out.shape[0], 1, *out.shape[2:])
     inverse_norm = torch.empty(map_shape, device="cpu") if keep_norms else None
-    mean = torch.empty(map_shape, device="cpu") if keep_norms and center_patch else None
+    mean = torch.empty(map_shape, device="cpu") if keep_norms and layer.center_patch else None
     cosine = torch.empty_like(out) if save_cosine else None
-    pointers = ConvolutionForwardStruct(*map(address, (out, bias, inverse_norm, mean, cosine)), eps, center_patch)
+    tensors = (out, layer.bias, inverse_norm, mean, cosine)
+    pointers = ConvolutionForwardStruct(*map(address, tensors), layer.eps, layer.center_patch)
     convolution = _convolution(x, weight, plan, False)
-    load().winograd_forward(plan.geometry, angle, convolution, ctypes.byref(pointers), plan.threads)
+    load().winograd_forward(plan.geometry, layer.struct, convolution, ctypes.byref(pointers), plan.threads)
     return Results(out, inverse_norm, cosine, mean)
 
 
@@ -214,15 +248,9 @@ def backward(
     x: Tensor,
     weight: Tensor,
     plan: Plan,
-    angle: Any = None,
-    *,
-    saved: Tensor | None = None,
-    saved_is_cosine: bool = False,
-    inverse_norm: Tensor | None = None,
-    mean: Tensor | None = None,
-    needs_x: bool = True,
-    needs_weight: bool = True,
-    needs_sums: bool = False,
+    needs: Needs,
+    layer: Layer = PLAIN,
+    results: Results | None = None,
 ) -> Gradients:
     """Return the gradients of x and weight, and the sums for those of the parameters.
 
@@ -231,22 +259,21 @@ def backward(
         x: Input of `forward`.
         weight: Weight of `forward`.
         plan: As in `forward`.
-        angle: As in `forward`.
-        saved: Output of `forward`, or its cosines.
-        saved_is_cosine: Whether `saved` are the cosines.
-        inverse_norm: As `forward` returned it.
-        mean: As `forward` returned it.
-        needs_x: Whether the gradient of x is needed.
-        needs_weight: Whether the gradient of the weight is needed.
-        needs_sums: Whether the sums are needed.
+        needs: Results that are needed.
+        layer: As in `forward`.
+        results: Results of `forward` for a sphere layer; the output is used if the cosines were not saved.
     """
     x, grad, even = _rows(x), _rows(grad), _with_even_taps(weight)
-    saved = None if saved is None else _rows(saved)
-    grad_x = torch.empty_like(x) if needs_x else None
-    grad_weight = torch.empty_like(even) if needs_weight else None
-    sums = torch.empty(4, weight.shape[0], device="cpu") if needs_sums else None
+    is_cosine = results is not None and results.cosine is not None
+    saved = inverse_norm = mean = None
+    if results is not None:
+        inverse_norm, mean = results.inverse_norm, results.mean
+        saved = _rows(results.out if results.cosine is None else results.cosine)
+    grad_x = torch.empty_like(x) if needs.x else None
+    grad_weight = torch.empty_like(even) if needs.weight else None
+    sums = torch.empty(4, weight.shape[0], device="cpu") if needs.sums else None
     tensors = (grad, inverse_norm, mean, saved, grad_x, grad_weight, sums)
-    pointers = ConvolutionBackwardStruct(*map(address, tensors), _SAVED_COSINE if saved_is_cosine else _SAVED_OUTPUT)
+    pointers = ConvolutionBackwardStruct(*map(address, tensors), _SAVED_COSINE if is_cosine else _SAVED_OUTPUT)
     convolution = _convolution(x, even, plan, True)
-    load().winograd_backward(plan.geometry, angle, convolution, ctypes.byref(pointers), plan.threads)
+    load().winograd_backward(plan.geometry, layer.struct, convolution, ctypes.byref(pointers), plan.threads)
     return Gradients(grad_x, grad_weight, sums)

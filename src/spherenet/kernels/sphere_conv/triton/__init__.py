@@ -12,12 +12,10 @@ magnitude functions have no Triton kernels.
 | failures | errors of compiling and launching, after which a layer is computed by the plain formula |
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-from spherenet.kernels.backends import Backend, Case, Saved, parameter_gradients
+from spherenet.kernels.backends import Backend, Case, Pass, Saved, parameter_gradients
 from spherenet.kernels.sphere_conv.triton import gradients, patches, weights
 from spherenet.kernels.sphere_conv.triton.angles import KERNEL_IDS
 from spherenet.kernels.sphere_conv.triton.failures import reported
@@ -52,26 +50,16 @@ class TritonBackend(Backend):
         return out, Saved(unit, scale, inverse_norm, saved_map)
 
     @reported
-    def backward(
-        self,
-        grad: Tensor,
-        x: Tensor,
-        operation: Operation,
-        parameters: Parameters,
-        saved: Saved,
-        dtype: torch.dtype,
-        needs: Sequence[bool],
-    ) -> tuple[Tensor | None, ...]:
+    def backward(self, grad: Tensor, x: Tensor, dtype: torch.dtype, asked: Pass) -> tuple[Tensor | None, ...]:
         """See `Backend.backward`."""
-        unit, geometry = saved.unit_weight, operation.geometry
-        of_product, spread, sums = gradients.backward(grad, operation, parameters, saved, needs)
-        grad_x, grad_unit = convolve_backward(of_product, x, unit, geometry, needs[0], needs[1])
+        saved, geometry, unit = asked.saved, asked.operation.geometry, asked.saved.unit_weight
+        of_product, spread, sums = gradients.backward(grad, asked)
+        grad_x, grad_unit = convolve_backward(of_product, x, unit, geometry, asked.needs[0], asked.needs[1])
         if grad_x is not None and spread is not None:
             grad_x = gradients.correct(grad_x, x, spread, geometry.groups)
         if grad_unit is not None:
             grad_unit = weights.unit_weight_backward(grad_unit, unit, saved.scale, dtype)
-        of_parameters = [None] * 5 if sums is None else parameter_gradients(sums, needs, parameters)
-        return grad_x, grad_unit, *of_parameters
+        return grad_x, grad_unit, *parameter_gradients(sums, asked)
 
 
 BACKEND = TritonBackend()

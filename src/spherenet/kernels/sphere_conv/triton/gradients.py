@@ -7,7 +7,6 @@ with m the sum of s over the windows that contain a pixel. m is computed by the 
 afterwards in a fixed order, so that results do not change from run to run.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from spherenet.kernels.backends import Saved
+from spherenet.kernels.backends import Pass
 from spherenet.kernels.sphere_conv.triton.angles import derivatives, parameters, value
 from spherenet.kernels.sphere_conv.triton.launch import (
     block_of_channels,
@@ -33,7 +32,6 @@ from spherenet.kernels.sphere_conv.triton.launch import (
 )
 from spherenet.kernels.sphere_conv.triton.patches import contiguous_or_none, position
 from spherenet.ops.geometry import Geometry
-from spherenet.ops.operation import Operation, Parameters
 
 __all__ = ["Spread", "backward", "correct"]
 
@@ -141,27 +139,22 @@ def correct_kernel(
         tl.store(to, g - v * m, mask=mask)
 
 
-def backward(
-    grad: Tensor, operation: Operation, parameters: Parameters, saved: Saved, needs: Sequence[bool]
-) -> tuple[Tensor, Spread | None, Tensor | None]:
+def backward(grad: Tensor, asked: Pass) -> tuple[Tensor, Spread | None, Tensor | None]:
     """Return the gradient of the convolution's output, s for `correct`, and sums per filter.
 
     Args:
         grad: Gradient of out [N, O, *out].
-        operation: What the layer computes.
-        parameters: Its tensors.
-        saved: Results of forward.
-        needs: Which gradients are needed, as in `Backend.backward`.
+        asked: The layer, the results of its forward and the gradients that are needed.
 
     Returns:
         D in the dtype of grad; `Spread`, or None unless the gradient of x is needed; sums [3, O] of grad, grad·g and
         grad·∂g/∂k, with rows that are not needed undefined, or None.
     """
-    angle, geometry, _, _, _ = operation
-    k, beta = parameters.k, parameters.beta
-    needs_x, _, needs_k, *needs_affine = needs[:6]
+    angle, geometry, _, _, _ = asked.operation
+    k, beta = asked.parameters.k, asked.parameters.beta
+    needs_x, _, needs_k, *needs_affine = asked.needs[:6]
     needs_sums = needs_k or any(needs_affine)
-    _, _, inverse_norm, saved_map, _, is_output, _ = saved
+    _, _, inverse_norm, saved_map, _, is_output, _ = asked.saved
     groups = geometry.groups
     saved_map, inverse_norm = dense(saved_map.detach()), dense(inverse_norm)
     inverse_norm, norm_strides = with_map_strides(inverse_norm)
