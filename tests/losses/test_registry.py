@@ -48,7 +48,7 @@ INVALID = {
     "option of no loss": (
         lambda: make_loss("a", margin=4),
         TypeError,
-        r"Loss 'a' has no option 'margin'; did you mean 'm'\? Allowed: m, class_weight.*, scale, margin_gradient",
+        r"Loss 'a' has no option 'margin'; did you mean 'm'\? Allowed: m, class_weight.*, margin_gradient.*, scale",
     ),
     "angle in addition to the name": (
         lambda: make_loss("w-linear", angle="cosine"), TypeError, "'w-linear' has no option 'angle'",

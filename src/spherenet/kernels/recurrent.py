@@ -15,9 +15,9 @@ from torch import Tensor
 from spherenet.angles import AngleFunction
 from spherenet.angles.elementary import gradients_of
 from spherenet.kernels.backends import Case, Pass, Saved, parameter_gradients
-from spherenet.kernels.dispatch import choose, current_backend, per_filter, readable
+from spherenet.kernels.dispatch import choose, current_backend, per_filter
 from spherenet.kernels.sphere_conv import native
-from spherenet.kernels.torch_internals import has_global_hooks
+from spherenet.kernels.torch_internals import has_global_hooks, readable
 from spherenet.ops import sphere_conv as plain
 from spherenet.ops.norms import autocast_is_on
 from spherenet.ops.operation import Operation, Parameters

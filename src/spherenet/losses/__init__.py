@@ -11,7 +11,7 @@ from typing import Any
 from spherenet._util.validation import require_one_of
 from spherenet.errors import InvalidArgument, InvalidArgumentType
 from spherenet.losses.adaface import AdaFaceLoss
-from spherenet.losses.additive_margins import ArcFaceLoss, CosFaceLoss
+from spherenet.losses.additive_margins import ArcFaceLoss, CosFaceLoss, SubcenterArcFaceLoss
 from spherenet.losses.arguments import options_of, reject_unknown
 from spherenet.losses.base import AngularLoss
 from spherenet.losses.contrastive import InfoNCELoss, SigLIPLoss, SupConLoss
@@ -23,7 +23,6 @@ from spherenet.losses.prototypical import PrototypicalLoss
 from spherenet.losses.scales import default_scale
 from spherenet.losses.softmax import SoftmaxLoss, SSoftmaxLoss, WSoftmaxLoss
 from spherenet.losses.sphereface2 import SphereFace2Loss
-from spherenet.losses.subcenter import SubcenterArcFaceLoss
 from spherenet.losses.uniface import UniFaceLoss
 from spherenet.losses.uniformity import AlignmentUniformityLoss, alignment_loss, uniformity_loss
 

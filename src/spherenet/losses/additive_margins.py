@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
-from spherenet._util.validation import require_number
+from spherenet._util.validation import require_integer, require_number
 from spherenet.errors import InvalidArgument
 from spherenet.losses.arguments import CrossEntropyOptions, named_scale
 from spherenet.losses.base import NamedScale
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-__all__ = ["ArcFaceLoss", "CosFaceLoss", "FaceLoss"]
+__all__ = ["ArcFaceLoss", "CosFaceLoss", "FaceLoss", "SubcenterArcFaceLoss"]
 
 MANY_CLASSES, SCALE_OF_MANY_CLASSES = 1_000, 64.0
 """Number of classes from which CosFace and ArcFace use the published scale."""
@@ -104,3 +104,36 @@ class ArcFaceLoss(FaceLoss):
     def target_similarity(self, cosine: Tensor) -> Tensor:
         """Return cos(θ + m), continued beyond π."""
         return additive_angle(cosine, self.m)
+
+
+class SubcenterArcFaceLoss(ArcFaceLoss):
+    """Sub-center ArcFace (Eq. 25; Deng et al., ECCV 2020): `ArcFaceLoss` on a head with several directions per class.
+
+        cos θ_j = max_d cos θ_jd,   z_j = s·cos θ_j,   z_y = s·cos(θ_y + m)
+
+    Noisy samples of a class gather at a separate direction instead of pulling the class away. The directions belong
+    to the head: `create_model` makes one that fits, otherwise use `AngularHead(..., directions=subcenters)`.
+
+    Args:
+        m: Margin in radians, as in `ArcFaceLoss`.
+        s: Scale, as in `ArcFaceLoss`.
+        subcenters: Number of directions per class of the head of a new model, at least 1. Published: 3.
+        margin_gradient: As in `ArcFaceLoss`.
+        **cross_entropy: class_weight, ignore_index, label_smoothing and reduction as in `AngularLoss`.
+    """
+
+    def __init__(
+        self,
+        m: float = 0.5,
+        s: float | Literal["auto"] | None = "auto",
+        subcenters: int = 3,
+        *,
+        margin_gradient: str = "full",
+        **cross_entropy: Unpack[CrossEntropyOptions],
+    ) -> None:
+        super().__init__(m, s, margin_gradient=margin_gradient, **cross_entropy)
+        self.directions = require_integer("subcenters", subcenters, minimum=1)
+
+    def extra_repr(self) -> str:
+        """Return the options."""
+        return f"{super().extra_repr()}, subcenters={self.directions}"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from spherenet._util.validation import reject_unknown_options, require_floating, require_one_of, require_positive
 from spherenet.angles import ANGLES, AngleFunction, make_angle
 from spherenet.errors import InvalidArgument, InvalidArgumentType
-from spherenet.kernels.dispatch import can_read_values
+from spherenet.kernels.torch_internals import can_read_values
 
 if TYPE_CHECKING:
     from spherenet.losses.margins import Annealing
@@ -21,6 +21,7 @@ __all__ = [
     "CrossEntropyOptions",
     "MarginOptions",
     "Scale",
+    "ShapeOptions",
     "angle_of_loss",
     "checked_class_weight",
     "checked_labels",
@@ -48,13 +49,18 @@ class CrossEntropyOptions(TypedDict, total=False):
     reduction: str
 
 
-class MarginOptions(CrossEntropyOptions, total=False):
-    """Keyword arguments of the multiplicative margins; `GASoftmaxLoss` documents them."""
+class ShapeOptions(CrossEntropyOptions, total=False):
+    """Keyword arguments of losses with a multiplicative margin; `GASoftmaxLoss` documents them."""
 
-    scale: Scale
     margin_gradient: str
     form: str
     annealing: Annealing | None
+
+
+class MarginOptions(ShapeOptions, total=False):
+    """Keyword arguments of losses with a multiplicative margin and any scale; `GASoftmaxLoss` documents them."""
+
+    scale: Scale
     feature_penalty: float
     feature_norm: float | Literal["auto"] | None
     penalty_form: str

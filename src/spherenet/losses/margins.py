@@ -17,15 +17,13 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from torch import Tensor, nn
 
 from spherenet._util.validation import require_number, require_one_of, require_positive
 from spherenet.angles import AngleFunction, angle_from_cosine
 from spherenet.errors import InvalidArgument, InvalidArgumentType
-from spherenet.losses.arguments import CrossEntropyOptions, MarginOptions, Scale, angle_of_loss
-from spherenet.losses.base import AngularLoss
-from spherenet.losses.scales import default_scale
+from spherenet.losses.arguments import MarginOptions, angle_of_loss
+from spherenet.losses.feature_penalty import FeaturePenalty
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -34,7 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["ASoftmaxLoss", "Annealing", "GASoftmaxLoss", "MarginLoss", "obsolete_state"]
 
 MARGIN_FORMS = ("psi", "r1", "r2")
-PENALTY_FORMS = ("squared", "absolute")
 
 DEFAULT_M = 1.5
 """Default margin: with the detached gradient it costs no accuracy at a scale of 10, and gains some at 30."""
@@ -119,7 +116,7 @@ class Annealing:
         return max(self.floor, decreased)
 
 
-class MarginLoss(AngularLoss):
+class MarginLoss(FeaturePenalty):
     """Softmax with a multiplicative margin, base class of `GASoftmaxLoss` and `SSoftmaxLoss`.
 
     The caller sets λ: a training loop calls `set_step` before each iteration, or assigns `lambda_`. Until then λ is the
@@ -128,46 +125,24 @@ class MarginLoss(AngularLoss):
     """
 
     angle: AngleFunction
+    option_defaults = {"scale": "auto", "margin_gradient": "detached"}  # noqa: RUF012
 
     def __init__(
         self,
         angle: AngleFunction,
         m: float,
         *,
-        scale: Scale,
-        margin_gradient: str,
-        form: str,
-        annealing: Annealing | None,
-        feature_penalty: float = 0.0,
-        feature_norm: float | Literal["auto"] | None = "auto",
-        penalty_form: str = "squared",
-        **cross_entropy: Unpack[CrossEntropyOptions],
+        form: str = "psi",
+        annealing: Annealing | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(operator=angle, scale=scale, margin_gradient=margin_gradient, **cross_entropy)
+        defaults: dict[str, Any] = dict(self.option_defaults)
+        super().__init__(operator=angle, **(defaults | options))
         if require_number("m", m) < 1:
             raise InvalidArgument("m", f"must be at least 1, got {m!r}.")
         self.m = float(m)
         self.form = require_one_of("form", form, MARGIN_FORMS)
         self.annealing = annealing
-        self.feature_penalty = require_number("feature_penalty", feature_penalty)
-        automatic = feature_norm is None or feature_norm == "auto"
-        self._feature_norm = None if automatic else require_positive("feature_norm", feature_norm)
-        self.penalty_form = require_one_of("penalty_form", penalty_form, PENALTY_FORMS)
-        if self.feature_penalty < 0:
-            raise InvalidArgument("feature_penalty", f"must be at least 0, got {feature_penalty!r}.")
-        if self.feature_penalty > 0 and scale != "norm":
-            raise InvalidArgument(
-                "feature_penalty",
-                f'must be 0 unless scale is "norm", got {feature_penalty!r} with scale={scale!r}, '
-                "which does not depend on the norm.",
-            )
-        if self.feature_penalty == 0:
-            defaults = {"feature_norm": (self.feature_norm, "auto"), "penalty_form": (penalty_form, "squared")}
-            for name, (value, default) in defaults.items():
-                if value != default:
-                    raise InvalidArgument(name, f"must be left out unless feature_penalty is set, got {value!r}.")
-        if self.feature_penalty > 0 and automatic:
-            self._similarity_at_45 = self._measure_similarity_at_45()
 
     @property
     def annealing(self) -> Annealing | None:
@@ -203,11 +178,6 @@ class MarginLoss(AngularLoss):
         if self.m == 1:
             return "none"
         return "others" if self.form == "r2" else "target"
-
-    @property
-    def feature_norm(self) -> float | Literal["auto"]:
-        """Norm to which the penalty pulls features."""
-        return self._feature_norm or "auto"
 
     def set_step(self, step: int) -> None:
         """Set λ to its value at an iteration of the schedule; without a schedule λ stays as it is.
@@ -256,15 +226,6 @@ class MarginLoss(AngularLoss):
             return with_margin
         return (self.lambda_ * self.similarity(cosine) + with_margin) / (1 + self.lambda_)
 
-    def row_penalty(self, feature_norm: Tensor, num_classes: int) -> Tensor | None:
-        """Return the soft feature normalization of each row (Eq. 19), None if its weight is 0."""
-        if self.feature_penalty == 0:
-            return None
-        target = self._feature_norm or default_scale(num_classes, self._similarity_at_45)
-        # Limited so that the square of a huge norm does not overflow; the gradient there is 0.
-        difference = (feature_norm - target).clamp_max(torch.finfo(feature_norm.dtype).max ** 0.4)
-        return self.feature_penalty * (difference.square() if self.penalty_form == "squared" else difference.abs())
-
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Load a state dict; earlier versions saved a counter of iterations, which is dropped."""
         state_dict.pop(f"{prefix}iteration", None)
@@ -286,6 +247,7 @@ class GASoftmaxLoss(MarginLoss):
             "sigmoid" or an `AngleFunction` object.
         m: Margin, at least 1; m = 1 is no margin. Published values: 1.2 to 1.7 with a fixed scale, 4 with annealing.
         k: Parameter of the sigmoid, 0.3 by default; not allowed with another angle function.
+        angle: Another name of `operator`.
         scale: S: "norm" for ‖x‖, a fixed number > 0 (published: 10 to 64), or "auto" (the same as None) for
             `default_scale` of the number of classes.
         margin_gradient: "detached" for the value with the margin and the gradient of m = 1 (Eq. 16), or "full".
@@ -298,8 +260,7 @@ class GASoftmaxLoss(MarginLoss):
         feature_norm: Norm to which the penalty pulls features; "auto" (the same as None) for `default_scale` of the
             number of classes.
         penalty_form: "squared" for (‖x‖ − feature_norm)², "absolute" for |‖x‖ − feature_norm|.
-        angle: Another name of `operator`.
-        **cross_entropy: class_weight, ignore_index, label_smoothing and reduction as in `AngularLoss`.
+        class_weight: As in `AngularLoss`; likewise ignore_index, label_smoothing and reduction.
 
     Raises:
         TypeError: If an argument is of the wrong type.
@@ -319,28 +280,10 @@ class GASoftmaxLoss(MarginLoss):
         m: float = DEFAULT_M,
         k: float | None = None,
         *,
-        scale: Scale = "auto",
-        margin_gradient: str = "detached",
-        form: str = "psi",
-        annealing: Annealing | None = None,
-        feature_penalty: float = 0.0,
-        feature_norm: float | Literal["auto"] | None = "auto",
-        penalty_form: str = "squared",
         angle: str | AngleFunction | None = None,
-        **cross_entropy: Unpack[CrossEntropyOptions],
+        **margin_options: Unpack[MarginOptions],
     ) -> None:
-        super().__init__(
-            angle_of_loss(operator, k, angle),
-            m,
-            scale=scale,
-            margin_gradient=margin_gradient,
-            form=form,
-            annealing=annealing,
-            feature_penalty=feature_penalty,
-            feature_norm=feature_norm,
-            penalty_form=penalty_form,
-            **cross_entropy,
-        )
+        super().__init__(angle_of_loss(operator, k, angle), m, **margin_options)
 
     @classmethod
     def paper(cls, **options: Any) -> Self:

@@ -15,7 +15,7 @@ from torch import Tensor
 from spherenet.errors import InvalidArgument, InvalidArgumentType
 from spherenet.kernels.classes.blockwise import has_kernel
 from spherenet.kernels.classes.logits import ClassLogits, DirectLogits, FormulaLogits
-from spherenet.kernels.classes.reduction import Reduced, reduce_classes
+from spherenet.kernels.classes.reduction import Reduced, Used, reduce_classes
 from spherenet.kernels.classes.sharded import ShardedOutput, own_rows, total
 from spherenet.kernels.dispatch import current_backend
 from spherenet.losses.arguments import checked_labels
@@ -166,17 +166,8 @@ class ShardedBatch:
         if output.sample_rate < 1:
             classes, columns, multiplicity = _sample(output, columns)
         smooth = softmax and self.loss.label_smoothing > 0
-        return reduce_classes(
-            output,
-            values,
-            columns,
-            softmax=softmax,
-            classes=classes,
-            multiplicity=multiplicity,
-            sum_weight=self._own_class_weight(classes) if smooth else None,
-            parameters=self._parameters(),
-            predict=predict,
-        )
+        used = Used(columns, classes, multiplicity, self._own_class_weight(classes) if smooth else None)
+        return reduce_classes(output, values, used, softmax=softmax, parameters=self._parameters(), predict=predict)
 
     def _columns(self, labels: Tensor) -> Tensor:
         """Return the index of each row's label among the own classes [N], −1 if another process owns it."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from spherenet.angles import AngleFunction
-from spherenet.losses.arguments import CrossEntropyOptions, angle_of_loss, named_scale
+from spherenet.losses.arguments import CrossEntropyOptions, ShapeOptions, angle_of_loss, named_scale
 from spherenet.losses.base import AngularLoss, NamedScale
-from spherenet.losses.margins import Annealing, MarginLoss
+from spherenet.losses.margins import MarginLoss
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -68,11 +68,11 @@ class SSoftmaxLoss(NamedScale, MarginLoss):
             does not train; 10 to 70 do.
         k: Parameter of the sigmoid, 0.3 by default; not allowed with another angle function.
         m: Margin, at least 1; m = 1 is no margin.
+        angle: Another name of `operator`.
         margin_gradient: As in `GASoftmaxLoss`.
         form: As in `GASoftmaxLoss`.
         annealing: As in `GASoftmaxLoss`.
-        angle: Another name of `operator`.
-        **cross_entropy: class_weight, ignore_index, label_smoothing and reduction as in `AngularLoss`.
+        class_weight: As in `AngularLoss`; likewise ignore_index, label_smoothing and reduction.
     """
 
     def __init__(
@@ -82,21 +82,10 @@ class SSoftmaxLoss(NamedScale, MarginLoss):
         k: float | None = None,
         *,
         m: float = 1,
-        margin_gradient: str = "detached",
-        form: str = "psi",
-        annealing: Annealing | None = None,
         angle: str | AngleFunction | None = None,
-        **cross_entropy: Unpack[CrossEntropyOptions],
+        **shape_options: Unpack[ShapeOptions],
     ) -> None:
-        super().__init__(
-            angle_of_loss(operator, k, angle),
-            m,
-            scale=named_scale(s),
-            margin_gradient=margin_gradient,
-            form=form,
-            annealing=annealing,
-            **cross_entropy,
-        )
+        super().__init__(angle_of_loss(operator, k, angle), m, scale=named_scale(s), **shape_options)
 
     def extra_repr(self) -> str:
         """Return the scale, the margin and the options that differ from their defaults."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from spherenet._util.validation import require_floating
 from spherenet.angles import AngleFunction
@@ -14,7 +14,7 @@ from spherenet.magnitudes import Magnitude
 from spherenet.ops.geometry import Geometry
 from spherenet.ops.norms import DEFAULT_EPS, autocast_is_on
 
-__all__ = ["CENTERS", "Operation", "Parameters", "check_dtypes", "check_shapes", "require_per_filter"]
+__all__ = ["CENTERS", "Operation", "Parameters", "check_dtypes", "check_shapes", "dequantized", "require_per_filter"]
 
 CENTERS = ("weight", "patch")
 """What may be centered (Eq. 14)."""
@@ -56,6 +56,18 @@ class Parameters(NamedTuple):
     def has_affine(self) -> bool:
         """Whether there is a bias, β or γ."""
         return not (self.bias is None and self.beta is None and self.gamma is None)
+
+
+def dequantized(weight: Tensor) -> Tensor:
+    """Return the rounded values of a quantized weight as a plain tensor, and any other weight as it is.
+
+    torchao replaces the weight of a layer by a subclass that knows linear functions only. A sphere layer also needs the
+    norms of its kernels, so it computes from the values, in their floating point dtype.
+    """
+    if type(weight) is nn.Parameter or type(weight) is Tensor:
+        return weight
+    method = type(weight).dequantize
+    return weight if method is Tensor.dequantize else method(weight)
 
 
 def check_dtypes(input: Tensor, weight: Tensor) -> None:

@@ -12,8 +12,8 @@ R·normalize(w − lr·R·u/‖u‖); both agree to first order in lr if u has n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Any, overload
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from spherenet.ops.norms import working_dtype
 from spherenet.optim.kernels import is_dtensor
 from spherenet.optim.mixed import ALGORITHMS
 from spherenet.optim.muon import require_matrices
+from spherenet.optim.step import SteppingOptimizer
 
 __all__ = ["Hyperball"]
 
@@ -32,7 +33,7 @@ SCOPES = ("weight", "filter")
 RADIUS = "radius"
 
 
-class Hyperball(Optimizer):
+class Hyperball(SteppingOptimizer):
     """Rotate each weight by the angle `lr` per step, in the direction that another optimizer chooses.
 
     **Learning rate.** It is the angle in radians by which each weight (or each filter) rotates per step: 0.01 is 0.6°.
@@ -120,17 +121,8 @@ class Hyperball(Optimizer):
             if radius is not None:
                 self.state[weight][RADIUS] = radius.detach().to(weight.device, copy=True)
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Make one step; return the loss of the closure, if there is one."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def _step(self) -> None:
+        """Make one step."""
         # The optimizer inside gets weights of 0 and a learning rate of 1: what it writes is its update, unrounded.
         self._inner.param_groups = [{**group, "lr": 1.0} for group in self.param_groups]
         weights = [
@@ -152,7 +144,6 @@ class Hyperball(Optimizer):
                 radius = _norms(before, scope)
             weight.copy_(_rotated(before, weight, angle, scope, radius))
             self.state[weight][RADIUS] = radius
-        return loss
 
 
 def _local(weight: Any) -> Tensor:

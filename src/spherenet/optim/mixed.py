@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, overload
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from spherenet._util.validation import require_one_of
 from spherenet.errors import InvalidArgumentType
 from spherenet.optim.muon import Muon
+from spherenet.optim.step import SteppingOptimizer
 
 __all__ = ["ALGORITHMS", "MixedOptimizer"]
 
@@ -22,7 +23,7 @@ ALGORITHMS: dict[str, type[Optimizer]] = {
 }
 
 
-class MixedOptimizer(Optimizer):
+class MixedOptimizer(SteppingOptimizer):
     """Update each group of parameters with the algorithm that it names.
 
     A group is a dictionary with `params`, `algorithm` ("muon", "sgd", "adam", "adamw" or an optimizer class) and the
@@ -84,17 +85,7 @@ class MixedOptimizer(Optimizer):
         super().__setstate__(state)
         self._connect()
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Make one step with every algorithm; return the loss of the closure, if there is one."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def _step(self) -> None:
+        """Make one step with every algorithm."""
         for part in self._parts:
             part.step()
-        return loss

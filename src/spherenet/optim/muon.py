@@ -13,17 +13,17 @@ this class makes the same step, up to the precision of the iterations (tests/opt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, overload
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from spherenet._util.validation import require_integer, require_number, require_one_of
 from spherenet.errors import InvalidArgument, InvalidArgumentType
 from spherenet.ops.norms import working_dtype
 from spherenet.optim.kernels import is_dtensor
+from spherenet.optim.step import SteppingOptimizer
 
 __all__ = ["COEFFICIENTS", "Muon", "orthogonalize", "require_matrices"]
 
@@ -57,7 +57,7 @@ def orthogonalize(
     return x.T if is_tall else x
 
 
-class Muon(Optimizer):
+class Muon(SteppingOptimizer):
     """Optimizer that orthogonalizes the momentum of each weight, and can keep the norm of the weight.
 
     **Learning rate.** O has singular values of about 1, hence the Frobenius norm √min(filters, entries of a filter),
@@ -136,22 +136,12 @@ class Muon(Optimizer):
             self.param_groups.pop()
             raise
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Make one step; return the loss of the closure, if there is one."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def _step(self) -> None:
+        """Make one step."""
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is not None:
                     self._update(weight, group)
-        return loss
 
     def _update(self, weight: Tensor, group: dict[str, Any]) -> None:
         state, gradient = self.state[weight], weight.grad

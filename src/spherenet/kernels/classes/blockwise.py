@@ -16,7 +16,7 @@ writes the one map that must exist: the gradient of the cosines.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -141,16 +141,10 @@ def angular_cross_entropy(
         labels: int64 class indices [N], all from 0 to C − 1.
         sum_weight: Weight of each class in the second result [C].
     """
-    of_label, of_all = _AngularCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        angles.cosine,
-        angles.feature_norm if logits.scale is None else logits.scale,
-        angles.weight_norm if logits.uses_weight_norm else None,
-        angles.bias,
-        target,
-        labels,
-        logits.angle,
-        sum_weight,
-    )
+    scale = angles.feature_norm if logits.scale is None else logits.scale
+    class_scale = angles.weight_norm if logits.uses_weight_norm else None
+    terms = _Terms(angles.cosine, scale, class_scale, angles.bias, target, labels, sum_weight)
+    of_label, of_all = _AngularCrossEntropy.apply(logits.angle, *terms)  # type: ignore[no-untyped-call]
     return of_label, (None if sum_weight is None else of_all)
 
 
@@ -184,21 +178,25 @@ class _WithLabelColumn(torch.autograd.Function):
         return grad_cosine.scatter_add_(1, column, grad_of_label), None
 
 
+class _Terms(NamedTuple):
+    """Inputs of `angular_cross_entropy` except g."""
+
+    cosine: Tensor
+    scale: Tensor | float
+    class_scale: Tensor | None
+    bias: Tensor | None
+    target: Tensor
+    labels: Tensor
+    sum_weight: Tensor | None
+
+
 class _AngularCrossEntropy(torch.autograd.Function):
-    """The two results of `angular_cross_entropy`, one block of rows at a time."""
+    """The two results of `angular_cross_entropy`, one block of rows at a time; inputs are g and `_Terms`."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        cosine: Tensor,
-        scale: Tensor | float,
-        class_scale: Tensor | None,
-        bias: Tensor | None,
-        target: Tensor,
-        labels: Tensor,
-        angle: AngleFunction | None,
-        sum_weight: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, angle: AngleFunction | None, *inputs: Any) -> tuple[Tensor, Tensor]:
+        terms = _Terms(*inputs)
+        cosine, scale, target, sum_weight = terms.cosine, terms.scale, terms.target, terms.sum_weight
         ctx.set_materialize_grads(False)
         ctx.angle = angle
         ctx.scale = None if isinstance(scale, Tensor) else scale
@@ -206,7 +204,7 @@ class _AngularCrossEntropy(torch.autograd.Function):
         # 1e-3, and the error would enter every probability.
         largest, total = cosine.new_empty(2, cosine.shape[0], 1)
         of_all = torch.zeros_like(target)
-        rows_of = _Rows(cosine, scale, class_scale, bias, target, labels, angle)
+        rows_of = _Rows(terms, angle)
         with without_autocast(cosine):
             for rows in rows_of.blocks:
                 logits = rows_of.logits(rows, rows_of.similarity(rows), rows_of.scratch(rows, 1))
@@ -220,22 +218,22 @@ class _AngularCrossEntropy(torch.autograd.Function):
             if sum_weight is not None:
                 of_all.addcmul_(log_total, sum_weight.sum())
         scale_tensor = scale if isinstance(scale, Tensor) else None
-        ctx.save_for_backward(cosine, scale_tensor, class_scale, bias, target, labels, sum_weight, largest, total)
+        ctx.save_for_backward(*terms._replace(scale=scale_tensor), largest, total)  # type: ignore[arg-type]
         return of_label, of_all
 
     @staticmethod
     def backward(ctx: Any, grad_of_label: Tensor | None, grad_of_all: Tensor | None) -> tuple[Any, ...]:
-        cosine, scale, class_scale, bias, target, labels, sum_weight, largest, total = ctx.saved_tensors
-        any_scale = ctx.scale if scale is None else scale
+        *saved, largest, total = ctx.saved_tensors
+        cosine, scale, class_scale, bias, target, labels, sum_weight = saved
+        terms = _Terms(*saved)._replace(scale=ctx.scale if scale is None else scale)
         if torch.is_grad_enabled():  # create_graph=True
-            inputs = (cosine, any_scale, class_scale, bias, target, labels, ctx.angle, sum_weight)
-            return gradients_of(_plain_cross_entropy, inputs, (grad_of_label, grad_of_all))
+            return gradients_of(_plain_cross_entropy, (ctx.angle, *terms), (grad_of_label, grad_of_all))
         # dz_j = a·(p_j − [j = y]) + b·(Σ_l weight_l · p_j − weight_j), with a and b the gradients of the two results.
         factor = torch.zeros_like(target) if grad_of_label is None else grad_of_label
         if grad_of_all is not None:
             factor = factor + grad_of_all * sum_weight.sum()
         factor = factor.unsqueeze(1) / total
-        rows_of = _Rows(cosine, any_scale, class_scale, bias, target, labels, ctx.angle)
+        rows_of = _Rows(terms, ctx.angle)
         grad_cosine = torch.empty_like(cosine)
         grad_scale = None if scale is None else torch.empty_like(scale)
         grad_class_scale = None if class_scale is None else torch.zeros_like(class_scale)
@@ -267,32 +265,23 @@ class _AngularCrossEntropy(torch.autograd.Function):
                 grad.mul_(rows_of.row_scale(rows))
                 if ctx.angle is not None:
                     ctx.angle.multiply_by_slope_(grad, cosine[rows], similarity, rows_of.inner)
-        return grad_cosine, grad_scale, grad_class_scale, grad_bias, grad_target, None, None, None
+        return None, grad_cosine, grad_scale, grad_class_scale, grad_bias, grad_target, None, None
 
 
 class _Rows:
     """The inputs of one call, and blocks of rows computed from them."""
 
-    def __init__(
-        self,
-        cosine: Tensor,
-        scale: Tensor | float,
-        class_scale: Tensor | None,
-        bias: Tensor | None,
-        target: Tensor,
-        labels: Tensor,
-        angle: AngleFunction | None,
-    ) -> None:
-        self.cosine, self.scale, self.class_scale, self.bias = cosine, scale, class_scale, bias
-        self.target, self.labels, self.angle = target, labels, angle
+    def __init__(self, terms: _Terms, angle: AngleFunction | None) -> None:
+        self.cosine, self.scale, self.class_scale, self.bias, self.target, self.labels, _ = terms
+        self.angle = angle
         # g = gain·shape(c, inner): the gain is multiplied into the scale of a row instead of all its classes.
         factors = None if angle is None else angle.factors(angle.k)
         self.inner: Any = None if factors is None else factors[0]
         self.gain: float = 1.0 if factors is None else factors[1]
-        count, classes = cosine.shape
-        step = block_length(cosine)
+        count, classes = self.cosine.shape
+        step = block_length(self.cosine)
         self.blocks = [slice(first, min(first + step, count)) for first in range(0, count, step)]
-        self._buffers = cosine.new_empty(2, min(step, count), classes)
+        self._buffers = self.cosine.new_empty(2, min(step, count), classes)
 
     def scratch(self, rows: slice, index: int) -> Tensor:
         """Return one of two buffers of the block's size, the same for every block."""
@@ -329,17 +318,9 @@ def exponential_(exponent: Tensor) -> Tensor:
     return exponent.clamp_min_(0.8 * math.log(torch.finfo(exponent.dtype).tiny)).exp_()
 
 
-def _plain_cross_entropy(
-    cosine: Tensor,
-    scale: Tensor | float,
-    class_scale: Tensor | None,
-    bias: Tensor | None,
-    target: Tensor,
-    labels: Tensor,
-    angle: AngleFunction | None,
-    sum_weight: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def _plain_cross_entropy(angle: AngleFunction | None, *inputs: Any) -> tuple[Tensor, Tensor]:
     """Return the results of `angular_cross_entropy` by whole-tensor operations."""
+    cosine, scale, class_scale, bias, target, labels, sum_weight = _Terms(*inputs)
     column = labels.unsqueeze(1)
     similarity = cosine if angle is None else angle(cosine)
     similarity = similarity if class_scale is None else similarity * class_scale

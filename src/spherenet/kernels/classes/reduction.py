@@ -23,7 +23,7 @@ from spherenet.kernels.classes.sharded import ClassShard, ShardedOutput, finite
 from spherenet.ops.angular import AngularOutput, Columns
 from spherenet.ops.norms import SHRINK, without_autocast
 
-__all__ = ["Reduced", "reduce_classes"]
+__all__ = ["Reduced", "Used", "reduce_classes"]
 
 
 class Reduced(NamedTuple):
@@ -40,15 +40,28 @@ class Reduced(NamedTuple):
     prediction: Tensor | None
 
 
+class Used(NamedTuple):
+    """Own classes that a reduction uses."""
+
+    columns: Tensor
+    """Index of each row's label among them [N], −1 if it is not among them."""
+
+    classes: Tensor | None = None
+    """Their indices among all own classes, ascending [S]; None for all."""
+
+    multiplicity: Tensor | None = None
+    """How many classes each of them stands for [S]; None for 1."""
+
+    sum_weight: Tensor | None = None
+    """Weight of each of them in `of_all` [S]."""
+
+
 def reduce_classes(
     output: ShardedOutput,
     logits: ClassLogits,
-    columns: Tensor,
+    used: Used,
     *,
     softmax: bool,
-    classes: Tensor | None = None,
-    multiplicity: Tensor | None = None,
-    sum_weight: Tensor | None = None,
     parameters: Sequence[Tensor] = (),
     predict: bool = False,
 ) -> Reduced:
@@ -57,21 +70,19 @@ def reduce_classes(
     Args:
         output: Output of the head.
         logits: Values and scores of a block of classes. Backward computes them again.
-        columns: Index of each row's label among the own classes [N], −1 if another process owns it.
+        used: Own classes to use.
         softmax: Whether the values are logits of a softmax; otherwise they are summed.
-        classes: Own classes to use, ascending indices [S]; None for all. `columns` refers to them.
-        multiplicity: How many classes each of the used classes stands for [S]; None for 1.
-        sum_weight: Weight of each used class in `of_all` [S].
         parameters: Parameters that they depend on besides the angles; their gradients are summed.
         predict: Whether to return the predicted classes.
     """
-    weight, bias = output.weight, output.bias
+    weight, bias, classes = output.weight, output.bias, used.classes
     if classes is not None:
         weight, bias = weight.index_select(0, classes), None if bias is None else bias.index_select(0, classes)
     plan = _Plan(logits, output.shard, output.eps, softmax, classes, predict)
-    of_label, of_all, prediction = _ReduceClasses.apply(  # type: ignore[no-untyped-call]
-        plan, output.unit_features, output.feature_norm, weight, bias, columns, multiplicity, sum_weight, *parameters
+    inputs = _Inputs(
+        output.unit_features, output.feature_norm, weight, bias, used.columns, used.multiplicity, used.sum_weight
     )
+    of_label, of_all, prediction = _ReduceClasses.apply(plan, *inputs, *parameters)  # type: ignore[no-untyped-call]
     return Reduced(of_label, of_all, prediction if predict else None)
 
 
@@ -87,14 +98,25 @@ class _Plan:
     predict: bool
 
 
+class _Inputs(NamedTuple):
+    """Tensors of `reduce_classes`, restricted to the classes that it uses."""
+
+    features: Tensor
+    norm: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    columns: Tensor
+    multiplicity: Tensor | None
+    sum_weight: Tensor | None
+
+
 class _Blocks:
     """Angles of one block of classes after the other, in the same memory."""
 
-    def __init__(
-        self, features: Tensor, norm: Tensor, weight: Tensor, bias: Tensor | None, columns: Tensor, eps: float
-    ) -> None:
-        self.features, self.norm, self.weight, self.bias = features, norm, weight, bias
-        self.columns, self.eps = columns, eps
+    def __init__(self, inputs: _Inputs, eps: float) -> None:
+        features, weight = inputs.features, inputs.weight
+        self.features, self.norm, self.weight, self.bias, self.columns, *_ = inputs
+        self.eps = eps
         elements = BLOCK_ELEMENTS.get(weight.device.type, BLOCK_ELEMENTS_ELSEWHERE)
         count = len(weight)
         self.directions = weight.shape[1] if weight.dim() == 3 else 1
@@ -134,21 +156,12 @@ class _Blocks:
 
 
 class _ReduceClasses(torch.autograd.Function):
-    """The results of `reduce_classes`, one block of classes at a time."""
+    """The results of `reduce_classes`, one block of classes at a time; inputs are `_Inputs` and parameters."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        plan: _Plan,
-        features: Tensor,
-        norm: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        columns: Tensor,
-        multiplicity: Tensor | None,
-        sum_weight: Tensor | None,
-        *parameters: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, plan: _Plan, *tensors: Any) -> tuple[Tensor, Tensor, Tensor]:
+        inputs, parameters = _Inputs(*tensors[:7]), tensors[7:]
+        features, norm, _, _, columns, multiplicity, sum_weight = inputs
         ctx.set_materialize_grads(False)
         ctx.plan = plan
         factor = sum_weight if sum_weight is None or multiplicity is None else sum_weight * multiplicity
@@ -157,7 +170,7 @@ class _ReduceClasses(torch.autograd.Function):
         largest, best = features.new_full((2, count), -torch.inf)
         sums = features.new_zeros(4, count)
         choice = columns.new_zeros(count)
-        blocks = _Blocks(features, norm, weight, bias, columns, plan.eps)
+        blocks = _Blocks(inputs, plan.eps)
         with without_autocast(features):
             for first in blocks.starts:
                 classes, _, _, angles, label = blocks.at(first)
@@ -194,7 +207,7 @@ class _ReduceClasses(torch.autograd.Function):
             choice = plan.shard.reduce(torch.where(is_best, choice + plan.shard.first, plan.shard.num_classes), "MIN")
             choice = torch.where(choice < plan.shard.num_classes, choice, 0)  # all scores of the row are NaN
         sums = plan.shard.reduce(sums)
-        ctx.save_for_backward(features, norm, weight, bias, columns, multiplicity, factor, largest, sums, *parameters)
+        ctx.save_for_backward(*inputs._replace(sum_weight=factor), largest, sums, *parameters)
         ctx.mark_non_differentiable(choice)
         if not plan.softmax:
             return sums[0].clone(), torch.zeros_like(norm), choice
@@ -204,7 +217,9 @@ class _ReduceClasses(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_label: Tensor | None, grad_all: Tensor | None, _: Any) -> tuple[Any, ...]:
-        features, norm, weight, bias, columns, multiplicity, factor, largest, sums, *parameters = ctx.saved_tensors
+        inputs = _Inputs(*ctx.saved_tensors[:7])
+        features, norm, weight, bias, _, multiplicity, factor = inputs
+        largest, sums, *parameters = ctx.saved_tensors[7:]
         plan: _Plan = ctx.plan
         grad_label = torch.zeros_like(norm) if grad_label is None else grad_label
         grad_all = None if factor is None else grad_all
@@ -215,7 +230,7 @@ class _ReduceClasses(torch.autograd.Function):
         grad_weight = torch.empty_like(weight)
         grad_bias = None if bias is None else torch.empty_like(bias)
         grad_parameters = [torch.zeros_like(parameter) for parameter in parameters]
-        blocks = _Blocks(features, norm, weight, bias, columns, plan.eps)
+        blocks = _Blocks(inputs, plan.eps)
         with without_autocast(features):
             for first in blocks.starts:
                 classes, unit, length, angles, label = blocks.at(first)
@@ -230,6 +245,7 @@ class _ReduceClasses(torch.autograd.Function):
                     assert label.owned is not None
                     grad.scatter_add_(1, label.column, torch.where(label.owned, -grad_label.unsqueeze(1), 0))
                 if grad_all is not None:
+                    assert factor is not None
                     grad.addr_(grad_all, factor[classes], alpha=-1)
                 of_block = plan.logits.gradient(grad)
                 block = grad_weight[classes].flatten(0, -2)

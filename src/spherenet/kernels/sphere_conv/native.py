@@ -1,8 +1,7 @@
 """The kernels on CPUs: functions of a C++ library, called through ctypes with raw pointers.
 
 The library uses as many threads as torch and shares torch's thread pool. Tensors are allocated on the CPU by name: the
-default device of torch may be another one. It processes dense tensors [N, C, *spatial] in
-two layouts: *rows* (channels last in memory) and *planes* (contiguous).
+default device of torch may be another one.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ from torch import Tensor
 from spherenet.kernels.backends import Backend, Case, Pass, Saved, parameter_gradients
 from spherenet.kernels.library import BackwardStruct, CellStruct, GeometryStruct, load
 from spherenet.kernels.sphere_conv import winograd
-from spherenet.kernels.sphere_conv.angle_arguments import ANGLE_NUMBERS, address, angle_arguments
-from spherenet.kernels.sphere_conv.layouts import dense_like, layout_of
+from spherenet.kernels.sphere_conv.arguments import ANGLE_NUMBERS, address, angle_arguments, dense_like, layout_of
 from spherenet.ops.geometry import Geometry, convolve, convolve_backward
 from spherenet.ops.norms import working_dtype
 from spherenet.ops.operation import Operation, Parameters

@@ -23,8 +23,7 @@ from spherenet.kernels.library import (
     GeometryStruct,
     load,
 )
-from spherenet.kernels.sphere_conv.angle_arguments import AngleArguments, address
-from spherenet.kernels.sphere_conv.layouts import layout_of
+from spherenet.kernels.sphere_conv.arguments import AngleArguments, address, layout_of
 from spherenet.ops.geometry import Geometry
 
 __all__ = [
