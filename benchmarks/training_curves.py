@@ -1,4 +1,4 @@
-"""Training curves with both algorithms of 3×3 convolutions: do networks train alike with Winograd's algorithm?
+"""Training curves with both algorithms of 3×3 convolutions, to see whether networks train alike.
 
 For each seed, a small network is trained from the same weights on the same batches with `sn.convolution("direct")` and
 with "winograd". The script writes one row per algorithm, seed and block of iterations with the mean training loss, and

@@ -2,8 +2,8 @@
 
     python tools/count_parameters.py [--at-least 8] [FOLDER ...]
 
-Interfaces of Triton (`@triton.jit`) and of C are not counted, `self` and `cls` neither. `*args` and `**options` count
-as one each. A function with `@overload` is counted with its implementation only.
+Named parameters count, without `self` and `cls`; `**options` stands for a list that is defined elsewhere, once. Kernels of
+Triton (`@triton.jit`) and the signatures of `@overload` do not count.
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ def _functions_in(node: ast.AST, prefix: str, file: str) -> Iterator[Function]:
 
 def _parameters(arguments: ast.arguments) -> int:
     names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
-    named = sum(name not in ("self", "cls") for name in names)
-    return named + (arguments.vararg is not None) + (arguments.kwarg is not None)
+    return sum(name not in ("self", "cls") for name in names)
 
 
 def main() -> None:
@@ -60,17 +59,17 @@ def main() -> None:
     parser.add_argument("folders", nargs="*", type=Path, default=[SOURCE], metavar="FOLDER")
     parser.add_argument("--at-least", type=int, default=8, metavar="N")
     arguments = parser.parse_args()
-    found = sorted(
+    rows = sorted(
         (function.parameters, function)
         for folder in arguments.folders
         for path in sorted(folder.rglob("*.py"))
         for function in functions_of(path, folder)
         if function.parameters >= arguments.at_least
     )
-    for count, function in reversed(found):
+    for count, function in reversed(rows):
         print(f"{count:3d}  {'public ' if function.is_public else 'private'}  {function.name}  ({function.place})")
-    public = sum(function.is_public for _, function in found)
-    print(f"{len(found)} functions with {arguments.at_least} or more parameters, {public} of them public.")
+    public = sum(function.is_public for _, function in rows)
+    print(f"{len(rows)} functions with {arguments.at_least} or more parameters, {public} of them public.")
 
 
 if __name__ == "__main__":

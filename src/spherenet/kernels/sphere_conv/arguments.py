@@ -20,7 +20,7 @@ from spherenet.ops.operation import Operation, Parameters
 __all__ = [
     "ANGLE_NUMBERS",
     "AngleArguments",
-    "address",
+    "addresses",
     "angle_arguments",
     "dense_like",
     "is_dense",
@@ -34,9 +34,9 @@ ANGLE_NUMBERS = {angle.kernel_id: angle.kernel_number for angle in ANGLES.values
 """Numbers of the angle functions in csrc/api.h, by `AngleFunction.kernel_id`."""
 
 
-def address(tensor: Tensor | None) -> int | None:
-    """Return the address of a tensor's memory."""
-    return None if tensor is None else tensor.data_ptr()
+def addresses(*tensors: Tensor | None) -> list[int | None]:
+    """Return the addresses of the memory of tensors."""
+    return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
 
 
 class AngleArguments:
@@ -52,7 +52,7 @@ class AngleArguments:
             for value in parameters
         ]
         k, radius = self.tensors[0], self.tensors[4]
-        *pointers, radius_pointer = map(address, self.tensors)
+        *pointers, radius_pointer = addresses(*self.tensors)
         struct = AngleStruct(ANGLE_NUMBERS[kernel_id], 0 if k is None else k.numel(), *pointers)
         if magnitude is not None:
             struct.magnitude, struct.radius = magnitude.kernel_id, radius_pointer

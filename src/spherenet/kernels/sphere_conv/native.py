@@ -17,7 +17,7 @@ from torch import Tensor
 from spherenet.kernels.backends import Backend, Case, Pass, Saved, parameter_gradients
 from spherenet.kernels.library import BackwardStruct, CellStruct, GeometryStruct, load
 from spherenet.kernels.sphere_conv import winograd
-from spherenet.kernels.sphere_conv.arguments import ANGLE_NUMBERS, address, angle_arguments, dense_like, layout_of
+from spherenet.kernels.sphere_conv.arguments import ANGLE_NUMBERS, addresses, angle_arguments, dense_like, layout_of
 from spherenet.ops.geometry import Geometry, convolve, convolve_backward
 from spherenet.ops.norms import working_dtype
 from spherenet.ops.operation import Operation, Parameters
@@ -173,7 +173,7 @@ def apply(
     load().forward(
         plan.struct,
         arguments.struct,
-        *map(address, (x, product, out, inverse_norm, mean, cosine)),
+        *addresses(x, product, out, inverse_norm, mean, cosine),
         operation.eps,
         _TYPES[dtype],
         torch.get_num_threads(),
@@ -203,7 +203,7 @@ def differentiate(grad: Tensor, x: Tensor, asked: Pass) -> tuple[Tensor, Any, Te
     sums = torch.empty(4, saved_map.shape[1], dtype=work, device="cpu") if True in needs[2:] else None
     tensors = (grad, saved_map, inverse_norm, mean, grad_product, spread, mean_spread, sums)
     kind = _SAVED_OUTPUT if is_output else _SAVED_COSINE if saved_map.dtype == work else _SAVED_PRODUCT
-    pointers = BackwardStruct(*map(address, tensors), kind)
+    pointers = BackwardStruct(*addresses(*tensors), kind)
     arguments = angle_arguments(operation, parameters, work)
     load().backward(plan.struct, arguments.struct, ctypes.byref(pointers), _TYPES[grad.dtype], torch.get_num_threads())
     return grad_product, None if spread is None else (spread, mean_spread), sums
@@ -341,7 +341,7 @@ def cell_forward(from_input: Tensor, from_state: Tensor, before: Tensor, gates: 
     cell = CellStruct(rows, hidden, from_state.shape[1] // hidden)
     load().cell_forward(
         ctypes.byref(cell),
-        *map(address, (from_input, from_state, before, gates, after, output)),
+        *addresses(from_input, from_state, before, gates, after, output),
         _TYPES[before.dtype],
         torch.get_num_threads(),
     )
@@ -351,4 +351,4 @@ def cell_backward(tensors: CellGradients) -> None:
     """Compute the gradients of one step."""
     before = tensors.before
     cell = CellStruct(*before.shape, tensors.gates.shape[1] // before.shape[1])
-    load().cell_backward(ctypes.byref(cell), *map(address, tensors), _TYPES[before.dtype], torch.get_num_threads())
+    load().cell_backward(ctypes.byref(cell), *addresses(*tensors), _TYPES[before.dtype], torch.get_num_threads())

@@ -23,7 +23,7 @@ from spherenet.kernels.library import (
     GeometryStruct,
     load,
 )
-from spherenet.kernels.sphere_conv.arguments import AngleArguments, address, layout_of
+from spherenet.kernels.sphere_conv.arguments import AngleArguments, addresses, layout_of
 from spherenet.ops.geometry import Geometry
 
 __all__ = [
@@ -236,7 +236,7 @@ def forward(
     mean = torch.empty(map_shape, device="cpu") if keep_norms and layer.center_patch else None
     cosine = torch.empty_like(out) if save_cosine else None
     tensors = (out, layer.bias, inverse_norm, mean, cosine)
-    pointers = ConvolutionForwardStruct(*map(address, tensors), layer.eps, layer.center_patch)
+    pointers = ConvolutionForwardStruct(*addresses(*tensors), layer.eps, layer.center_patch)
     convolution = _convolution(x, weight, plan, False)
     load().winograd_forward(plan.geometry, layer.struct, convolution, ctypes.byref(pointers), plan.threads)
     return Results(out, inverse_norm, cosine, mean)
@@ -272,7 +272,7 @@ def backward(
     grad_weight = torch.empty_like(even) if needs.weight else None
     sums = torch.empty(4, weight.shape[0], device="cpu") if needs.sums else None
     tensors = (grad, inverse_norm, mean, saved, grad_x, grad_weight, sums)
-    pointers = ConvolutionBackwardStruct(*map(address, tensors), _SAVED_COSINE if is_cosine else _SAVED_OUTPUT)
+    pointers = ConvolutionBackwardStruct(*addresses(*tensors), _SAVED_COSINE if is_cosine else _SAVED_OUTPUT)
     convolution = _convolution(x, even, plan, True)
     load().winograd_backward(plan.geometry, layer.struct, convolution, ctypes.byref(pointers), plan.threads)
     return Gradients(grad_x, grad_weight, sums)
