@@ -2,8 +2,8 @@
 
     python tools/count_parameters.py [--at-least 8] [FOLDER ...]
 
-Named parameters count, without `self` and `cls`; `**options` stands for a list that is defined elsewhere, once. Kernels of
-Triton (`@triton.jit`) and the signatures of `@overload` do not count.
+Named parameters count, without `self` and `cls`; `**options` stands for a list that is defined elsewhere, once. Kernels
+of Triton (`@triton.jit`) and the signatures of `@overload` do not count.
 """
 
 from __future__ import annotations

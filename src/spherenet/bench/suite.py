@@ -45,6 +45,8 @@ class Workload:
     repeats: int = 1
     """Factor for the number of rounds; short steps need more."""
 
+    network: str = "cnn-9"
+
 
 WORKLOADS = (
     Workload(
@@ -88,6 +90,15 @@ WORKLOADS = (
         128,
         32,
         {"cosine": 0.55, "linear": 0.56, "sigmoid": 0.60, "learnable": 0.60},
+    ),
+    Workload(
+        "resnet-32, training, 64/96/128, batch 128, 32×32",
+        "train",
+        (64, 96, 128),
+        128,
+        32,
+        {"cosine": 0.65},
+        network="resnet-32",
     ),
 )
 
@@ -136,7 +147,7 @@ def _rows(workload: Workload, rounds: int, progress: Progress) -> list[Row]:
         engine=workload.precision == "float32",
     )
     return compare(
-        "cnn-9",
+        workload.network,
         [contestant for contestant in networks if contestant.name in (TWIN, ENGINE_TWIN, *workload.targets)],
         mode=workload.mode,
         batch_size=workload.batch_size,
