@@ -56,9 +56,8 @@ def page(results: dict[str, Any]) -> str:
         rows = {row["name"]: row for row in entry["rows"]}
         if not rows.keys() >= set(OPERATORS):  # another network with some operators
             for name in entry["targets"]:
-                extra.append(
-                    f"| {entry['workload']}: {name}, against its CNN twin | {_cell(rows[name], entry['targets'][name])} |"
-                )
+                cell = _cell(rows[name], entry["targets"][name])
+                extra.append(f"| {entry['workload']}: {name}, against its CNN twin | {cell} |")
             continue
         cells = [_cell(rows[name], entry["targets"][name]) for name in OPERATORS]
         memory = max(rows[name]["memory_ratio"] for name in OPERATORS)

@@ -10,7 +10,7 @@ from spherenet._util.validation import require_integer
 from spherenet.errors import InvalidArgument, InvalidArgumentType
 from spherenet.kernels.dispatch import can_read_values
 from spherenet.models.normalized import EmbeddingMatrix
-from spherenet.models.transformer import Transformer
+from spherenet.models.transformer import Architecture, Transformer
 
 __all__ = ["SphereGPT", "sphere_gpt_tiny"]
 
@@ -56,7 +56,8 @@ class SphereGPT(Transformer):
     ) -> None:
         num_tokens = require_integer("num_tokens", num_tokens, minimum=1)
         context = require_integer("context", context, minimum=1)
-        super().__init__(num_tokens, context, dim, depth, num_heads, mlp_dim, True, sphere, alpha)
+        architecture = Architecture(dim, depth, num_heads, mlp_dim, sphere, alpha)
+        super().__init__(num_tokens, context, architecture, causal=True)
         self.num_tokens = num_tokens
         self.tokens = EmbeddingMatrix(dim, num_tokens, 1, sphere)
 

@@ -23,6 +23,7 @@ Unlike the paper, which rotates q and k, positions are learned vectors that are 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +33,7 @@ from spherenet._util.validation import require_integer, require_positive
 from spherenet.errors import InvalidArgument
 from spherenet.models.normalized import EmbeddingMatrix, LearnedScale, unit
 
-__all__ = ["Block", "Transformer"]
+__all__ = ["Architecture", "Block", "Transformer"]
 
 
 class Block(nn.Module):
@@ -92,24 +93,27 @@ class Block(nn.Module):
         return output
 
 
+class Architecture(NamedTuple):
+    """Sizes of a transformer, and whether it is normalized."""
+
+    dim: int
+    depth: int
+    num_heads: int
+    mlp_dim: int | None = None
+    """Size of the hidden layers of the MLPs; None for 8/3·dim."""
+
+    sphere: bool = True
+    alpha: float | None = None
+    """Initial eigen learning rate; None for 1/depth."""
+
+
 class Transformer(nn.Module):
     """Positions, blocks and output matrix of all networks; features have no output matrix."""
 
-    def __init__(
-        self,
-        num_outputs: int | None,
-        num_steps: int,
-        dim: int,
-        depth: int,
-        num_heads: int,
-        mlp_dim: int | None,
-        causal: bool,
-        sphere: bool,
-        alpha: float | None,
-    ) -> None:
+    def __init__(self, num_outputs: int | None, num_steps: int, architecture: Architecture, *, causal: bool) -> None:
         super().__init__()
-        sizes = {"dim": dim, "depth": depth, "num_heads": num_heads}
-        for name, size in sizes.items():
+        dim, depth, num_heads, mlp_dim, sphere, alpha = architecture
+        for name, size in (("dim", dim), ("depth", depth), ("num_heads", num_heads)):
             require_integer(name, size, minimum=1)
         if dim % num_heads:
             raise InvalidArgument("num_heads", f"must be a divisor of dim={dim}, got {num_heads}.")

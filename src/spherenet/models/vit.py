@@ -13,7 +13,7 @@ from spherenet.errors import InvalidArgument
 from spherenet.layers import SphereOptions
 from spherenet.models.networks import LayerFactory
 from spherenet.models.normalized import EmbeddingMatrix, unit
-from spherenet.models.transformer import Transformer
+from spherenet.models.transformer import Architecture, Transformer
 
 __all__ = ["SphereViT", "ViTFeatures"]
 
@@ -27,17 +27,12 @@ class _PatchTransformer(Transformer):
         in_channels: int,
         input_size: tuple[int, int],
         patch_size: int,
-        dim: int,
-        depth: int,
-        num_heads: int,
-        mlp_dim: int | None,
-        sphere: bool,
-        alpha: float | None,
+        architecture: Architecture,
     ) -> None:
         rows, columns = (side // patch_size for side in input_size)
-        super().__init__(num_outputs, rows * columns, dim, depth, num_heads, mlp_dim, False, sphere, alpha)
+        super().__init__(num_outputs, rows * columns, architecture, causal=False)
         self.image_shape, self.patch_size = (in_channels, *input_size), patch_size
-        self.patches = EmbeddingMatrix(in_channels * patch_size**2, dim, 0, sphere)
+        self.patches = EmbeddingMatrix(in_channels * patch_size**2, architecture.dim, 0, self.sphere)
 
     def hidden_states(self, inputs: Tensor) -> list[Tensor]:
         """Return the hidden states [N, patches, dim] before the first block and after each block."""
@@ -104,8 +99,8 @@ class SphereViT(_PatchTransformer):
         in_channels = require_integer("in_channels", in_channels, minimum=1)
         if image_size % patch_size:
             raise InvalidArgument("patch_size", f"must be a divisor of image_size={image_size}, got {patch_size}.")
-        size, architecture = (image_size, image_size), (dim, depth, num_heads, mlp_dim, sphere, alpha)
-        super().__init__(num_classes, in_channels, size, patch_size, *architecture)
+        architecture = Architecture(dim, depth, num_heads, mlp_dim, sphere, alpha)
+        super().__init__(num_classes, in_channels, (image_size, image_size), patch_size, architecture)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits of the classes."""
@@ -152,8 +147,8 @@ class ViTFeatures(_PatchTransformer):
             _require_cosine(layers.options)
         (dim,) = widths
         num_heads = next(heads for heads in range(max(1, dim // 64), 0, -1) if dim % heads == 0)
-        architecture = (dim, depth, num_heads, None, layers.options is not None, None)
-        super().__init__(None, in_channels, input_size, patch_size, *architecture)
+        architecture = Architecture(dim, depth, num_heads, sphere=layers.options is not None)
+        super().__init__(None, in_channels, input_size, patch_size, architecture)
         self.out_features = dim
 
     @property
