@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+import spherenet as sn
 from spherenet.data import load_dataset
 from spherenet.losses import list_losses
 from spherenet.training import TrainConfig
@@ -207,6 +208,18 @@ def test_options_without_effect_are_named():
     ]
     assert options_without_effect(TrainConfig(loss="a:margin_gradient=full", lambda_floor=1.0)) == []
     assert options_without_effect(TrainConfig(loss="w-sigmoid:k=0.5")) == []
+
+
+def test_engine_of_a_plain_network():
+    dataset = load_dataset("mnist5k")
+    types = {}
+    for engine in ("torch", "winograd"):
+        model = build_model(config(operator=None, orthogonality=0.0, engine=engine), dataset)
+        types[engine] = {type(module) for module in model.modules() if isinstance(module, nn.Conv2d)}
+        assert model.config["engine"] == engine
+    assert types == {"torch": {nn.Conv2d}, "winograd": {sn.FastConv2d}}
+    (sentence,) = options_without_effect(config(operator="cosine", engine="winograd"))
+    assert sentence.startswith("--engine has no effect on a SphereNet")
 
 
 def test_help_names_all_losses():

@@ -225,7 +225,7 @@ ARGUMENTS_OF_OTHERS = frozenset({"angle", "annealing", "class_weight", "ignore_i
 """Arguments of losses that are no options of `--loss`: objects, and what the training loop chooses."""
 
 NETWORK_OPTIONS = (
-    *("rescale", "center", "batch_norm", "relu", "widths", "shortcut", "feature_batch_norm", "group_norm"),
+    *("rescale", "center", "batch_norm", "relu", "widths", "shortcut", "feature_batch_norm", "group_norm", "engine"),
 )
 """Options of a run that are arguments of `create_model` with the same name."""
 

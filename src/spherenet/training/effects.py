@@ -28,6 +28,7 @@ CONDITIONS: tuple[tuple[tuple[str, ...], Callable[[TrainConfig], bool], str], ..
      "on this data set"),
     (("fold",), lambda c: c.folds > 0, "without folds"),
     (("orthogonality", "energy", "keep_norms"), lambda c: c.operator is not None, "without sphere layers"),
+    (("engine",), lambda c: c.operator is None, "on a SphereNet, whose layers have it anyway"),
     (("keep_norms_mode",), lambda c: c.keep_norms, "without keep_norms"),
     (("shortcut",), lambda c: c.model.startswith("resnet"), "on a network without shortcuts"),
     (("group_norm", "initialization"), lambda c: c.model != "sphere-vit-tiny", "on a network without convolutions"),
