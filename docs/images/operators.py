@@ -20,7 +20,7 @@ CURVES = [
     ("sigmoid, k = 0.1", sn.SigmoidAngle(0.1), "sigmoid", (0, (1, 1))),
     ("learnable, from k = 0.5", sn.SigmoidAngle(0.5), "learnable", (0, (5, 1.5))),
     ("square cosine", sn.SquareCosineAngle(), "other", "solid"),
-    ("sharpened cosine, p = 4", sn.SharpenedCosineAngle(p=4.0, dtype=torch.float64), "other", (0, (1, 1))),
+    ("sharpened, p = 4", sn.SharpenedCosineAngle(p=4.0, dtype=torch.float64), "other", (0, (1, 1))),
 ]
 
 
