@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from statistics import fmean, median
 
-from spherenet._util.text import as_number
+from spherenet.cli.plugin import as_number
 from spherenet.errors import RunError
 from spherenet.report import ReportedRun
 from spherenet_paper.experiments import find_experiment

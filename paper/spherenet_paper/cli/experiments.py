@@ -248,7 +248,7 @@ def tune_parser() -> ConfigParser:
 
 def run_tune(arguments: Any) -> int:
     """Train all folds of all settings, print the scores, write the best setting and return the exit code."""
-    from spherenet._util.files import require_writable, write_text
+    from spherenet.cli.plugin import require_writable, write_text
     from spherenet.training.build import located
     from spherenet_paper.cli.grid_progress import run_watched
     from spherenet_paper.experiments.jobs import best_score, create_settings, create_tuning_jobs, read_score

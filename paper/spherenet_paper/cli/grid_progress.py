@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from spherenet._util.text import plain
+from spherenet.cli.plugin import plain
 from spherenet_paper.experiments.jobs import Job
 from spherenet_paper.experiments.runner import GridReporter, LocalLauncher, Result, run_jobs, steps_done
 

@@ -6,8 +6,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from spherenet._util.text import plain
-from spherenet.cli.plugin import Parser, add_max_megapixels, add_option, print_json, progress_bar, stdout_console
+from spherenet.cli.plugin import Parser, add_max_megapixels, add_option, plain, print_json, progress_bar, stdout_console
 from spherenet.errors import InvalidArgument
 
 if TYPE_CHECKING:

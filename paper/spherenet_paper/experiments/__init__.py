@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from spherenet._util.validation import require_one_of
+from spherenet.cli.plugin import require_one_of
 from spherenet_paper.experiments import evidence, figures, margins, studies, tables
 from spherenet_paper.experiments.experiment import Experiment
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from spherenet._util.validation import require_one_of
-from spherenet.training.config import TrainConfig
+from spherenet.cli.plugin import require_one_of
+from spherenet.training import TrainConfig
 
 __all__ = [
     "OPERATORS",

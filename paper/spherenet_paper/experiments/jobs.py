@@ -14,8 +14,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from spherenet._util.text import as_number
-from spherenet._util.validation import require_one_of
+from spherenet.cli.plugin import as_number, require_one_of
 from spherenet.errors import InvalidArgument, RunError
 from spherenet.runs import RunDirectory
 from spherenet.training.build import require_valid_choices

@@ -17,13 +17,13 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from spherenet._util.text import as_number, plain
+from spherenet.cli.plugin import as_number, plain
 from spherenet.data import DATASETS, find_dataset
 from spherenet.errors import DataError, RunError, SphereNetError
 from spherenet.models import create_model
 from spherenet.runs import RunDirectory
+from spherenet.training import TrainConfig
 from spherenet.training.build import build_data
-from spherenet.training.config import TrainConfig
 from spherenet_paper.experiments.jobs import Job
 
 __all__ = ["Estimate", "NeededData", "check_data", "dry_run", "estimate", "needed_data", "shell_command",

@@ -21,8 +21,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from spherenet._util.files import APPEND, open_handle, open_regular
-from spherenet._util.text import first_line
+from spherenet.cli.plugin import APPEND, first_line, open_handle, open_regular
 from spherenet.errors import InvalidArgument, RunError, SphereNetError, require_extra
 from spherenet.runs import Checkpoints, MetricsFile
 from spherenet_paper.experiments.jobs import Job

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from spherenet.training.config import TrainConfig
+from spherenet.training import TrainConfig
 from spherenet_paper.experiments.experiment import OPERATORS, Cell, Claim, Experiment, cifar_config
 
 __all__ = [

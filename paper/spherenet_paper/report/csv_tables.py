@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from spherenet._util.text import as_number, csv_cell
+from spherenet.cli.plugin import as_number, csv_cell
 from spherenet.report import ReportedRun
 from spherenet_paper.report.grids import Grid, GridCell
 from spherenet_paper.report.quantities import training_accuracy

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from statistics import fmean
 
-from spherenet._util.text import plain
+from spherenet.cli.plugin import plain
 from spherenet.errors import InvalidArgument
 from spherenet_paper.report.grids import Grid, GridCell, presets_of
 from spherenet_paper.report.tables import GridLayout, cell_text, row_name

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import NamedTuple
 
-from spherenet._util.text import as_number
+from spherenet.cli.plugin import as_number
 from spherenet.report import Curve, ReportedRun
 from spherenet_paper.experiments import EXPERIMENTS
 from spherenet_paper.experiments.experiment import PRESETS as SIZES

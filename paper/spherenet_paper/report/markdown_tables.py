@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from spherenet._util.text import as_number, markdown
+from spherenet.cli.plugin import as_number, markdown
 from spherenet.report import command_and_details
 from spherenet_paper.report.grids import Grid, GridCell
 from spherenet_paper.report.quantities import STEADY, has_steady_pace, mean_between

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import fmean, quantiles, stdev
 
-from spherenet._util.text import as_number
+from spherenet.cli.plugin import as_number
 from spherenet.report import COLORS, DASHES, Line, Plot, Section, Statement, Table, line_plot, line_style, provenance
 from spherenet_paper.report.claims import Verdict, judge
 from spherenet_paper.report.closeness import closeness

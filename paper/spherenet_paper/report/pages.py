@@ -14,7 +14,7 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
-from spherenet._util.text import markdown
+from spherenet.cli.plugin import markdown
 from spherenet_paper.report.claims import CONFIRMED, NOT_DECIDED, OUT_OF_REACH, REFUTED
 from spherenet_paper.report.closeness import closeness
 from spherenet_paper.report.csv_tables import grids_as_csv

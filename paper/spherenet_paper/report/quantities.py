@@ -7,7 +7,7 @@ from collections.abc import Callable
 from statistics import fmean, stdev
 from typing import NamedTuple
 
-from spherenet._util.text import as_number
+from spherenet.cli.plugin import as_number
 from spherenet.errors import RunError
 from spherenet.report import Curve, ReportedRun
 

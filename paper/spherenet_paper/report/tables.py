@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spherenet._util.text import plain
+from spherenet.cli.plugin import plain
 from spherenet_paper.report.grids import Grid, GridCell
 
 if TYPE_CHECKING:

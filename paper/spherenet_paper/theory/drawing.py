@@ -76,7 +76,7 @@ def new_figure(rows: int, columns: int, *, width: float, height: float) -> tuple
 def write(figure: Figure, path: Path) -> None:
     """Write a figure in the format of its suffix, atomically; the same figure gives the same bytes."""
     require_extra("plot", "matplotlib")
-    from spherenet._util.files import atomic_file
+    from spherenet.cli.plugin import atomic_file
 
     format = path.suffix.lower().removeprefix(".")
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(format)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from spherenet._util.validation import require_one_of
 from spherenet.angles import OPERATORS
+from spherenet.cli.plugin import require_one_of
 from spherenet.data import pixel_limit
 from spherenet.data.splits import Progress
 from spherenet.errors import InvalidArgument

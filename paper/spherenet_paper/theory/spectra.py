@@ -24,9 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from spherenet import backend
 from spherenet.data.splits import Progress
 from spherenet.errors import InvalidArgument, TrainingError
-from spherenet.kernels.dispatch import backend
 from spherenet.layers import AngularHead
 from spherenet.losses import SoftmaxLoss
 from spherenet.models import Classifier
