@@ -17,7 +17,7 @@ PHONE, DESKTOP = 390, 1280
 
 @pytest.fixture(scope="module")
 def server():
-    with DemoServer(Analyzer(load_predictor(shipped_model())), "cifar10-cnn-9-sigmoid") as started:
+    with DemoServer(Analyzer(load_predictor(shipped_model())), "cifar10-air-cosine") as started:
         thread = threading.Thread(target=started.serve_forever, args=(0.01,))
         thread.start()
         yield started
@@ -73,7 +73,7 @@ def image(tmp_path_factory):
 @pytest.mark.parametrize(("width", "scheme"), [(PHONE, "dark"), (DESKTOP, "light")], ids=["phone", "desktop"])
 def test_image_is_analyzed(open_page, image, width, scheme):
     page = open_page(width, scheme)
-    assert page.locator("#model").inner_text() == "Model cifar10-cnn-9-sigmoid, 10 classes."
+    assert page.locator("#model").inner_text() == "Model cifar10-air-cosine, 10 classes."
     with values_of(page):
         page.set_input_files("#file", image)
     expect(page.locator("#message")).to_have_text("")
@@ -105,7 +105,7 @@ def test_dropped_image_another_layer_and_errors(open_page, image, tmp_path):
     before = page.locator("#patches").inner_text()
     page.locator("#layer").select_option(index=0)
     expect(page.locator("#patches")).not_to_have_text(before, use_inner_text=True)
-    assert "3×3 pixels" in page.locator("#patches").inner_text()
+    assert "4×4 pixels" in page.locator("#patches").inner_text()  # 3×3 whitened patches of 2×2
     wrong = tmp_path / "wrong.png"
     wrong.write_text("<script>alert(1)</script>")
     page.set_input_files("#file", wrong)

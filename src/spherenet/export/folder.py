@@ -345,4 +345,4 @@ def shipped_model() -> Path:
 
     It is the default model of `spherenet predict`. Its README.md states how it was trained and its accuracy.
     """
-    return Path(__file__).with_name("cifar10-cnn-9-sigmoid")
+    return Path(__file__).with_name("cifar10-air-cosine")
