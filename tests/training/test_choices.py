@@ -1,14 +1,18 @@
 """Names with options: their text, and that every argument of a loss is an option."""
 
 import inspect
+import json
 
 import pytest
 
-from spherenet.errors import InvalidArgument
+from made_runs import make_run
+from spherenet.errors import InvalidArgument, RunError
 from spherenet.losses import list_losses, make_loss
+from spherenet.runs import RunDirectory
 from spherenet.training import TrainConfig
 from spherenet.training.build import ARGUMENTS_OF_OTHERS, require_valid_choices
 from spherenet.training.choices import OPTIMIZERS, Choice, parse_choice
+from spherenet.training.run_format import config_of
 
 
 @pytest.mark.parametrize(
@@ -53,3 +57,12 @@ def test_defaults_of_optimizers_are_valid():
         TrainConfig(optimizer=str(Choice(name, options)))
     with pytest.raises(InvalidArgument, match="optimizer muon has no option 'beta1', it has momentum, "):
         TrainConfig(optimizer="muon:beta1=0.5")
+
+
+def test_run_with_options_of_an_earlier_format_is_refused_in_one_sentence(tmp_path):
+    file = make_run(tmp_path / "run", [0.5]) / "config.json"
+    description = json.loads(file.read_text())
+    description["train"]["k"] = 0.3
+    file.write_text(json.dumps(description))
+    with pytest.raises(RunError, match="has the configuration of another version: 'k' is not an option"):
+        config_of(RunDirectory.open(file.parent))

@@ -82,6 +82,9 @@ def _key(default: Any, group: Group, help: str) -> Any:
 class TrainConfig:
     """Options of a training run. The defaults are those of the paper, except for a shorter run.
 
+    `loss`, `operator`, `magnitude` and `optimizer` can have options of their own, as a text or a mapping:
+    `TrainConfig(loss="cosface:m=0.2,s=30")`. `choice` returns them.
+
     Raises:
         TypeError: If a value has the wrong type.
         ValueError: If a value is out of range or not one of the choices.
