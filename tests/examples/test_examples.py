@@ -105,6 +105,15 @@ def test_face_margins(run):
     assert all(5 < rate < 50 for (rate,) in rates.values())  # chance is 50
 
 
+def test_pairs(run):
+    header, *rows = run("pairs.py", "--iterations 6 --seeds 2")
+    assert "6 iterations, n = 2 seeds" in header
+    results = named(rows, ["SupCon", "prototypical", "simplex", "NT-Xent", "SigLIP", "alignment, uniformity"])
+    for recall, within, between in results.values():
+        assert 30 < recall <= 100  # chance is 25
+        assert 0 < within < 90 < between < 110  # 101.5 is a simplex of six classes
+
+
 def test_two_processes_take_the_same_steps_as_one(run):
     """Run both commands of the docstring; the losses differ by rounding."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
