@@ -1,6 +1,6 @@
 """Compare the margin losses of face recognition by verification of pairs of images of unseen classes.
 
-Embedded digits (mnist5k): 0 to 5 are learned with some wrong labels, pairs of 6 to 9 are verified. All losses share
+Embedded digits (mnist5k): 0 to 5 are learned with some wrong labels, pairs of 6 to 8 are verified. All losses share
 the network, the head (with three directions per class for sub-center ArcFace) and the batches. The equal error rate is
 the rate at which as many pairs of one class are rejected as pairs of different classes are accepted.
 

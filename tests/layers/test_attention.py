@@ -8,6 +8,7 @@ import warnings
 import pytest
 import torch
 from torch import fx, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import spherenet as sn
 from spherenet.layers.attention import SphereMultiheadAttention
@@ -495,6 +496,30 @@ WRONG_INPUTS = [
 def test_wrong_inputs(inputs, options, error, message):
     with pytest.raises(error, match=message):
         SphereMultiheadAttention(E, H, batch_first=True)(*inputs, **options)
+
+
+class Operations(TorchDispatchMode):
+    """Record the names of the operations that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.names.add(operation.overloadpacket.__name__)
+        return operation(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("masked", [{}, {"is_causal": True}, {"key_padding_mask": torch.arange(6).expand(2, 6) > 3}])
+def test_fused_kernel_computes_the_output_without_weights(need_weights, masked):
+    layer, x = sn.SphereMultiheadAttention(8, 2, batch_first=True), torch.randn(2, 6, 8)
+    with Operations() as operations:
+        output, _ = layer(x, x, x, need_weights=need_weights, **masked)
+        output.sum().backward()
+    fused = "_scaled_dot_product_flash_attention_for_cpu"
+    assert (fused in operations.names) == (not need_weights)
+    assert (f"{fused}_backward" in operations.names) == (not need_weights)
 
 
 def test_is_a_public_name():
