@@ -266,11 +266,11 @@ def run_tune(arguments: Any) -> int:
     if arguments.dry_run:
         print(dry_run("tune", jobs, arguments.jobs, threads=threads))
         return 0
-    _check_data("tune", jobs)
     if not all(_is_finished(job) for job in jobs):  # before any run fails for the same reason
-        require_writable(folder)
+        require_writable(folder if folder.exists() else folder.absolute().parent)
     if arguments.best is not None:
         require_writable(Path(arguments.best).absolute().parent)
+    _check_data("tune", jobs)
     launch = LocalLauncher(threads, gpus=visible_gpus(), at_once=arguments.jobs)
     results = run_watched("tune", jobs, launch, arguments.jobs)
     scores = [read_score(name, setting, folder, folds) for name, setting in settings.items()]
