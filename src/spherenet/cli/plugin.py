@@ -12,9 +12,11 @@ The package registers a `Verb` for each name in the entry point group `spherenet
 nothing else, because `spherenet --help` imports it. An exception of `spherenet.errors` ends the verb with one sentence.
 """
 
+from collections.abc import Iterable
+from typing import TypeVar
+
 from spherenet._util.files import APPEND, atomic_file, open_handle, open_regular, require_writable, write_text
 from spherenet._util.text import as_number, csv_cell, first_line, markdown, plain
-from spherenet._util.validation import require_one_of
 from spherenet.cli.option_types import add_max_megapixels, add_option
 from spherenet.cli.options import ConfigParser, Parser, config_from
 from spherenet.cli.output import print_json, print_message, progress_bar, stdout_console, text_width
@@ -45,3 +47,12 @@ __all__ = [
     "text_width",
     "write_text",
 ]
+
+T = TypeVar("T")
+
+
+def require_one_of(name: str, value: T, allowed: Iterable[T]) -> T:
+    """Return a value that is allowed; otherwise raise ValueError with the allowed values and the most similar one."""
+    from spherenet._util import validation  # imports torch, which help texts do not need
+
+    return validation.require_one_of(name, value, allowed)
