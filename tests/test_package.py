@@ -110,7 +110,7 @@ WITHOUT_K = {
     "SSoftmaxLoss": sn.SSoftmaxLoss,
     "make_loss": partial(sn.make_loss, "w-linear"),
     "SphereSVC": lambda k: sn.estimators.SphereSVC(k=k).fit([[0.0, 1.0], [1.0, 0.0]], [0, 1]),
-    "build_model": lambda k: build_model(TrainConfig(loss="w-cosine", loss_k=k), load_dataset("mnist5k")),
+    "build_model": lambda k: build_model(TrainConfig(loss=f"w-cosine:k={k}"), load_dataset("mnist5k")),
 }
 
 
