@@ -1,12 +1,10 @@
-"""Griffe extension: stars of shapes, and the options of sphere layers in signatures."""
+"""Griffe extension: stars of shapes, and the options of typed dictionaries in signatures."""
 
+import inspect
+import pkgutil
 import re
-from dataclasses import fields
-from typing import get_type_hints
 
 import griffe
-
-from spherenet.layers import options
 
 __all__ = ["EscapeStars"]
 
@@ -14,24 +12,33 @@ IN_BRACKETS = re.compile(r"\[[^\[\]`]*\]")
 TORCH_HOOKS = ("extra_repr",)  # called by torch only
 
 
-UNPACKED = re.compile(r"(?:\w+\.)*Unpack\[(SphereKeywords|NetworkKeywords)\]")
-
-
 class EscapeStars(griffe.Extension):
     """Escapes stars in brackets, shows options one by one and removes methods that only torch calls."""
 
     def on_function(self, *, func: griffe.Function, **_: object) -> None:
-        """Replace `**options: Unpack[SphereKeywords]` by the options, with types and defaults of `SphereOptions`."""
-        for parameter in list(func.parameters):
-            match = UNPACKED.fullmatch(str(parameter.annotation or ""))
-            if match is None:
-                continue
-            names = get_type_hints(getattr(options, match[1]))
+        """Replace `**options: Unpack[...]` by the options of the signature at run time, with types and defaults.
+
+        Options that the docstring describes as a whole (`**options: …`) stay together.
+        """
+        owner = func.parent if func.name == "__init__" else func
+        text = "" if owner.docstring is None else owner.docstring.value
+        unpacked = [
+            parameter
+            for parameter in func.parameters
+            if "Unpack[" in str(parameter.annotation or "") and f"**{parameter.name}:" not in text
+        ]
+        if not unpacked:
+            return
+        signature = inspect.signature(pkgutil.resolve_name(owner.path))
+        for parameter in unpacked:
             del func.parameters[parameter.name]
-            for field in fields(options.SphereOptions):
-                if field.name in names:
-                    kind, default = griffe.ParameterKind.keyword_only, repr(field.default)
-                    func.parameters.add(griffe.Parameter(field.name, annotation=field.type, kind=kind, default=default))
+        for option in signature.parameters.values():
+            if option.name in func.parameters or option.kind is option.VAR_KEYWORD:
+                continue
+            default = None if option.default is option.empty else repr(option.default)
+            annotation = None if option.annotation is option.empty else inspect.formatannotation(option.annotation)
+            kind = griffe.ParameterKind.keyword_only
+            func.parameters.add(griffe.Parameter(option.name, annotation=annotation, kind=kind, default=default))
 
     def on_object(self, *, obj: griffe.Object, **_: object) -> None:
         """Process one loaded object."""
