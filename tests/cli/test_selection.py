@@ -10,7 +10,6 @@ from PIL import Image
 from command_line import TINY, one_sentence, spherenet
 from spherenet.runs import RunDirectory
 from spherenet.training.publishing import without_folders
-from spherenet.training.run_format import config_of
 
 FOLDER = ["--image-size", 12, "--batch-size", 8, "--workers", 0]
 
@@ -150,30 +149,6 @@ def test_results_state_what_selected_the_checkpoint(run, request, tmp_path, caps
         assert {file.stat().st_mode for file in folder.iterdir()} == {(path / "config.json").stat().st_mode}
     code = spherenet("evaluate", path, "--split", "validation")
     assert code == (2 if run == "finished" else 0)
-
-
-def test_earlier_runs_keep_their_split(photos, tmp_path, capsys):
-    """A run of an earlier version has no rule, no record of its images, and another name of the fraction."""
-    images, run = shutil.copytree(photos, tmp_path / "photos"), tmp_path / "run"
-    options = [*TINY, *FOLDER, "--data", images, "--test-fraction", 0.25, "--set", "split_rule=index"]
-    assert spherenet("train", *options, "--output", run) == 0
-    capsys.readouterr()
-    config = json.loads((run / "config.json").read_text())
-    config["train"]["val_fraction"] = config["train"].pop("test_fraction")
-    for name in ("split_rule", "validation_fraction", "on_broken"):
-        del config["train"][name]
-    listing = config.pop("data")["test"]["per_class"]
-    (run / "config.json").write_text(json.dumps(config))
-    assert listing == [4, 4]
-    assert config_of(RunDirectory(run)).split_rule == "index"
-    assert spherenet("evaluate", run, "--json") == 0
-    assert json.loads(capsys.readouterr().out)["count"] == 8
-    shutil.copy(images / "a" / "0.png", images / "a" / "00.png")
-    assert "images must be those that the run was started with, got 25 instead of 24" in refused(
-        capsys, "evaluate", run
-    )
-    assert spherenet("evaluate", run, "--allow-changes") == 0
-    assert "the network may have been trained on some of them" in capsys.readouterr().err
 
 
 def test_evaluation_skips_images_that_broke_since(photos, tmp_path, capsys):

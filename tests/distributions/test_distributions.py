@@ -15,6 +15,12 @@ from spherenet.distributions.von_mises_fisher import _angle_slope
 AROUND = [VonMisesFisher, PowerSpherical]
 
 
+@pytest.fixture(autouse=True)
+def _validation():
+    """Validate arguments as in a new process: torch.compile switches that off for the whole process."""
+    torch.distributions.Distribution.set_default_validate_args(True)
+
+
 def directions(*shape, seed=0, dtype=torch.float64):
     return F.normalize(torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype), dim=-1)
 

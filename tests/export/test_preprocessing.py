@@ -165,19 +165,10 @@ def test_program_takes_pixels_too(run, photographs, tmp_path):
         torch.testing.assert_close(loaded(pixels), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_new_runs_crop_and_earlier_ones_squash(run, tmp_path, photographs):
-    from spherenet.runs import RunDirectory
-    from spherenet.training.run_format import config_of
-
+def test_runs_crop_by_default(run):
     config = json.loads((run / "config.json").read_text())
     assert config["preprocessing"]["keep_aspect"] is True
     assert config["train"]["resize"] == "crop"
-    del config["train"]["resize"], config["preprocessing"]["keep_aspect"]
-    (tmp_path / "old").mkdir()
-    (tmp_path / "old" / "config.json").write_text(json.dumps(config))
-    old = RunDirectory.open(tmp_path / "old")
-    assert config_of(old).resize == "squash"
-    assert Preprocessing.from_dict(old.config["preprocessing"]).keep_aspect is False
 
 
 def test_mistakes_are_one_sentence(run, tmp_path, capsys):

@@ -16,7 +16,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
 
-from spherenet.kernels.backends import Saved  # noqa: E402
+from spherenet.kernels.backends import Pass, Saved  # noqa: E402
 from spherenet.kernels.sphere_conv.triton import gradients, patches, weights  # noqa: E402
 from spherenet.kernels.sphere_conv.triton.launch import OPTIONS  # noqa: E402
 
@@ -69,7 +69,7 @@ def captured_launches(monkeypatch, dtype, name, k, affine, memory_format, needs,
     saved = Saved(unit, scale, inverse_norm, saved_map, None, not save_cosine)
     needs_k, needs_affine = needs
     needed = (True, True, needs_k, *[needs_affine] * 3, False)
-    grad_product, spread, _ = gradients.backward(torch.empty_like(out), operation, parameters, saved, needed)
+    grad_product, spread, _ = gradients.backward(torch.empty_like(out), Pass(operation, parameters, saved, needed))
     gradients.correct(torch.empty_like(x), x, spread, groups)
     weights.unit_weight_backward(torch.empty_like(unit), unit, scale, weight.dtype)
     assert grad_product.dtype == dtype

@@ -219,7 +219,7 @@ def test_engine_of_a_plain_network():
         assert model.config["engine"] == engine
     assert types == {"torch": {nn.Conv2d}, "winograd": {sn.FastConv2d}}
     (sentence,) = options_without_effect(config(operator="cosine", engine="winograd"))
-    assert sentence.startswith("--engine has no effect on a SphereNet")
+    assert sentence.startswith("engine has no effect on a SphereNet")
 
 
 def test_help_names_all_losses():

@@ -112,8 +112,7 @@ def test_tune_on_a_read_only_disk_is_one_sentence(target, tmp_path, capsys, monk
     monkeypatch.setattr(os, "mkdir", mkdir)
     places = {"output": tmp_path / "runs", "best": tmp_path / "best.yaml"} | {target: disk / "a"}
     assert spherenet("tune", "--output", places["output"], "--best", places["best"]) == 2
-    *progress, error = capsys.readouterr().err.splitlines()
-    assert [line.split()[:2] for line in progress] == [["tune", "data:"]]
+    (error,) = capsys.readouterr().err.splitlines()
     assert one_sentence(error)
     assert str(disk) in error
     assert "Read-only file system" in error

@@ -262,7 +262,7 @@ class TrainConfig:
     )
     channels_last: bool = _key(True, MACHINE, "channels-last memory format of images and kernels")
     compile: bool = _option(False, MACHINE, "compilation of the network with torch.compile")
-    engine: Literal["torch", "winograd"] = _option(
+    engine: Literal["torch", "winograd"] = _key(
         "torch", MACHINE, "convolutions of a plain network on CPUs: torch, or winograd as in sphere layers"
     )
     sharding: Literal["ddp", "fsdp", "hsdp"] = _option(
