@@ -39,6 +39,7 @@ ARMS = {
     "first-patch": f"{_UNWHITENED} --center first-patch",
     "patch-no-bn": f"{_UNWHITENED} --center patch --set batch_norm=false",
     "cnn-unwhitened": "--model air-unwhitened --operator none --set standardize=image",
+    "patch-light": f"{_UNWHITENED} --center patch --augmentation light",
 }
 """Options of each arm, those of the claim first: `patch` against each network of `BASELINES`."""
 
