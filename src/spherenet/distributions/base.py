@@ -12,7 +12,13 @@ from torch import Size, Tensor
 from torch.distributions import Distribution
 from torch.distributions.constraints import Constraint
 
-from spherenet.distributions.constraints import concentrations, unit_vectors
+from spherenet.distributions.constraints import (
+    checks_values,
+    concentrations,
+    require,
+    require_sample,
+    unit_vectors,
+)
 from spherenet.errors import InvalidArgument, InvalidArgumentType
 
 __all__ = ["AroundDirection", "broadcast", "half_squared_distance", "log_surface", "uniform_directions"]
@@ -78,7 +84,14 @@ class AroundDirection(Distribution):
             ) from None
         self.mean_direction = mean_direction.to(dtype).expand(*batch_shape, -1)
         self.concentration = concentration.to(dtype).expand(batch_shape)
-        super().__init__(batch_shape, mean_direction.shape[-1:], validate_args=validate_args)
+        super().__init__(batch_shape, mean_direction.shape[-1:], validate_args=False)
+        self._validate_args = checks_values(validate_args)
+        if self._validate_args:
+            require("mean_direction", self.mean_direction, unit_vectors)
+            require("concentration", self.concentration, concentrations)
+
+    def _validate_sample(self, value: Tensor) -> None:
+        require_sample(value, self._batch_shape + self._event_shape)
 
     @property
     def dimension(self) -> int:

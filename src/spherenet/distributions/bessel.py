@@ -80,9 +80,14 @@ def _expansion() -> list[list[Fraction]]:
     return logarithm[1:]
 
 
-@lru_cache(maxsize=64)
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # compilers need not look into fractions
 def _polynomials(twice_order: int) -> tuple[list[float], list[float], list[float]]:
     """Return the coefficients of (E(p) − E(1)) / (1 − p), E'(p) and E''(p), where E(p) = Σ D_k(p) / N^k."""
+    return _computed_polynomials(twice_order)
+
+
+@lru_cache(maxsize=64)
+def _computed_polynomials(twice_order: int) -> tuple[list[float], list[float], list[float]]:
     order = Fraction(twice_order, 2)
     total = [Fraction(0)] * (3 * TERMS + 1)
     for k, coefficients in enumerate(_expansion(), 1):

@@ -11,7 +11,7 @@ from torch.distributions.constraints import Constraint
 
 from spherenet._util.validation import require_integer
 from spherenet.distributions.base import broadcast, log_surface, uniform_directions
-from spherenet.distributions.constraints import unit_vectors
+from spherenet.distributions.constraints import checks_values, require_sample, unit_vectors
 
 __all__ = ["HypersphericalUniform"]
 
@@ -24,7 +24,8 @@ class HypersphericalUniform(Distribution):
         batch_shape: Shape of independent copies.
         dtype: Floating point type of the samples; torch's default type if None.
         device: Device of the samples.
-        validate_args: Whether values are checked, as in all of `torch.distributions`.
+        validate_args: Whether values are checked: by default, but not in compiled code. The default of
+            `torch.distributions` is not asked, because torch.compile changes it for the whole process.
 
     Raises:
         TypeError: The dimension is not an integer.
@@ -46,7 +47,8 @@ class HypersphericalUniform(Distribution):
     ) -> None:
         require_integer("dimension", dimension, minimum=2)
         self._like = torch.empty((), dtype=dtype or torch.get_default_dtype(), device=device)
-        super().__init__(Size(batch_shape), Size((dimension,)), validate_args=validate_args)
+        super().__init__(Size(batch_shape), Size((dimension,)), validate_args=False)
+        self._validate_args = checks_values(validate_args)
 
     @property
     def dimension(self) -> int:
@@ -77,6 +79,9 @@ class HypersphericalUniform(Distribution):
     def entropy(self) -> Tensor:
         """Return the differential entropy: the log of the sphere's surface."""
         return self._like.new_full(self._batch_shape, log_surface(self.dimension))
+
+    def _validate_sample(self, value: Tensor) -> None:
+        require_sample(value, self._batch_shape + self._event_shape)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> HypersphericalUniform:
         """Return the distribution with another batch shape."""

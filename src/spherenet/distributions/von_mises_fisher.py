@@ -33,7 +33,8 @@ class VonMisesFisher(AroundDirection):
     Args:
         mean_direction: Unit vectors μ [..., d] with d ≥ 2.
         concentration: κ ≥ 0, finite, with a shape that broadcasts with [...]; 0 is the uniform distribution.
-        validate_args: Whether values are checked, as in all of `torch.distributions`.
+        validate_args: Whether values are checked: by default, but not in compiled code. The default of
+            `torch.distributions` is not asked, because torch.compile changes it for the whole process.
 
     Raises:
         TypeError: The mean direction is not a tensor of floating point numbers.
