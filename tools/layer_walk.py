@@ -42,7 +42,8 @@ def walk(**options: Any) -> list[Function]:
 
     def trace(frame: FrameType, event: str, argument: Any) -> None:
         path, code = Path(frame.f_code.co_filename), frame.f_code
-        if event == "call" and PACKAGE in path.parents:
+        is_comprehension = code.co_name in ("<listcomp>", "<setcomp>", "<dictcomp>")  # inlined from Python 3.12 on
+        if event == "call" and PACKAGE in path.parents and not is_comprehension:
             name = getattr(code, "co_qualname", code.co_name)
             calls.append(Function(path.relative_to(PACKAGE).as_posix(), name))
 

@@ -17,8 +17,8 @@ HALF, FULL = 4.55, 9.4
 STEPS = [
     (0.3, 11.2, HALF, "CNN", "patches x", "input of the layer"),
     (5.15, 11.2, HALF, "CNN", "kernels w", "SphereConv2d.weight"),
-    (0.3, 9.3, HALF, "cosine", "1 / ‖x‖ per position", "Eq. 2 and 14 · ops/norms.py"),
-    (5.15, 9.3, HALF, "cosine", "ŵ = w / ‖w‖", "Eq. 2 and 14 · ops/norms.py"),
+    (0.3, 9.3, HALF, "cosine", "1 / ‖x‖ per position", "Eq. 2 and 14 · ops/sphere_conv.py"),
+    (5.15, 9.3, HALF, "cosine", "ŵ = w / ‖w‖", "Eq. 2 and 14 · ops/sphere_conv.py"),
     (0.3, 7.4, FULL, "cosine", "cos θ = ŵ·x / ‖x‖", "one convolution · ops/geometry.py, kernels/"),
     (0.3, 5.5, FULL, "sigmoid", "g(θ)", "Eq. 1 · angles/"),
     (0.3, 3.6, FULL, "centered", "β (h(‖x‖) g(θ) + b) + γ", "Eq. 15 and 3, if they are on · magnitudes.py"),

@@ -37,10 +37,10 @@ from .export import load_weights as load_weights
 from .export import save_model as save_model
 from .export import save_pretrained as save_pretrained
 from .export import save_weights as save_weights
-from .kernels.convolution import convolution as convolution
-from .kernels.convolution import set_convolution as set_convolution
-from .kernels.dispatch import backend as backend
-from .kernels.dispatch import set_backend as set_backend
+from .kernels.settings import backend as backend
+from .kernels.settings import convolution as convolution
+from .kernels.settings import set_backend as set_backend
+from .kernels.settings import set_convolution as set_convolution
 from .layers import AngularHead as AngularHead
 from .layers import FastConv2d as FastConv2d
 from .layers import FixedHead as FixedHead

@@ -7,7 +7,7 @@ from torch import Tensor
 from spherenet._util.validation import require_floating, require_one_of
 from spherenet.angles import ANGLES, AngleFunction, make_angle
 from spherenet.errors import InvalidArgument
-from spherenet.kernels.torch_internals import can_read_values
+from spherenet.kernels.dispatch import can_read_values
 from spherenet.ops.norms import working_dtype
 from spherenet.ops.operation import CENTERS
 

@@ -25,7 +25,8 @@ from spherenet._util.validation import (
 from spherenet.angles import AngleFunction
 from spherenet.arguments import require_center, resolve_angle
 from spherenet.errors import InvalidArgument, InvalidArgumentType
-from spherenet.kernels.dispatch import backend, set_backend, sphere_layer
+from spherenet.kernels.dispatch import sphere_layer
+from spherenet.kernels.settings import backend, set_backend
 from spherenet.magnitudes import Magnitude, make_magnitude
 from spherenet.ops.geometry import Geometry, per_dimension
 from spherenet.ops.norms import DEFAULT_EPS

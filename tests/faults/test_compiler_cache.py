@@ -11,7 +11,7 @@ import torch
 
 from command_line import TINY, one_sentence, spherenet
 from spherenet._util.caches import private_folder, use_private_compiler_cache
-from spherenet.kernels import compiled, dispatch
+from spherenet.kernels import backends, compiled
 
 POINT = 4
 VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS")
@@ -124,13 +124,13 @@ def test_layer_runs_without_compiler_if_there_is_no_private_folder(cache, caplog
 @posix
 def test_triton_is_not_imported_if_there_is_no_private_folder(cache, monkeypatch):
     link(cache)
-    monkeypatch.setattr(dispatch.importlib, "import_module", lambda name: pytest.fail(f"imported {name}"))
-    monkeypatch.setattr(dispatch.importlib.util, "find_spec", lambda name: name)
-    dispatch._load.cache_clear()
-    dispatch._has_triton.cache_clear()
+    monkeypatch.setattr(backends.importlib, "import_module", lambda name: pytest.fail(f"imported {name}"))
+    monkeypatch.setattr(backends.importlib.util, "find_spec", lambda name: name)
+    backends.load_backend.cache_clear()
+    backends.has_triton.cache_clear()
     with pytest.warns(RuntimeWarning, match="without Triton.*got a link"):
-        assert not dispatch._has_triton()
-    dispatch._has_triton.cache_clear()
+        assert not backends.has_triton()
+    backends.has_triton.cache_clear()
 
 
 @posix

@@ -8,7 +8,7 @@ from cases import OPERATORS, WITH_MAGNITUDES, oracle_conv, oracle_linear
 from faults.scale import SOAK, STRESS_DRAWS, STRESS_SCALES, STRESS_WEIGHTS
 from loss_cases import COMMON, LOSSES
 from spherenet.kernels import dispatch
-from spherenet.kernels.dispatch import backend
+from spherenet.kernels.settings import backend
 from spherenet.layers.head import AngularHead
 
 POINT = 12

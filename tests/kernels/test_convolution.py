@@ -11,7 +11,7 @@ from torch.nn import functional as F
 import spherenet as sn
 from cases import OPERATORS
 from spherenet.kernels import library
-from spherenet.kernels.convolution import current_convolution
+from spherenet.kernels.settings import CONVOLUTION
 from spherenet.kernels.sphere_conv import winograd
 from spherenet.ops.geometry import Geometry
 
@@ -53,14 +53,14 @@ def test_other_geometries_stay_direct(changed, choice):
 
 @needs_library
 def test_choice():
-    assert current_convolution() == "auto"
+    assert CONVOLUTION.current() == "auto"
     with sn.convolution("direct"):
         assert tile(64, 32, 16, 16) == 0
         with sn.convolution("winograd"):
             assert tile(1, 3, 5, 5) > 0
-        assert current_convolution() == "direct"
+        assert CONVOLUTION.current() == "direct"
         other = []
-        thread = threading.Thread(target=lambda: other.append(current_convolution()))
+        thread = threading.Thread(target=lambda: other.append(CONVOLUTION.current()))
         thread.start()
         thread.join()
         assert other == ["auto"]

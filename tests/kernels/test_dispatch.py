@@ -14,6 +14,7 @@ import spherenet as sn
 from spherenet.kernels import dispatch, library
 from spherenet.kernels.classes import blockwise
 from spherenet.kernels.compiled import compiled_or_plain
+from spherenet.kernels.settings import BACKEND
 from spherenet.layers.head import AngularHead
 from spherenet.losses import batch as losses
 
@@ -45,7 +46,7 @@ def test_backend_names():
         assert dispatch.implementation_name("cpu") == "plain"
         with sn.backend("native"):
             assert chosen() == "native"
-        assert dispatch.current_backend() == "reference"
+        assert BACKEND.current() == "reference"
     with (
         pytest.raises(ValueError, match=r"backend must be one of 'auto', 'native', .*, got 'fast'"),
         sn.backend("fast"),
@@ -78,12 +79,12 @@ def test_set_backend_is_global():
 
 def test_contexts_that_are_not_entered_change_nothing():
     context = sn.backend("reference")
-    assert dispatch.current_backend() == "auto"
+    assert BACKEND.current() == "auto"
     sn.set_backend("native")
     try:
         with context:
-            assert dispatch.current_backend() == "reference"
-        assert dispatch.current_backend() == "native"
+            assert BACKEND.current() == "reference"
+        assert BACKEND.current() == "native"
     finally:
         sn.set_backend("auto")
 

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import spherenet as sn
 from spherenet.kernels import dispatch
-from spherenet.kernels.torch_internals import readable
+from spherenet.kernels.dispatch import readable
 
 
 class Wrapped(torch.Tensor):

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from cases import OPERATORS, Operator
 from spherenet.kernels import library
-from spherenet.kernels.sphere_conv import winograd
+from spherenet.kernels.sphere_conv import native, winograd
 
 pytestmark = pytest.mark.skipif(not library.available(), reason="needs the native kernels")
 
@@ -282,7 +282,7 @@ def test_calls_from_several_threads_do_not_disturb_each_other():
     def step(x):
         results = layer.forward(x, 1, 4)
         gradients = layer.backward(torch.ones_like(results.out), x, 1, 4, results)
-        winograd.release_scratch()
+        native.release_scratch()
         return results.out, gradients.x, gradients.weight
 
     expected = [step(x) for x in inputs]

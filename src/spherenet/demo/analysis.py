@@ -19,7 +19,7 @@ from spherenet.data.corruptions import Corruption, corrupt
 from spherenet.data.images import MAX_PIXELS, center_offset, decode, read_pixels
 from spherenet.data.preprocessing import normalize
 from spherenet.errors import InvalidArgument, ModelError
-from spherenet.kernels.convolution import convolution
+from spherenet.kernels.settings import convolution
 from spherenet.models import Classifier
 from spherenet.training.saved_runs import Predictor
 

@@ -2,21 +2,42 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import warnings
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from spherenet._util.caches import use_private_compiler_cache
 from spherenet.ops.geometry import Geometry
 from spherenet.ops.operation import Operation, Parameters
 from spherenet.ops.sphere_conv import sphere_conv
 
-__all__ = ["Backend", "BackendError", "Case", "Pass", "PlainBackend", "Saved", "parameter_gradients"]
+__all__ = ["Backend", "BackendError", "Case", "Pass", "PlainBackend", "Saved", "has_triton", "load_backend"]
+
+_MODULES = {
+    "winograd": "sphere_conv.winograd",
+    "native": "sphere_conv.native",
+    "triton": "sphere_conv.triton",
+    "compiled": "compiled",
+}
 
 
 class Case(NamedTuple):
     """What decides about the implementation of a call. It is hashable: `dispatch` chooses once per case."""
+
+    backend: str
+    """The user's choice."""
+
+    convolution: str
+    """The user's choice of the algorithm of 3×3 convolutions on CPUs."""
+
+    threads: int
+    """Number of threads of torch."""
 
     device_type: str
     dtype: torch.dtype
@@ -29,6 +50,7 @@ class Case(NamedTuple):
     center: str | None
     geometry: Geometry
     x_shape: tuple[int, ...]
+    x_stride: tuple[int, ...]
     weight_shape: tuple[int, ...]
 
 
@@ -51,9 +73,6 @@ class Saved(NamedTuple):
     is_output: bool = False
     """Whether `map` is the output, from which the cosines are recovered."""
 
-    plan: Any = None
-    """How Winograd's algorithm computed forward; None for the direct algorithm."""
-
 
 class Pass(NamedTuple):
     """What a backward pass is asked for."""
@@ -63,6 +82,28 @@ class Pass(NamedTuple):
     saved: Saved
     needs: Sequence[bool]
     """Whether the gradients of x, weight, k, bias, β, γ and radius are needed."""
+
+    def parameter_gradients(self, sums: Tensor) -> list[Tensor | None]:
+        """Return the gradients of k, bias, β, γ and radius from four sums per filter, see `Backend.backward`."""
+        _, bias, beta, _, _ = self.parameters
+        gradients: list[Tensor | None] = []
+        for name, parameter, need in zip(Parameters._fields, self.parameters, self.needs[2:], strict=True):
+            if not need or not isinstance(parameter, Tensor):
+                gradients.append(None)
+                continue
+            gradient = sums[{"k": 2, "beta": 1, "radius": 3}.get(name, 0)]
+            if name == "beta":
+                gradient = gradient if bias is None else gradient + sums[0] * bias
+            elif name != "gamma" and beta is not None:
+                gradient = gradient * beta
+            if parameter.numel() == 1:
+                gradient = gradient.sum().reshape(parameter.shape)
+            gradients.append(gradient.to(parameter.dtype))
+        return gradients
+
+
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+"""Gradients of x and weight, and the sums for those of the parameters; None for those that are not needed."""
 
 
 class BackendError(Exception):
@@ -83,6 +124,10 @@ class Backend:
     def supports(self, case: Case) -> bool:
         """Return whether the backend computes such a layer."""
         raise NotImplementedError
+
+    def prepared(self, case: Case) -> Backend:
+        """Return the object that computes the layers of a supported case: the backend itself, or one with a plan."""
+        return self
 
     def unit_weight(self, weight: Tensor, operation: Operation, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return weight/‖w‖ per filter in `dtype`, and 1/‖w‖ [filters]."""
@@ -106,8 +151,11 @@ class Backend:
         """Return the output of a layer without what backward needs; arguments as in `forward`."""
         return self.forward(x, weight, operation, parameters, False)[0]
 
-    def backward(self, grad: Tensor, x: Tensor, dtype: torch.dtype, asked: Pass) -> tuple[Tensor | None, ...]:
-        """Return the gradients of x, weight (in `dtype`), k, bias, β, γ and radius; None for those not needed."""
+    def backward(self, grad: Tensor, x: Tensor, dtype: torch.dtype, asked: Pass) -> Gradients:
+        """Return the gradients of x and of the weight in `dtype`, and four sums per filter if a parameter needs them.
+
+        The sums are Σ grad, Σ grad·h·g, Σ grad·h·∂g/∂k and Σ grad·g·∂h/∂ρ; the last may be absent without a radius.
+        """
         raise NotImplementedError
 
 
@@ -128,25 +176,27 @@ class PlainBackend(Backend):
         return sphere_conv(x, weight, operation, parameters), None
 
 
-def parameter_gradients(sums: Tensor | None, asked: Pass) -> list[Tensor | None]:
-    """Return the gradients of k, bias, β, γ and radius from four sums per filter, None without sums.
+# --- loading -------------------------------------------------------------------------------------------------------
 
-    The sums are Σ grad, Σ grad·h·g, Σ grad·h·∂g/∂k and Σ grad·g·∂h/∂ρ; the last is absent without a radius.
-    """
-    if sums is None:
-        return [None] * 5
-    _, bias, beta, _, _ = asked.parameters
-    gradients: list[Tensor | None] = []
-    for name, parameter, need in zip(Parameters._fields, asked.parameters, asked.needs[2:], strict=True):
-        if not need or not isinstance(parameter, Tensor):
-            gradients.append(None)
-            continue
-        gradient = sums[{"k": 2, "beta": 1, "radius": 3}.get(name, 0)]
-        if name == "beta":
-            gradient = gradient if bias is None else gradient + sums[0] * bias
-        elif name != "gamma" and beta is not None:
-            gradient = gradient * beta
-        if parameter.numel() == 1:
-            gradient = gradient.sum().reshape(parameter.shape)
-        gradients.append(gradient.to(parameter.dtype))
-    return gradients
+
+@lru_cache(maxsize=8)
+def load_backend(name: str) -> Backend:
+    """Return a backend by name; its module is imported here, because the import of a compiler is slow."""
+    if name not in ("winograd", "native"):
+        use_private_compiler_cache()
+    loaded: Backend = importlib.import_module(f"spherenet.kernels.{_MODULES[name]}").BACKEND
+    return loaded
+
+
+@lru_cache(maxsize=1)
+def has_triton() -> bool:
+    """Return whether the Triton kernels can be imported; called for GPU tensors only, because the import is slow."""
+    if importlib.util.find_spec("triton") is None:
+        return False
+    try:
+        load_backend("triton")
+    except Exception as error:  # Triton of another version, or for another system
+        cause = (str(error).strip() or type(error).__name__).splitlines()[0]
+        warnings.warn(f"spherenet runs without Triton, which cannot be imported: {cause}", RuntimeWarning, stacklevel=2)
+        return False
+    return True

@@ -2,13 +2,14 @@
 
 | backend | what it is | when |
 |---|---|---|
-| native | C++ library, `sphere_conv/native.py` | CPU tensors, if the library was built |
+| winograd | C++ library, `sphere_conv/winograd.py` | 3×3 convolutions of CPU tensors where it is faster than native |
+| native | C++ library, `sphere_conv/native.py` | other CPU tensors, if the library was built |
 | triton | Triton kernels, `sphere_conv/triton` | CUDA and ROCm tensors, if Triton can be imported |
 | compiled | the plain formula through `torch.compile`, `compiled.py` | other devices |
 | plain | the plain formula of `ops/` | everything else: tracing, torch.func, dispatch modes, subclasses, custom g |
 
-`sphere_layer` is the way of every layer: check, choose (`choose`), ask the gate whether kernels may
-read the memory of the tensors (`readable`), run. Fused backends run inside `SphereConvFunction`:
+`sphere_layer` is the way of every layer: check, choose (`choose`), ask the gate whether kernels may read the memory of
+the tensors (`readable`), run. Fused backends run inside `SphereConvFunction`:
 
     forward    c = P·r,  out = β·(h·g(c) + b) + γ               P the convolution's output, r = 1/‖patch‖, h = h(1/r)
     backward   D = ∂L/∂P = grad·β·h·g'(c)·r,  s = r·Σ grad·β·(r·h·g'(c)·c − h'·g(c)) over the filters of a group
@@ -22,49 +23,36 @@ with an affine map, a magnitude function or a g that does not determine the cosi
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import Parameter
 
-from spherenet._util.caches import use_private_compiler_cache
-from spherenet._util.validation import require_one_of
 from spherenet.angles.elementary import gradients_of
-from spherenet.errors import InvalidArgument
 from spherenet.kernels import library
-from spherenet.kernels.backends import Backend, BackendError, Case, Pass, PlainBackend, Saved
-from spherenet.kernels.convolution import current_algorithm
-from spherenet.kernels.torch_internals import is_transformed, readable
+from spherenet.kernels.backends import Backend, BackendError, Case, Pass, PlainBackend, Saved, has_triton, load_backend
+from spherenet.kernels.settings import BACKEND, CONVOLUTION
 from spherenet.ops import sphere_conv as plain
 from spherenet.ops.geometry import resolve_padding
 from spherenet.ops.norms import autocast_is_on, without_autocast
 from spherenet.ops.operation import Operation, Parameters, check_dtypes, check_shapes, dequantized, require_per_filter
 
 __all__ = [
-    "BACKENDS",
     "SphereConvFunction",
-    "backend",
     "blockwise",
+    "can_read_values",
     "choose",
-    "current_backend",
     "implementation_name",
+    "is_transformed",
     "per_filter",
-    "set_backend",
+    "readable",
     "sphere_layer",
 ]
 
-BACKENDS, PLAIN = ("auto", "native", "triton", "compiled", "reference"), PlainBackend()
-_MODULES = {"native": "sphere_conv.native", "triton": "sphere_conv.triton", "compiled": "compiled"}
-_global_backend = "auto"
-_local_backend: ContextVar[str | None] = ContextVar("spherenet_backend", default=None)
+PLAIN = PlainBackend()
 
 LARGE_MAP = 1 << 19
 """Number of elements from which heads and losses process their classes in blocks: 2 MB of float32, one block.
@@ -72,66 +60,17 @@ LARGE_MAP = 1 << 19
 For larger maps each whole-tensor operation leaves the cache, and the system maps the pages of each buffer again."""
 
 
-# --- the user's choice ---------------------------------------------------------------------------------------------
-
-
-def set_backend(name: str) -> None:
-    """Choose the implementation of layers, heads and losses from now on, in all threads.
-
-    Args:
-        name: "auto" (the default), "reference" for the plain differentiable formulas, or one implementation: "native",
-            "triton" or "compiled". Calls that a named implementation does not support (tracing, torch.func,
-            forward-mode derivatives, custom g) use the plain formula.
-
-    Raises:
-        ValueError: If the name is unknown or the implementation is not available.
-    """
-    global _global_backend
-    _global_backend = _require_available(name)
-
-
-@contextmanager
-def backend(name: str) -> Iterator[None]:
-    """Choose the implementation inside a `with` block, in this thread: `with sn.backend("reference"): …`.
-
-    Args:
-        name: As in `set_backend`.
-
-    Raises:
-        ValueError: As in `set_backend`.
-    """
-    token = _local_backend.set(_require_available(name))
-    try:
-        yield
-    finally:
-        _local_backend.reset(token)
-
-
-def current_backend() -> str:
-    """Return the name of the backend in use, "auto" by default."""
-    return _local_backend.get() or _global_backend
-
-
-def _require_available(name: str) -> str:
-    require_one_of("backend", name, BACKENDS)
-    if name == "native" and not library.available():
-        raise InvalidArgument("backend", "must not be 'native': the native kernels are not available.")
-    if name == "triton" and not _has_triton():
-        raise InvalidArgument("backend", "must not be 'triton': Triton cannot be imported.")
-    return name
-
-
 # --- the choice ----------------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=1024)
-def choose(name: str, case: Case) -> Backend:
+def choose(case: Case) -> Backend:
     """Check the shapes of a case and return the first backend that supports it; asked once per case."""
     check_shapes(case.x_shape, case.weight_shape, case.geometry)
     if 0 not in case.x_shape:
-        for candidate in _candidates(name, case.device_type):
+        for candidate in _candidates(case.backend, case.device_type):
             if candidate.supports(case):
-                return candidate
+                return candidate.prepared(case)
     return PLAIN
 
 
@@ -140,40 +79,19 @@ def _candidates(name: str, device_type: str) -> tuple[Backend, ...]:
     """Return the backends to ask, in order, for a choice of the user."""
     if name == "auto":
         name = {"cpu": "native", "cuda": "triton", "meta": "reference"}.get(device_type, "compiled")
-    if name == "reference" or (name == "native" and not (device_type == "cpu" and library.available())):
+    if name == "native" and device_type == "cpu" and library.available():
+        return load_backend("winograd"), load_backend("native")
+    if name in ("reference", "native") or (name == "triton" and not has_triton()):
         return ()
-    if name == "triton" and not _has_triton():
-        return ()
-    return (_load(name),)
-
-
-@lru_cache(maxsize=8)
-def _load(name: str) -> Backend:
-    """Return a backend by name; its module is imported here, because the import of a compiler is slow."""
-    if name != "native":
-        use_private_compiler_cache()
-    loaded: Backend = importlib.import_module(f"spherenet.kernels.{_MODULES[name]}").BACKEND
-    return loaded
-
-
-@lru_cache(maxsize=1)
-def _has_triton() -> bool:
-    """Return whether the Triton kernels can be imported; called for GPU tensors only, because the import is slow."""
-    if importlib.util.find_spec("triton") is None:
-        return False
-    try:
-        _load("triton")
-    except Exception as error:  # Triton of another version, or for another system
-        cause = (str(error).strip() or type(error).__name__).splitlines()[0]
-        warnings.warn(f"spherenet runs without Triton, which cannot be imported: {cause}", RuntimeWarning, stacklevel=2)
-        return False
-    return True
+    return (load_backend(name),)
 
 
 def implementation_name(device_type: str) -> str:
     """Return the implementation of layers on a device for display, e.g. "native (avx512, winograd)"."""
-    name = (_candidates(current_backend(), device_type) or (PLAIN,))[0].name
-    return f"native ({library.instruction_set()}, {current_algorithm()})" if name == "native" else name
+    name = (_candidates(BACKEND.current(), device_type) or (PLAIN,))[-1].name
+    if name != "native":
+        return name
+    return f"native ({library.instruction_set()}, {'direct' if CONVOLUTION.current() == 'direct' else 'winograd'})"
 
 
 def blockwise(elements: int, *tensors: Tensor) -> bool:
@@ -182,9 +100,82 @@ def blockwise(elements: int, *tensors: Tensor) -> bool:
     False while tracing, because a compiler fuses the plain form, and under transforms, which only the plain form has.
     Blocks consist of torch's own operators, so that dispatch modes see them.
     """
-    if elements < LARGE_MAP or torch.compiler.is_compiling() or current_backend() == "reference":
+    if elements < LARGE_MAP or torch.compiler.is_compiling() or BACKEND.current() == "reference":
         return False
     return not is_transformed(*tensors)
+
+
+# --- the gate ------------------------------------------------------------------------------------------------------
+
+_functorch = torch._C._functorch
+_dispatch_keys, _dispatch_modes = torch._C._dispatch_keys, torch._C._len_torch_dispatch_stack
+_comparable = getattr(torch._C.DispatchKeySet, "raw_repr", str)  # torch < 2.5 has the text only
+
+
+@lru_cache(maxsize=16)
+def _plain_keys(device_type: str) -> frozenset[int | str]:
+    """Return the dispatch keys of plain tensors on a device, in and out of inference mode, to compare."""
+    tensors = [torch.empty(0, device=device_type)]
+    with torch.inference_mode():
+        tensors.append(torch.empty(0, device=device_type))
+    return frozenset(_comparable(_dispatch_keys(tensor)) for tensor in tensors)
+
+
+_CPU_KEYS = _plain_keys("cpu")
+
+
+def readable(*tensors: Tensor | float | None) -> bool:
+    """Return whether kernels may read the memory of these tensors; entries that are not tensors do not matter.
+
+    A kernel takes an address. Only plain strided tensors and parameters have one that it may use: not subclasses
+    (quantized, sharded, fake), not tensors whose dispatch keys say that they are conjugated, negated, functional,
+    batched, zero or sparse, not tensors of several devices, and none at all while a dispatch mode watches every
+    operation or a transform traces it.
+
+    Raises:
+        RuntimeError: If the memory of a plain tensor was freed; torch's own operations would read it.
+    """
+    if torch.compiler.is_compiling() or _dispatch_modes() or torch._C._is_tracing():
+        return False
+    if _functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
+        return False
+    home = None
+    for tensor in tensors:
+        if not isinstance(tensor, Tensor):
+            continue
+        kind, keys, device = type(tensor), _comparable(_dispatch_keys(tensor)), tensor.device
+        if kind is not Tensor and kind is not Parameter:
+            return False
+        if keys not in _CPU_KEYS and (tensor.is_cpu or tensor.is_meta or keys not in _plain_keys(device.type)):
+            return False
+        if home is not None and device != home:
+            return False
+        home = device
+        end, size = tensor.storage_offset(), tensor.untyped_storage().nbytes()
+        if tensor.is_contiguous():
+            end += tensor.numel()
+        elif tensor.numel():
+            end += 1
+            for length, stride in zip(tensor.shape, tensor.stride(), strict=True):
+                end += (length - 1) * stride
+        if end * tensor.element_size() > size and tensor.numel():
+            raise RuntimeError(
+                f"tensor must have allocated memory, got shape {list(tensor.shape)} in a storage of {size} bytes."
+            )
+    return True
+
+
+def is_transformed(*tensors: Tensor) -> bool:
+    """Return whether `torch.jit.trace` records, or a transform of `torch.func` or a forward derivative is active."""
+    if torch._C._is_tracing() or _functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
+        return True
+    wrapped = _functorch.is_functorch_wrapped_tensor, _functorch.is_legacy_batchedtensor
+    return any(is_wrapped(tensor) for tensor in tensors for is_wrapped in wrapped)
+
+
+def can_read_values(tensor: Tensor) -> bool:
+    """Return whether the values of a tensor can be checked; on a GPU a check would synchronize every step."""
+    return not torch.compiler.is_compiling() and tensor.is_cpu and readable(tensor)
 
 
 # --- layers --------------------------------------------------------------------------------------------------------
@@ -220,19 +211,24 @@ def sphere_layer(
     if not (k is bias is beta is gamma is radius is None):
         parameters = Parameters(k, bias, beta, gamma, radius)
         require_per_filter(geometry.filters(weight), **parameters._asdict())
+    x, dims = input, weight.dim()
+    is_batch = x.dim() == dims
+    if compiling or not is_batch or geometry.padding_mode != "zeros" or isinstance(geometry.padding, str):
+        check_shapes(x.shape, weight.shape, geometry)
+        if dims > 2:
+            x, geometry = resolve_padding(x, geometry)
+            operation = operation._replace(geometry=geometry)
+        if not is_batch:
+            x = x.unsqueeze(0) if dims > 2 else x.reshape(-1, weight.shape[1])
     if compiling:  # the compiler can read neither a context variable nor a cache
-        check_shapes(input.shape, weight.shape, geometry)
         chosen: Backend = PLAIN
     else:
         h = None if magnitude is None else magnitude.kernel_id or 0
-        case = Case(input.device.type, input.dtype, angle.kernel_id, h, center, geometry, input.shape, weight.shape)
-        chosen = choose(_local_backend.get() or _global_backend, case)
-    x, dims = input, weight.dim()
-    if dims > 2 and (geometry.padding_mode != "zeros" or isinstance(geometry.padding, str)):
-        x, geometry = resolve_padding(x, geometry)
-        operation = operation._replace(geometry=geometry)
-    if x.dim() != dims:
-        x = x.unsqueeze(0) if dims > 2 else x.reshape(-1, weight.shape[1])
+        chosen = choose(Case(
+            BACKEND.here.get() or BACKEND.everywhere, CONVOLUTION.here.get() or CONVOLUTION.everywhere,
+            torch.get_num_threads(), x.device.type, x.dtype, angle.kernel_id, h, center, geometry, x.shape, x.stride(),
+            weight.shape,
+        ))  # fmt: skip
     chosen = chosen if chosen is PLAIN or readable(x, weight, k, bias, beta, gamma, radius) else PLAIN
     if not (chosen.uses_autograd or bias is beta is gamma is None):
         bias, beta, gamma = (per_filter(value, weight) for value in (bias, beta, gamma))
@@ -250,7 +246,7 @@ def sphere_layer(
             out = SphereConvFunction.apply(x, weight, *parameters, operation, chosen)  # type: ignore[no-untyped-call]
     except BackendError:
         out = plain.sphere_conv(x, weight, operation, parameters)
-    if input.dim() == dims:
+    if is_batch:
         return out
     return out.squeeze(0) if dims > 2 else out.reshape(*input.shape[:-1], weight.shape[0])
 
@@ -284,7 +280,7 @@ class SphereConvFunction(torch.autograd.Function):
         out: Tensor
         out, saved = chosen.forward(x, weight, operation, Parameters(*inputs[2:7]), save_cosine)
         ctx.set_materialize_grads(False)
-        ctx.operation, ctx.backend, ctx.plan, ctx.alias, saved_map = operation, chosen, saved.plan, None, saved.map
+        ctx.operation, ctx.backend, ctx.alias, saved_map = operation, chosen, None, saved.map
         if not save_cosine:
             # An in-place ReLU after a layer is common, and autograd refuses a saved tensor that was changed. The alias
             # shares the version counter of the output but not its memory.
@@ -314,13 +310,14 @@ class SphereConvFunction(torch.autograd.Function):
         is_output = ctx.alias is not None
         if is_output and ctx.alias._version != ctx.version:  # changed in place: convolve again
             saved_map, is_output = plain.cosines(x, unit_weight, operation), False
-        saved = Saved(unit_weight, scale, inverse_norm, saved_map, mean, is_output, ctx.plan)
+        saved = Saved(unit_weight, scale, inverse_norm, saved_map, mean, is_output)
         needs = ctx.needs_input_grad[:7]
+        asked = Pass(operation, parameters, saved, needs)
         try:
-            gradients = ctx.backend.backward(grad, x, weight.dtype, Pass(operation, parameters, saved, needs))
+            grad_x, grad_weight, sums = ctx.backend.backward(grad, x, weight.dtype, asked)
         except BackendError:
             return _plain_gradients(grad, x, weight, operation, parameters, needs)
-        return *gradients, None, None
+        return grad_x, grad_weight, *((None,) * 5 if sums is None else asked.parameter_gradients(sums)), None, None
 
 
 def _plain_gradients(

@@ -1,7 +1,8 @@
-"""Loading of the C++ library: its structures, its functions and their types (csrc/api.h).
+"""Loading of the C++ library: its structures, its functions and their types (csrc/api.h), and memory layouts.
 
-setup.py builds the library from `csrc/`, without torch headers. It is optional: without it `available()` is False, and
-the log contains one line with the reason.
+The library processes dense tensors [N, C, *spatial] in two layouts: *rows* (channels last in memory) and *planes*
+(contiguous). setup.py builds it from `csrc/`, without torch headers. It is optional: without it `available()` is False,
+and the log contains one line with the reason.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
+
 __all__ = [
     "AngleStruct",
     "BackwardStruct",
@@ -24,7 +28,10 @@ __all__ = [
     "ConvolutionStruct",
     "GeometryStruct",
     "available",
+    "dense_like",
     "instruction_set",
+    "is_rows",
+    "layout_of",
     "load",
 ]
 
@@ -197,3 +204,35 @@ def instruction_set() -> str:
     if library is None:
         raise RuntimeError(f"the native kernels are not available: {PATH.name} is missing or cannot be loaded.")
     return str(library.instruction_set)
+
+
+# --- tensors -------------------------------------------------------------------------------------------------------
+
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def is_rows(x: Tensor) -> bool:
+    """Return whether the channels of a dense tensor are last in memory."""
+    if x.dim() == 2:
+        return x.is_contiguous()
+    if x.dim() == 3:
+        return x.stride(1) == 1 and x.transpose(1, 2).is_contiguous()
+    return x.is_contiguous(memory_format=_CHANNELS_LAST[x.dim()])
+
+
+def dense_like(x: Tensor, other: Tensor) -> Tensor:
+    """Return x in the layout of `other`, or contiguous if that is not rows; copied only if necessary."""
+    if not is_rows(other):
+        return x.contiguous()
+    if x.dim() == 3:
+        return x.transpose(1, 2).contiguous().transpose(1, 2)
+    if x.dim() == 2:
+        return x.contiguous()
+    return x.contiguous(memory_format=_CHANNELS_LAST[x.dim()])
+
+
+@lru_cache(maxsize=1024)
+def layout_of(shape: tuple[int, ...], stride: tuple[int, ...]) -> str:
+    """Return the layout of a tensor with this shape and strides: "rows", "planes" or "other"."""
+    like = torch.empty_strided(shape, stride, device="meta")
+    return "rows" if is_rows(like) else "planes" if like.is_contiguous() else "other"

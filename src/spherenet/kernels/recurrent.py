@@ -7,17 +7,20 @@ all steps.
 
 from __future__ import annotations
 
-from typing import Any
+import ctypes
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from spherenet.angles import AngleFunction
 from spherenet.angles.elementary import gradients_of
-from spherenet.kernels.backends import Case, Pass, Saved, parameter_gradients
-from spherenet.kernels.dispatch import choose, current_backend, per_filter
+from spherenet.kernels.backends import Case, Pass, Saved
+from spherenet.kernels.dispatch import choose, per_filter, readable
+from spherenet.kernels.library import CellStruct, load
+from spherenet.kernels.settings import BACKEND
 from spherenet.kernels.sphere_conv import native
-from spherenet.kernels.torch_internals import has_global_hooks, readable
+from spherenet.kernels.torch_internals import has_global_hooks
 from spherenet.ops import sphere_conv as plain
 from spherenet.ops.norms import autocast_is_on
 from spherenet.ops.operation import Operation, Parameters
@@ -49,8 +52,11 @@ def fused_recurrence(
         return None
     operation = Operation(angle, eps=layer.eps)
     h = state[0]
-    case = Case(h.device.type, h.dtype, angle.kernel_id, None, None, operation.geometry, h.shape, weight.shape)
-    if choose(current_backend(), case) is not native.BACKEND:
+    case = Case(
+        BACKEND.current(), "direct", torch.get_num_threads(), h.device.type, h.dtype, angle.kernel_id, None, None,
+        operation.geometry, h.shape, h.stride(), weight.shape,
+    )  # fmt: skip
+    if choose(case) is not native.BACKEND:
         return None
     affine = (per_filter(value, weight) for value in (layer.bias, layer.beta, layer.gamma))
     parameters = Parameters(k, *affine)
@@ -93,7 +99,7 @@ class _Recurrence(torch.autograd.Function):
             norms.append(inverse_norm)
             cosines.append(cosine)
             before, after = (states[step], None) if memory is None else (memory[step], memory[step + 1])
-            native.cell_forward(from_input[step], product, before, gates[step], after, states[step + 1])
+            cell_forward(from_input[step], product, before, gates[step], after, states[step + 1])
         saved_map = torch.stack(cosines) if save_cosine else from_state
         is_tensor = isinstance(k, Tensor)
         tensors = (from_input, h, c, weight, k if is_tensor else None, *affine)
@@ -124,7 +130,7 @@ class _Recurrence(torch.autograd.Function):
             if grad_outputs is not None:
                 carried = carried + grad_outputs[step]
             before = torch.empty_like(carried)
-            native.cell_backward(native.CellGradients(
+            cell_backward(CellGradients(
                 gates[step], from_state[step], states[step] if is_gru else memory[step],
                 None if is_gru else memory[step + 1], carried, memory_grad, grad_gates[step],
                 grad_from_state[step] if is_gru else None, before,
@@ -147,7 +153,8 @@ class _Recurrence(torch.autograd.Function):
         if any(needs):
             x = states[:-1].flatten(0, 1)
             asked = Pass(operation, parameters, saved, needs)
-            of_parameters = parameter_gradients(native.differentiate(grad_from_state.flatten(0, 1), x, asked)[2], asked)
+            sums = native.differentiate(grad_from_state.flatten(0, 1), x, asked)[2]
+            of_parameters = asked.parameter_gradients(cast(Tensor, sums))
         return (grad_gates, carried, None if is_gru else memory_grad, grad_weight, *of_parameters[:4], None)
 
 
@@ -167,3 +174,42 @@ def _plain(from_input: Tensor, h: Tensor, c: Tensor | None, weight: Tensor, *res
             h = o.sigmoid() * c.tanh()
         outputs.append(h)
     return torch.stack(outputs), h, h if c is None else c
+
+
+# --- calls of the library ------------------------------------------------------------------------------------------
+
+
+class CellGradients(NamedTuple):
+    """Tensors of the backward pass of one step; the last three are written. See csrc/cells.h."""
+
+    gates: Tensor
+    from_state: Tensor | None
+    before: Tensor
+    after: Tensor | None
+    grad_output: Tensor
+    grad_after: Tensor | None
+    grad_gates: Tensor
+    grad_from_state: Tensor | None
+    grad_before: Tensor
+
+
+def cell_forward(from_input: Tensor, from_state: Tensor, before: Tensor, gates: Tensor, after: Tensor | None,
+                 output: Tensor) -> None:  # fmt: skip
+    """Compute one step of an LSTM (four gates) or a GRU (three) into gates, after and output; see csrc/cells.h."""
+    rows, hidden = before.shape
+    cell = CellStruct(rows, hidden, from_state.shape[1] // hidden)
+    load().cell_forward(
+        ctypes.byref(cell),
+        *native.addresses(from_input, from_state, before, gates, after, output),
+        native.TYPES[before.dtype],
+        torch.get_num_threads(),
+    )
+
+
+def cell_backward(tensors: CellGradients) -> None:
+    """Compute the gradients of one step."""
+    before = tensors.before
+    cell = CellStruct(*before.shape, tensors.gates.shape[1] // before.shape[1])
+    load().cell_backward(
+        ctypes.byref(cell), *native.addresses(*tensors), native.TYPES[before.dtype], torch.get_num_threads()
+    )

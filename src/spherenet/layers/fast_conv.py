@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from spherenet.kernels import library
+from spherenet.kernels.dispatch import readable
+from spherenet.kernels.library import dense_like
 from spherenet.kernels.sphere_conv import winograd
-from spherenet.kernels.sphere_conv.arguments import dense_like
-from spherenet.kernels.torch_internals import readable
 from spherenet.ops.geometry import Geometry, resolve_padding
 
 __all__ = ["FastConv2d"]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from spherenet._util.validation import reject_unknown_options, require_floating, require_one_of, require_positive
 from spherenet.angles import ANGLES, AngleFunction, make_angle
 from spherenet.errors import InvalidArgument, InvalidArgumentType
-from spherenet.kernels.torch_internals import can_read_values
+from spherenet.kernels.dispatch import can_read_values
 
 if TYPE_CHECKING:
     from spherenet.losses.margins import Annealing

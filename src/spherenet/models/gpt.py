@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from spherenet._util.validation import require_integer
 from spherenet.errors import InvalidArgument, InvalidArgumentType
-from spherenet.kernels.torch_internals import can_read_values
+from spherenet.kernels.dispatch import can_read_values
 from spherenet.models.normalized import EmbeddingMatrix
 from spherenet.models.transformer import Architecture, Transformer
 

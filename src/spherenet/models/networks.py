@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from spherenet._util.validation import require_one_of
 from spherenet.angles import AngleFunction
 from spherenet.errors import InvalidArgument
-from spherenet.kernels.torch_internals import readable
+from spherenet.kernels.dispatch import readable
 from spherenet.layers import FastConv2d, SphereConv2d, SphereLinear, SphereOptions
 from spherenet.layers.base import Proxy
 from spherenet.layers.options import FIRST_PATCH, SphereKeywords

@@ -31,7 +31,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from spherenet._util.validation import require_one_of
 from spherenet.errors import InvalidArgument, InvalidArgumentType
-from spherenet.kernels.torch_internals import readable
+from spherenet.kernels.dispatch import readable
 from spherenet.layers import AngularHead, SphereLayer
 from spherenet.ops.norms import DEFAULT_EPS, without_autocast, working_dtype
 

@@ -7,7 +7,7 @@ from torch import nn
 import spherenet as sn
 from cases import OPERATORS, Geometry
 from spherenet.kernels import dispatch
-from spherenet.kernels.dispatch import backend
+from spherenet.kernels.settings import backend
 from spherenet.kernels.sphere_conv.triton import launch
 
 SOME = [

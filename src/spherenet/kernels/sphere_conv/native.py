@@ -14,23 +14,91 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from spherenet.kernels.backends import Backend, Case, Pass, Saved, parameter_gradients
-from spherenet.kernels.library import BackwardStruct, CellStruct, GeometryStruct, load
-from spherenet.kernels.sphere_conv import winograd
-from spherenet.kernels.sphere_conv.arguments import ANGLE_NUMBERS, addresses, angle_arguments, dense_like, layout_of
+from spherenet.angles import ANGLES
+from spherenet.kernels.backends import Backend, Case, Gradients, Pass, Saved
+from spherenet.kernels.library import (
+    AngleStruct,
+    BackwardStruct,
+    GeometryStruct,
+    dense_like,
+    layout_of,
+    load,
+)
+from spherenet.magnitudes import Magnitude
 from spherenet.ops.geometry import Geometry, convolve, convolve_backward
 from spherenet.ops.norms import working_dtype
 from spherenet.ops.operation import Operation, Parameters
 
-__all__ = ["BACKEND", "CellGradients", "NativeBackend", "cell_backward", "cell_forward", "correct", "release_scratch"]
+__all__ = [
+    "BACKEND",
+    "TYPES",
+    "AngleArguments",
+    "NativeBackend",
+    "addresses",
+    "angle_arguments",
+    "apply",
+    "correct",
+    "differentiate",
+    "release_scratch",
+    "scratch",
+    "unit_weight",
+    "unit_weight_backward",
+]
 
 _SAVED_OUTPUT, _SAVED_COSINE, _SAVED_PRODUCT = range(3)
 
-_TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
-_WORK = {dtype: working_dtype(dtype) for dtype in _TYPES}
+TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+"""Numbers of the dtypes in csrc/api.h."""
+
+_WORK = {dtype: working_dtype(dtype) for dtype in TYPES}
 
 
 # --- arguments -------------------------------------------------------------------------------------------------
+
+
+ANGLE_NUMBERS = {angle.kernel_id: angle.kernel_number for angle in ANGLES.values()}
+"""Numbers of the angle functions in csrc/api.h, by `AngleFunction.kernel_id`."""
+
+
+def addresses(*tensors: Tensor | None) -> list[int | None]:
+    """Return the addresses of the memory of tensors."""
+    return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+
+
+class AngleArguments:
+    """Angle and magnitude function and affine map as the library takes them; keeps the tensors alive."""
+
+    def __init__(self, kernel_id: str, magnitude: Magnitude | None, parameters: Parameters, dtype: torch.dtype) -> None:
+        self.tensors: list[Any] = [
+            value
+            if value is None or (isinstance(value, Tensor) and value.dtype == dtype and value.is_contiguous())
+            else value.detach().to(dtype).contiguous()
+            if isinstance(value, Tensor)
+            else torch.tensor([value], dtype=dtype, device="cpu")
+            for value in parameters
+        ]
+        k, radius = self.tensors[0], self.tensors[4]
+        *pointers, radius_pointer = addresses(*self.tensors)
+        struct = AngleStruct(ANGLE_NUMBERS[kernel_id], 0 if k is None else k.numel(), *pointers)
+        if magnitude is not None:
+            struct.magnitude, struct.radius = magnitude.kernel_id, radius_pointer
+            struct.radius_count = 0 if radius is None else radius.numel()
+            struct.alpha, struct.beta = magnitude.alpha, magnitude.beta
+        self.struct = ctypes.byref(struct)
+
+
+@lru_cache(maxsize=256)
+def _constant_angle(kernel_id: str, k: float | None, dtype: torch.dtype) -> AngleArguments:
+    return AngleArguments(kernel_id, None, Parameters(k), dtype)
+
+
+def angle_arguments(operation: Operation, parameters: Parameters, dtype: torch.dtype) -> AngleArguments:
+    """Return the arguments of a layer, the same object for layers whose only parameter is a number."""
+    kernel_id: Any = operation.angle.kernel_id
+    k, bias, beta, gamma, _ = parameters
+    if operation.magnitude is None and bias is beta is gamma is None and not isinstance(k, Tensor):
+        return _constant_angle(kernel_id, k, dtype)
+    return AngleArguments(kernel_id, operation.magnitude, parameters, dtype)
 
 
 class _Plan(NamedTuple):
@@ -67,30 +135,28 @@ def _plan(
 
 # --- scratch memory ----------------------------------------------------------------------------------------------
 
-_SCRATCH_LIMIT = 256 << 20
+SCRATCH_LIMIT = 256 << 20
+"""Bytes of scratch memory that a thread keeps at most."""
+
 _thread = threading.local()
 
 
 def release_scratch() -> None:
     """Return this thread's scratch memory to the system."""
     _thread.scratch = None
-    winograd.release_scratch()
 
 
-def _scratch_like(x: Tensor) -> Tensor:
-    """Return uninitialized memory with the shape, dtype and strides of x, valid until the next call in this thread.
+def scratch(size: int) -> Tensor:
+    """Return uninitialized bytes that are valid until the next call in this thread.
 
     The C library returns large blocks to the system when they are freed, and the system clears every page again at the
     next allocation, which takes longer for a map of 32 MB than the pass that fills it. So each thread keeps one block.
     """
-    size = x.numel() * x.element_size()
-    if size > _SCRATCH_LIMIT:
-        return torch.empty_like(x)
     block: Tensor | None = getattr(_thread, "scratch", None)
     if block is None or block.numel() < size:
         _thread.scratch = block = None  # free the smaller one first
         _thread.scratch = block = torch.empty(size, dtype=torch.uint8, device="cpu")
-    return block[:size].view(x.dtype).as_strided(x.shape, x.stride())
+    return block[:size]
 
 
 # --- the passes around the convolution ---------------------------------------------------------------------------
@@ -112,8 +178,8 @@ def unit_weight(weight: Tensor, operation: Operation, dtype: torch.dtype) -> tup
         weight.numel() // max(filters, 1),
         operation.eps,
         operation.center is not None,
-        _TYPES[weight.dtype],
-        _TYPES[dtype],
+        TYPES[weight.dtype],
+        TYPES[dtype],
         torch.get_num_threads(),
     )
     return unit, scale
@@ -134,8 +200,8 @@ def unit_weight_backward(grad_unit: Tensor, saved: Saved, operation: Operation, 
         filters,
         unit.numel() // max(filters, 1),
         operation.center is not None,
-        _TYPES[dtype],
-        _TYPES[unit.dtype],
+        TYPES[dtype],
+        TYPES[unit.dtype],
         torch.get_num_threads(),
     )
     return grad_weight
@@ -175,7 +241,7 @@ def apply(
         arguments.struct,
         *addresses(x, product, out, inverse_norm, mean, cosine),
         operation.eps,
-        _TYPES[dtype],
+        TYPES[dtype],
         torch.get_num_threads(),
     )
     return out, inverse_norm, saved_map, mean
@@ -187,7 +253,7 @@ def differentiate(grad: Tensor, x: Tensor, asked: Pass) -> tuple[Tensor, Any, Te
     The first result is in memory that the next call in the same thread overwrites. The second is None unless the
     gradient of x is needed, the third unless that of a parameter is.
     """
-    operation, parameters, (_, _, inverse_norm, saved_map, mean, is_output, _), needs = asked
+    operation, parameters, (_, _, inverse_norm, saved_map, mean, is_output), needs = asked
     layout = layout_of(saved_map.shape, saved_map.stride())
     if layout == "other":
         saved_map, layout = saved_map.contiguous(), "planes"
@@ -197,7 +263,9 @@ def differentiate(grad: Tensor, x: Tensor, asked: Pass) -> tuple[Tensor, Any, Te
     rows = layout == "rows"
     plan = _plan(x.shape, rows, saved_map.shape, rows, operation.geometry)
     work = inverse_norm.dtype
-    grad_product = _scratch_like(grad)
+    size = grad.nbytes
+    block = torch.empty(size, dtype=torch.uint8, device="cpu") if size > SCRATCH_LIMIT else scratch(size)
+    grad_product = block.view(grad.dtype).as_strided(grad.shape, grad.stride())
     spread = torch.empty_strided(*plan.x_map, dtype=work, device="cpu") if needs[0] else None
     mean_spread = None if spread is None or mean is None else torch.empty_like(spread)
     sums = torch.empty(4, saved_map.shape[1], dtype=work, device="cpu") if True in needs[2:] else None
@@ -205,7 +273,7 @@ def differentiate(grad: Tensor, x: Tensor, asked: Pass) -> tuple[Tensor, Any, Te
     kind = _SAVED_OUTPUT if is_output else _SAVED_COSINE if saved_map.dtype == work else _SAVED_PRODUCT
     pointers = BackwardStruct(*addresses(*tensors), kind)
     arguments = angle_arguments(operation, parameters, work)
-    load().backward(plan.struct, arguments.struct, ctypes.byref(pointers), _TYPES[grad.dtype], torch.get_num_threads())
+    load().backward(plan.struct, arguments.struct, ctypes.byref(pointers), TYPES[grad.dtype], torch.get_num_threads())
     return grad_product, None if spread is None else (spread, mean_spread), sums
 
 
@@ -229,7 +297,7 @@ def correct(grad_x: Tensor, x: Tensor, correction: tuple[Tensor, Tensor | None],
         x.data_ptr(),
         spread.data_ptr(),
         None if mean_spread is None else mean_spread.data_ptr(),
-        _TYPES[x.dtype],
+        TYPES[x.dtype],
         torch.get_num_threads(),
     )
     return grad_x
@@ -242,20 +310,14 @@ def _pointwise(dims: int, groups: int) -> Geometry:
 
 
 class NativeBackend(Backend):
-    """Torch's convolution with unit weights, and one pass of the library before and after it.
-
-    Where Winograd's algorithm is faster (`winograd.plan_for`), the library computes the convolution and all passes.
-    """
+    """Torch's convolution with unit weights, and one pass of the library before and after it."""
 
     name = "native"
 
     def supports(self, case: Case) -> bool:
         """Return whether the library knows g and h; transposed convolutions have no kernels."""
         return (
-            case.angle in ANGLE_NUMBERS
-            and case.magnitude != 0
-            and case.dtype in _TYPES
-            and not case.geometry.transposed
+            case.angle in ANGLE_NUMBERS and case.magnitude != 0 and case.dtype in TYPES and not case.geometry.transposed
         )
 
     unit_weight = staticmethod(unit_weight)
@@ -265,90 +327,21 @@ class NativeBackend(Backend):
     ) -> tuple[Tensor, Saved]:
         """See `Backend.forward`."""
         unit, scale = unit_weight(weight, operation, x.dtype)
-        plan = winograd.plan_for(x, weight.shape[0], operation.geometry)
-        if plan is not None:
-            layer = _engine_layer(operation, parameters, x.dtype)
-            results = winograd.forward(x, unit, plan, layer, keep_norms=True, save_cosine=save_cosine)
-            norms: Any = results.inverse_norm
-            out = dense_like(results.out, x)
-            saved_map = out if results.cosine is None else results.cosine
-            return out, Saved(unit, scale, norms, saved_map, results.mean, plan=plan)
         product = convolve(x, unit, operation.geometry)
         out, inverse_norm, saved_map, mean = apply(product, x, operation, parameters, save_cosine)
         return out, Saved(unit, scale, inverse_norm, saved_map, mean)
 
-    def infer(self, x: Tensor, weight: Tensor, operation: Operation, parameters: Parameters) -> Tensor:
-        """See `Backend.infer`."""
-        plan = winograd.plan_for(x, weight.shape[0], operation.geometry)
-        if plan is None:
-            return self.forward(x, weight, operation, parameters, False)[0]
-        unit = unit_weight(weight, operation, x.dtype)[0]
-        return dense_like(winograd.forward(x, unit, plan, _engine_layer(operation, parameters, x.dtype)).out, x)
-
-    def backward(self, grad: Tensor, x: Tensor, dtype: torch.dtype, asked: Pass) -> tuple[Tensor | None, ...]:
+    def backward(self, grad: Tensor, x: Tensor, dtype: torch.dtype, asked: Pass) -> Gradients:
         """See `Backend.backward`."""
-        operation, parameters, saved, needs = asked
-        unit, geometry = saved.unit_weight, operation.geometry
-        if saved.plan is not None:
-            results = winograd.Results(
-                saved.map, saved.inverse_norm, None if saved.is_output else saved.map, saved.mean
-            )
-            layer = _engine_layer(operation, parameters, x.dtype)
-            wanted = winograd.Needs(needs[0], needs[1], True in needs[2:])
-            grad_x, grad_unit, sums = winograd.backward(grad, x, unit, saved.plan, wanted, layer, results)
-            if grad_x is not None:
-                grad_x = dense_like(grad_x, x)
-        else:
-            of_product, correction, sums = differentiate(grad, x, asked)
-            grad_x, grad_unit = convolve_backward(of_product, x, unit, geometry, needs[0], needs[1])
-            if grad_x is not None:
-                grad_x = correct(grad_x, x, correction, geometry.groups)
-        if grad_unit is not None:
-            grad_unit = unit_weight_backward(grad_unit, saved, operation, dtype)
-        return grad_x, grad_unit, *parameter_gradients(sums, asked)
-
-
-def _engine_layer(operation: Operation, parameters: Parameters, dtype: torch.dtype) -> winograd.Layer:
-    """Return a layer as the engine takes it."""
-    arguments = angle_arguments(operation, parameters, dtype)
-    return winograd.Layer(arguments, operation.eps, operation.center == "patch")
+        operation, _, saved, needs = asked
+        geometry = operation.geometry
+        of_product, correction, sums = differentiate(grad, x, asked)
+        grad_x, grad_weight = convolve_backward(of_product, x, saved.unit_weight, geometry, needs[0], needs[1])
+        if grad_x is not None:
+            grad_x = correct(grad_x, x, correction, geometry.groups)
+        if grad_weight is not None:
+            grad_weight = unit_weight_backward(grad_weight, saved, operation, dtype)
+        return grad_x, grad_weight, sums
 
 
 BACKEND = NativeBackend()
-
-
-# --- recurrent cells ---------------------------------------------------------------------------------------------
-
-
-class CellGradients(NamedTuple):
-    """Tensors of the backward pass of one step; the last three are written. See csrc/cells.h."""
-
-    gates: Tensor
-    from_state: Tensor | None
-    before: Tensor
-    after: Tensor | None
-    grad_output: Tensor
-    grad_after: Tensor | None
-    grad_gates: Tensor
-    grad_from_state: Tensor | None
-    grad_before: Tensor
-
-
-def cell_forward(from_input: Tensor, from_state: Tensor, before: Tensor, gates: Tensor, after: Tensor | None,
-                 output: Tensor) -> None:  # fmt: skip
-    """Compute one step of an LSTM (four gates) or a GRU (three) into gates, after and output; see csrc/cells.h."""
-    rows, hidden = before.shape
-    cell = CellStruct(rows, hidden, from_state.shape[1] // hidden)
-    load().cell_forward(
-        ctypes.byref(cell),
-        *addresses(from_input, from_state, before, gates, after, output),
-        _TYPES[before.dtype],
-        torch.get_num_threads(),
-    )
-
-
-def cell_backward(tensors: CellGradients) -> None:
-    """Compute the gradients of one step."""
-    before = tensors.before
-    cell = CellStruct(*before.shape, tensors.gates.shape[1] // before.shape[1])
-    load().cell_backward(ctypes.byref(cell), *addresses(*tensors), _TYPES[before.dtype], torch.get_num_threads())

@@ -8,25 +8,31 @@ It takes float32, stride 1, dilation 1, one group and zero padding of at most 2,
 from __future__ import annotations
 
 import ctypes
-import threading
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from spherenet.kernels.convolution import current_convolution
+from spherenet.kernels.backends import Backend, Case, Pass, Saved
+from spherenet.kernels.backends import Gradients as LayerGradients
 from spherenet.kernels.library import (
     ConvolutionBackwardStruct,
     ConvolutionForwardStruct,
     ConvolutionStruct,
     GeometryStruct,
+    dense_like,
+    layout_of,
     load,
 )
-from spherenet.kernels.sphere_conv.arguments import AngleArguments, addresses, layout_of
+from spherenet.kernels.settings import CONVOLUTION
+from spherenet.kernels.sphere_conv import native
+from spherenet.kernels.sphere_conv.native import SCRATCH_LIMIT, AngleArguments, addresses, angle_arguments, scratch
 from spherenet.ops.geometry import Geometry
+from spherenet.ops.operation import Operation, Parameters
 
 __all__ = [
+    "BACKEND",
     "Gradients",
     "Layer",
     "Needs",
@@ -36,12 +42,9 @@ __all__ = [
     "forward",
     "make_plan",
     "plan_for",
-    "release_scratch",
 ]
 
 _SAVED_OUTPUT, _SAVED_COSINE = 0, 1
-_SCRATCH_LIMIT = 256 << 20
-_thread = threading.local()
 
 
 class Layer(NamedTuple):
@@ -108,17 +111,29 @@ class Plan(NamedTuple):
 
 def plan_for(x: Tensor, filters: int, geometry: Geometry) -> Plan | None:
     """Return the plan of a convolution of x, or None if torch's direct algorithm serves it."""
-    choice = current_convolution()
-    if choice == "direct" or x.dtype != torch.float32 or x.dim() != 4:
-        return None
-    return _cached_plan(x.shape, x.stride(), filters, geometry, torch.get_num_threads(), choice == "winograd")
+    return _plan(CONVOLUTION.current(), torch.get_num_threads(), x.dtype, x.shape, x.stride(), filters, geometry)
+
+
+def _plan_of(case: Case) -> Plan | None:
+    """Return the plan of a sphere layer, or None if torch's direct algorithm serves it."""
+    filters = case.weight_shape[0]
+    return _plan(case.convolution, case.threads, case.dtype, case.x_shape, case.x_stride, filters, case.geometry)
 
 
 @lru_cache(maxsize=1024)
-def _cached_plan(
-    shape: tuple[int, ...], stride: tuple[int, ...], filters: int, geometry: Geometry, threads: int, always: bool
+def _plan(
+    algorithm: str,
+    threads: int,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    filters: int,
+    geometry: Geometry,
 ) -> Plan | None:
-    tile = _tile_size(shape, filters, geometry, layout_of(shape, stride) == "rows", threads, always)
+    if algorithm == "direct" or dtype != torch.float32 or len(shape) != 4:
+        return None
+    is_rows = layout_of(shape, stride) == "rows"
+    tile = _tile_size(shape, filters, geometry, is_rows, threads, algorithm == "winograd")
     return make_plan(shape, filters, cast(tuple[int, int], geometry.padding), tile, threads) if tile else None
 
 
@@ -160,7 +175,7 @@ def _tile_size(
     work = {0: 0.85 * 9 * pixels * pairs}
     for side in (4, 2):
         frequencies, tiles = (side + 2) ** 2, batch * -(-rows // side) * -(-columns // side)
-        if frequencies * pairs * 4 * (threads + 2) > _SCRATCH_LIMIT:
+        if frequencies * pairs * 4 * (threads + 2) > SCRATCH_LIMIT:
             continue
         of_weights = 16 * (1 + pairs / 20_000)
         work[side] = frequencies * (tiles * (pairs + 10 * both) + of_weights * pairs) + relayout
@@ -175,23 +190,6 @@ PLAIN = Layer()
 # --- calls ---------------------------------------------------------------------------------------------------------
 
 
-def release_scratch() -> None:
-    """Return this thread's scratch memory to the system."""
-    _thread.scratch = None
-
-
-def _scratch(size: int) -> int:
-    """Return the address of memory that is valid until the next call in this thread.
-
-    Each thread keeps its block: the system clears the pages of a new one, which takes as long as a small layer.
-    """
-    block: Tensor | None = getattr(_thread, "scratch", None)
-    if block is None or block.numel() < size:
-        _thread.scratch = block = None  # free the smaller one first
-        _thread.scratch = block = torch.empty(size, dtype=torch.uint8, device="cpu")
-    return block.data_ptr()
-
-
 def _rows(x: Tensor) -> Tensor:
     """Return x with its channels last in memory, copied only if necessary."""
     return x.contiguous(memory_format=torch.channels_last)
@@ -199,9 +197,9 @@ def _rows(x: Tensor) -> Tensor:
 
 def _convolution(x: Tensor, weight: Tensor, plan: Plan, is_backward: bool) -> Any:
     of_filter, of_channel, _, of_tap = weight.stride()
-    scratch = _scratch(plan.scratch[is_backward])
+    memory = scratch(plan.scratch[is_backward]).data_ptr()
     return ctypes.byref(
-        ConvolutionStruct(x.data_ptr(), weight.data_ptr(), of_filter, of_channel, of_tap, scratch, plan.tile)
+        ConvolutionStruct(x.data_ptr(), weight.data_ptr(), of_filter, of_channel, of_tap, memory, plan.tile)
     )
 
 
@@ -276,3 +274,58 @@ def backward(
     convolution = _convolution(x, even, plan, True)
     load().winograd_backward(plan.geometry, layer.struct, convolution, ctypes.byref(pointers), plan.threads)
     return Gradients(grad_x, grad_weight, sums)
+
+
+# --- sphere layers -------------------------------------------------------------------------------------------------
+
+
+class WinogradBackend(Backend):
+    """The convolution and all passes of a layer in one call, where that is faster than torch's convolution."""
+
+    name = "winograd"
+
+    def __init__(self, plan: Any = None) -> None:
+        self.plan: Plan = plan
+
+    def supports(self, case: Case) -> bool:
+        """Return whether the layer is a 3×3 convolution that this algorithm computes in less time, or on request."""
+        return native.BACKEND.supports(case) and _plan_of(case) is not None
+
+    def prepared(self, case: Case) -> WinogradBackend:
+        """Return the backend with the plan for a case."""
+        return WinogradBackend(_plan_of(case))
+
+    def forward(
+        self, x: Tensor, weight: Tensor, operation: Operation, parameters: Parameters, save_cosine: bool
+    ) -> tuple[Tensor, Saved]:
+        """See `Backend.forward`."""
+        unit, scale = native.unit_weight(weight, operation, x.dtype)
+        layer = _engine_layer(operation, parameters)
+        results = forward(x, unit, self.plan, layer, keep_norms=True, save_cosine=save_cosine)
+        out, norms = dense_like(results.out, x), cast(Tensor, results.inverse_norm)
+        return out, Saved(unit, scale, norms, out if results.cosine is None else results.cosine, results.mean)
+
+    def infer(self, x: Tensor, weight: Tensor, operation: Operation, parameters: Parameters) -> Tensor:
+        """See `Backend.infer`."""
+        unit = native.unit_weight(weight, operation, x.dtype)[0]
+        return dense_like(forward(x, unit, self.plan, _engine_layer(operation, parameters)).out, x)
+
+    def backward(self, grad: Tensor, x: Tensor, dtype: torch.dtype, asked: Pass) -> LayerGradients:
+        """See `Backend.backward`."""
+        operation, parameters, saved, needs = asked
+        results = Results(saved.map, saved.inverse_norm, None if saved.is_output else saved.map, saved.mean)
+        wanted, layer = Needs(needs[0], needs[1], True in needs[2:]), _engine_layer(operation, parameters)
+        grad_x, grad_weight, sums = backward(grad, x, saved.unit_weight, self.plan, wanted, layer, results)
+        if grad_x is not None:
+            grad_x = dense_like(grad_x, x)
+        if grad_weight is not None:
+            grad_weight = native.unit_weight_backward(grad_weight, saved, operation, dtype)
+        return grad_x, grad_weight, sums
+
+
+def _engine_layer(operation: Operation, parameters: Parameters) -> Layer:
+    """Return a sphere layer as the engine takes it."""
+    return Layer(angle_arguments(operation, parameters, torch.float32), operation.eps, operation.center == "patch")
+
+
+BACKEND = WinogradBackend()

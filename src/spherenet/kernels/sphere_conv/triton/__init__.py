@@ -15,7 +15,7 @@ magnitude functions have no Triton kernels.
 import torch
 from torch import Tensor
 
-from spherenet.kernels.backends import Backend, Case, Pass, Saved, parameter_gradients
+from spherenet.kernels.backends import Backend, Case, Gradients, Pass, Saved
 from spherenet.kernels.sphere_conv.triton import gradients, patches, weights
 from spherenet.kernels.sphere_conv.triton.angles import KERNEL_IDS
 from spherenet.kernels.sphere_conv.triton.failures import reported
@@ -50,7 +50,7 @@ class TritonBackend(Backend):
         return out, Saved(unit, scale, inverse_norm, saved_map)
 
     @reported
-    def backward(self, grad: Tensor, x: Tensor, dtype: torch.dtype, asked: Pass) -> tuple[Tensor | None, ...]:
+    def backward(self, grad: Tensor, x: Tensor, dtype: torch.dtype, asked: Pass) -> Gradients:
         """See `Backend.backward`."""
         saved, geometry, unit = asked.saved, asked.operation.geometry, asked.saved.unit_weight
         of_product, spread, sums = gradients.backward(grad, asked)
@@ -59,7 +59,7 @@ class TritonBackend(Backend):
             grad_x = gradients.correct(grad_x, x, spread, geometry.groups)
         if grad_unit is not None:
             grad_unit = weights.unit_weight_backward(grad_unit, unit, saved.scale, dtype)
-        return grad_x, grad_unit, *parameter_gradients(sums, asked)
+        return grad_x, grad_unit, sums
 
 
 BACKEND = TritonBackend()

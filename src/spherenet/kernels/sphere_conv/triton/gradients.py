@@ -154,7 +154,7 @@ def backward(grad: Tensor, asked: Pass) -> tuple[Tensor, Spread | None, Tensor |
     k, beta = asked.parameters.k, asked.parameters.beta
     needs_x, _, needs_k, *needs_affine = asked.needs[:6]
     needs_sums = needs_k or any(needs_affine)
-    _, _, inverse_norm, saved_map, _, is_output, _ = asked.saved
+    _, _, inverse_norm, saved_map, _, is_output = asked.saved
     groups = geometry.groups
     saved_map, inverse_norm = dense(saved_map.detach()), dense(inverse_norm)
     inverse_norm, norm_strides = with_map_strides(inverse_norm)
