@@ -66,6 +66,8 @@ def reproduce_parser() -> Parser:
     add_option(parser, "--output", default="results", metavar="DIR", help="folder for the runs")
     add_option(parser, "--page", metavar="FILE", help="HTML page with tables and curves to write (.html)")
     add_option(parser, "--data-dir", metavar="DIR", help="folder of the data sets; by default SPHERENET_DATA")
+    text = "convolutions of the CNNs on CPUs in float32: torch, or winograd as in sphere layers"
+    add_option(parser, "--engine", type=Literal["torch", "winograd"], default="torch", help=text)
     add_option(parser, "--jobs", type=int, default=1, at_least=1, at_most=MAX_JOBS, help="runs at the same time")
     text = "processes per run, started with torchrun"
     add_option(parser, "--processes", type=int, default=1, at_least=1, at_most=MAX_JOBS, help=text)
@@ -100,7 +102,7 @@ def run_reproduce(arguments: Namespace) -> int:
     cells = select_cells(experiment.cells(arguments.preset), arguments.only or [])
     folder = Path(arguments.output) / arguments.preset / arguments.id
     changes: dict[str, Any] = {} if arguments.data_dir is None else {"data_dir": arguments.data_dir}
-    jobs = create_jobs(cells, folder, range(arguments.seeds), **changes)
+    jobs = create_jobs(cells, folder, range(arguments.seeds), engine=arguments.engine, **changes)
     threads = max(1, (os.cpu_count() or 1) // (arguments.jobs * arguments.processes))
     if arguments.dry_run:
         title = f"{experiment.id}, preset {arguments.preset}"

@@ -118,13 +118,16 @@ def select_cells(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
     return [cell for cell in cells if cell.name in names]
 
 
-def create_jobs(cells: Sequence[Cell], folder: Path, seeds: Sequence[int], **changes: Any) -> list[Job]:
+def create_jobs(
+    cells: Sequence[Cell], folder: Path, seeds: Sequence[int], *, engine: str = "torch", **changes: Any
+) -> list[Job]:
     """Return one job per cell and seed, ordered by seed so that a complete table exists early.
 
     Args:
         cells: Cells to run.
         folder: Folder of the experiment.
         seeds: Seeds of the runs.
+        engine: Engine of the cells without sphere layers: "torch", or "winograd" as in sphere layers on CPUs.
         changes: Options of `TrainConfig` that replace those of every cell.
     """
     jobs = []
@@ -132,6 +135,8 @@ def create_jobs(cells: Sequence[Cell], folder: Path, seeds: Sequence[int], **cha
         for cell in cells:
             source = None if cell.starts_from is None else folder / cell.starts_from / f"seed-{seed}"
             config = replace(cell.config, seed=seed, init_from=None if source is None else str(source), **changes)
+            if config.operator is None:
+                config = replace(config, engine=engine)
             if config.data == "mnist5k":  # part of the package, also if other cells have a folder of data
                 config = replace(config, data_dir=None)
             jobs.append(Job(f"{cell.name} seed {seed}", folder / cell.name / f"seed-{seed}", config, source))

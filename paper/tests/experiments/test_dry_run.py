@@ -54,6 +54,16 @@ def test_dry_run_prints_a_runnable_script_and_writes_nothing(tmp_path, capsys):
     assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
 
 
+def test_engine_of_a_grid_is_that_of_its_cnns(tmp_path, capsys):
+    grid = ("reproduce", "table1", "--preset", "smoke", "--output", tmp_path)
+    script = dry_run(capsys, *grid, "--engine", "winograd")
+    commands = [line for line in script.splitlines() if line.startswith("spherenet ")]
+    for command in commands:
+        assert ("engine=" in command) == ("--operator none" in command)
+    assert any("engine=" in command for command in commands)
+    assert "engine=" not in dry_run(capsys, *grid)
+
+
 def test_dry_run_of_tune_lists_all_folds(tmp_path, capsys):
     options = ["--try-operators", "cosine", "none", "--number-of-folds", 2, "--epochs", 1, "--output", tmp_path]
     script = dry_run(capsys, "tune", *options)
