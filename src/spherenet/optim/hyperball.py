@@ -2,7 +2,7 @@
 
 Let R = ‖w‖ at the start, u the update of any other optimizer and t its component orthogonal to w. A step is
 
-    w ← R·(cos(lr)·w/R − sin(lr)·t/‖t‖)                                                             docs/optimizers.md
+    w ← R·(cos(lr)·w/R − sin(lr)·t/‖t‖)                                                             docs/choosing.md
 
 so that the weight moves on the sphere of radius R by the angle lr, along the great circle in the direction of −t. The
 optimizer inside only chooses the direction. "Hyperball" (arXiv 2606.16899) fixes both norms with the retraction

@@ -3,7 +3,7 @@
 A weight [filters, …] is a matrix W with one row per filter. Let M be its momentum with the singular value decomposition
 M = U·S·Vᵀ. Muon steps along U·Vᵀ, in which all directions have the same length, instead of along M:
 
-    M ← μM + ∇,  W ← W − lr·O,  O ≈ U·Vᵀ of ∇ + μM (Nesterov) or of M                            docs/optimizers.md
+    M ← μM + ∇,  W ← W − lr·O,  O ≈ U·Vᵀ of ∇ + μM (Nesterov) or of M                            docs/choosing.md
 
 O comes from a few Newton–Schulz iterations X ← aX + (bA + cA²)X with A = XXᵀ, which are matrix products only.
 
