@@ -12,7 +12,6 @@ one core of an AMD EPYC with bfloat16 instructions.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import subprocess
 import sys
@@ -24,9 +23,9 @@ from typing import NamedTuple
 
 from filelock import FileLock, Timeout
 
-from spherenet_paper.report.claims import holm, mean_test
+from spherenet_paper.comparisons import Comparison, compare, read_rows, write_rows
 
-__all__ = ["ARMS", "CONTROLS", "LIGHT", "Comparison", "Row", "judge", "read_table"]
+__all__ = ["ARMS", "BASELINES", "CONTROLS", "LIGHT", "Row", "judge", "light_accuracy"]
 
 _CNN, _UNWHITENED = "--operator none", "--model air-unwhitened --operator cosine"
 ARMS = {
@@ -70,23 +69,6 @@ class Row(NamedTuple):
     accuracy: float
 
 
-class Comparison(NamedTuple):
-    """The mean difference of `patch` and a baseline over seeds, in points, with its 95 % interval and Holm's p."""
-
-    baseline: str
-    mean: float
-    interval: tuple[float, float]
-    p: float
-    n: int
-
-    @property
-    def decision(self) -> str:
-        """What the claim "patch is more accurate in uneven light" is."""
-        if self.p >= 0.05:
-            return "not decided"
-        return "confirmed" if self.mean > 0 else "refuted"
-
-
 def seeds_of(arm: str) -> range:
     """Return the seeds of an arm: five if the claim rests on it, else three."""
     return CLAIM_SEEDS if arm in ("patch", *BASELINES) else OTHER_SEEDS
@@ -96,18 +78,19 @@ def train_command(arm: str, seed: int, run: Path, data_dir: str | None) -> list[
     """Return the command that trains an arm, or resumes it."""
     location = [] if data_dir is None else ["--data-dir", data_dir]
     resume = ["--resume"] if (run / "config.json").exists() else []
-    return [*_spherenet("train"), *_TRAIN.split(), *ARMS[arm].split(), "--seed", str(seed), *location, "--output",
-            str(run), *resume]  # fmt: skip
+    options = [*_TRAIN.split(), *ARMS[arm].split(), "--seed", str(seed), *location, "--output", str(run), *resume]
+    return [*spherenet_command("train"), *options]
 
 
 def evaluate_command(run: Path, data_dir: str | None) -> list[str]:
     """Return the command that evaluates a run on all corruptions."""
     texts = [f"{kind}:{strength:g}" for kind, values in (LIGHT | CONTROLS).items() for strength in values]
     location = [] if data_dir is None else ["--data-dir", data_dir]
-    return [*_spherenet("evaluate"), str(run), "--threads", "1", "--json", *location, "--corrupt", *texts]
+    return [*spherenet_command("evaluate"), str(run), "--threads", "1", "--json", *location, "--corrupt", *texts]
 
 
-def _spherenet(verb: str) -> list[str]:
+def spherenet_command(verb: str) -> list[str]:
+    """Return the start of a command of this installation of the library."""
     return [sys.executable, "-m", "spherenet", verb]
 
 
@@ -145,30 +128,6 @@ def collect(folder: Path) -> Iterator[Row]:
                     yield Row(arm, seed, one["corruption"], f"{one['strength']:g}", one["accuracy"])
 
 
-def write_table(rows: Iterable[Row], output: Path) -> None:
-    """Write rows as a CSV file."""
-    with output.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(Row._fields)
-        writer.writerows(rows)
-
-
-def read_table(path: Path) -> list[Row]:
-    """Return the rows of a table.
-
-    Raises:
-        ValueError: If a column is missing or a number is none.
-    """
-    with path.open(newline="") as file:
-        reader = csv.DictReader(file)
-        if reader.fieldnames != list(Row._fields):
-            raise ValueError(f"columns of {path} must be {', '.join(Row._fields)}, got {reader.fieldnames}.")
-        return [
-            Row(row["arm"], int(row["seed"]), row["corruption"], row["strength"], float(row["accuracy"]))
-            for row in reader
-        ]
-
-
 def light_accuracy(rows: Iterable[Row], arm: str) -> dict[int, float]:
     """Return the primary quantity of an arm in percent by seed; a seed with a missing evaluation is left out."""
     expected = {(kind, f"{strength:g}") for kind, values in LIGHT.items() for strength in values}
@@ -184,15 +143,12 @@ def judge(rows: Sequence[Row]) -> list[Comparison]:
     accuracies = {arm: light_accuracy(rows, arm) for arm in ("patch", *BASELINES)}
     if any(values.keys() != set(CLAIM_SEEDS) for values in accuracies.values()):
         return []
-    tests = []
-    for baseline in BASELINES:
-        differences = [accuracies["patch"][seed] - accuracies[baseline][seed] for seed in CLAIM_SEEDS]
-        tests.append((baseline, *mean_test(differences)))
-    corrected = holm([p for *_, p in tests])
-    return [
-        Comparison(name, mean, interval, p, len(CLAIM_SEEDS))
-        for (name, mean, interval, _), p in zip(tests, corrected, strict=True)
-    ]
+    return compare(
+        {
+            baseline: [accuracies["patch"][seed] - accuracies[baseline][seed] for seed in CLAIM_SEEDS]
+            for baseline in BASELINES
+        }
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -219,15 +175,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.action == "run":
         return run_all(options.folder, options.data_dir, options.arms, options.dry_run)
     if options.action == "table":
-        write_table(collect(options.folder), options.output)
+        write_rows(collect(options.folder), Row, options.output)
         return 0
-    comparisons = judge(read_table(options.table))
+    comparisons = judge(read_rows(options.table, Row))
     if not comparisons:
         print(f"No verdict: {options.table} lacks planned runs of {', '.join(('patch', *BASELINES))}.")
     for one in comparisons:
-        low, high = one.interval
-        print(f"patch − {one.baseline}: {one.mean:+.2f} [{low:+.2f}, {high:+.2f}] points, p = {one.p:.3f} (Holm), "
-              f"n = {one.n}: {one.decision}")  # fmt: skip
+        print(f"patch − {one.name}: {one}, p = {one.p:.3f} (Holm): {one.decision}")
     return 0
 
 

@@ -9,6 +9,7 @@ from scipy.stats import ttest_1samp
 from spherenet.cli import main as spherenet
 from spherenet.data import parse_corruption
 from spherenet_paper import light
+from spherenet_paper.comparisons import read_rows
 from spherenet_paper.light import ARMS, BASELINES, CLAIM_SEEDS, CONTROLS, LIGHT, Row
 from spherenet_paper.report.claims import holm, mean_test
 
@@ -27,7 +28,7 @@ def rows(lead, arms=("patch", *BASELINES), noise=0.001):
 @pytest.mark.parametrize(("lead", "decision"), [(0.1, "confirmed"), (-0.1, "refuted"), (-0.001, "not decided")])
 def test_verdict_follows_the_differences(lead, decision):
     comparisons = light.judge(rows(lead))
-    assert [one.baseline for one in comparisons] == list(BASELINES)
+    assert [one.name for one in comparisons] == list(BASELINES)
     assert {one.decision for one in comparisons} == {decision}
     assert comparisons[0].mean == pytest.approx(100 * lead)
     assert all(one.interval[0] < one.mean < one.interval[1] for one in comparisons)
@@ -90,7 +91,7 @@ def test_folder_of_runs_becomes_a_table(tmp_path, monkeypatch, capsys):
     assert light.main(["run", str(tmp_path / "runs"), "--arms", "patch", *BASELINES]) == 0
     table = tmp_path / "light.csv"
     assert light.main(["table", str(tmp_path / "runs"), "-o", str(table)]) == 0
-    read = light.read_table(table)
+    read = read_rows(table, Row)
     settings = sum(map(len, (LIGHT | CONTROLS).values()))
     assert len(read) == 5 * len(CLAIM_SEEDS) * (1 + settings)
     assert light.light_accuracy(read, "patch") == {seed: pytest.approx(25) for seed in CLAIM_SEEDS}
@@ -98,7 +99,7 @@ def test_folder_of_runs_becomes_a_table(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.count("not decided") == 4
     table.write_text("arm,seed\n")
     with pytest.raises(ValueError, match=r"^columns of .* must be arm, seed, corruption, strength, accuracy, got"):
-        light.read_table(table)
+        read_rows(table, Row)
 
 
 def test_failed_run_is_reported(tmp_path, monkeypatch):
