@@ -5,21 +5,11 @@ import subprocess
 
 import numpy as np
 import pytest
+from made_answers import areas
 
 from spherenet_paper import unknown
 from spherenet_paper.comparisons import read_rows
 from spherenet_paper.unknown import ARMS, KINDS, SCORES, SEEDS, Area
-
-
-def areas(lead):
-    """Made-up areas in which the cosine of both SphereNets has a lead over the probability of the CNN."""
-    return [
-        Area(arm, seed, kind, score, 0.8 + (lead + 0.001 * (seed - 1)) * (arm != "cnn" and score == "max_cosine"))
-        for arm in ARMS
-        for seed in SEEDS
-        for kind in KINDS
-        for score in SCORES
-    ]
 
 
 @pytest.mark.parametrize("kind", KINDS)

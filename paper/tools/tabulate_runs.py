@@ -14,10 +14,9 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
-from spherenet_paper.report.claims import confidence_interval
+from spherenet_paper.report.questions import speed_table
 
 OPTIONS = ("model", "operator", "center", "epochs", "batch_size", "learning_rate", "precision", "threads")
 RESULTS = ("accuracy", "tta_accuracy", "seconds", "peak_megabytes", "parameters")
@@ -35,25 +34,6 @@ def read(run: Path) -> dict[str, Any]:
     }
 
 
-def statement(values: Sequence[float]) -> str:
-    """Return mean, standard deviation and interval of accuracies, in percent."""
-    percent = [100 * value for value in values]
-    if len(percent) < 2:
-        return f"{percent[0]:.2f}, n = 1"
-    low, high = confidence_interval(percent)
-    return f"{fmean(percent):.2f} ± {stdev(percent):.2f} [{low:.2f}, {high:.2f}]"
-
-
-def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the Markdown table of rows, which may be those of the CSV file."""
-    lines = ["| network | n | accuracy, % | with six views, % |", "|---|---|---|---|"]
-    for operator in dict.fromkeys(row["operator"] for row in rows):
-        cell = [row for row in rows if row["operator"] == operator]
-        columns = (statement([float(row[name]) for row in cell]) for name in ("accuracy", "tta_accuracy"))
-        lines.append(f"| {'CNN' if operator == 'none' else operator} | {len(cell)} | {' | '.join(columns)} |")
-    return "\n".join(lines)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the CSV file and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -65,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-    print(table(rows))
+    print(speed_table(rows))
     return 0
 
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, Literal
 
 from spherenet.cli.plugin import as_number, require_one_of
 from spherenet.errors import InvalidArgument, RunError
@@ -119,7 +119,12 @@ def select_cells(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
 
 
 def create_jobs(
-    cells: Sequence[Cell], folder: Path, seeds: Sequence[int], *, engine: str = "torch", **changes: Any
+    cells: Sequence[Cell],
+    folder: Path,
+    seeds: Sequence[int],
+    *,
+    engine: Literal["torch", "winograd"] = "torch",
+    **changes: Any,
 ) -> list[Job]:
     """Return one job per cell and seed, ordered by seed so that a complete table exists early.
 

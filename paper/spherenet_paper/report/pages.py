@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.resources import files
@@ -15,6 +13,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from spherenet.cli.plugin import markdown
+from spherenet_paper.light import CONTROLS, LIGHT
 from spherenet_paper.report.claims import CONFIRMED, NOT_DECIDED, OUT_OF_REACH, REFUTED
 from spherenet_paper.report.closeness import closeness
 from spherenet_paper.report.csv_tables import grids_as_csv
@@ -28,10 +27,11 @@ from spherenet_paper.report.markdown_tables import (
     protocol_table,
     time_table,
 )
+from spherenet_paper.report.questions import Light, Questions, area_table, comparison_table, light_table, speed_table
 from spherenet_paper.report.tables import row_name
 from spherenet_paper.report.verdicts import VerdictRow, read_verdicts, verdict_rows, write_verdicts
 
-__all__ = ["measured_light", "readme_parts", "results_page", "with_parts", "write_pages"]
+__all__ = ["grids_page", "measured_light", "readme_parts", "results_page", "with_parts", "write_pages"]
 
 HERO = "headline"
 """The figure at the top of README.md: "headline", or "light" when the runs under uneven light are complete."""
@@ -46,28 +46,56 @@ GROUPS = {
 }
 
 
-def results_page(grids: Sequence[Grid], verdicts: Sequence[VerdictRow]) -> str:
-    """Return the page of results: the main grid with its figure, all claims, all grids, small ones at the end."""
+def grids_page(grids: Sequence[Grid], verdicts: Sequence[VerdictRow]) -> str:
+    """Return the page of all grids: the main grid with its figure, all claims, all grids, small ones at the end."""
     main = main_grid(grids)
     grids = sorted(grids, key=lambda grid: grid is not main)
     first = [grid for grid in grids if grid.preset == presets_of(grids)[0]]
-    cells = [] if main is None else figure_cells(main)
     runs = sum(len(cell.runs) for grid in grids for cell in grid.cells)
     experiments = len({grid.id for grid in grids if grid.has_runs})
     return _render(
-        "results.md.j2",
+        "grids.md.j2",
         runs=f"{runs:,}",
         experiments=experiments,
         presets=[(preset, [grid for grid in grids if grid.preset == preset]) for preset in presets_of(grids)],
         about=PRESETS,
-        main=main,
-        curves=[] if main is None else [markdown(row_name(main, cell.row)) for cell in cells],
-        column=markdown(cells[0].column) if cells else "",
         planned=sum(sum(grid.seeds.values()) for grid in first),
         missing=sum(len(seeds) for grid in first for seeds in grid.missing().values()),
         groups=GROUPS,
         verdicts=verdicts,
+        **_main_curves(main),
     )
+
+
+def results_page(grids: Sequence[Grid], verdicts: Sequence[VerdictRow], questions: Questions) -> str:
+    """Return the page of results: four questions, each with its verdict, figure and table, then the paper's numbers."""
+    main = main_grid(grids)
+    preset = presets_of(grids)[0]
+    strengths = "; ".join(f"{name} {', '.join(f'{value:g}' for value in values)}" for name, values in LIGHT.items())
+    return _render(
+        "results.md.j2",
+        light=questions.light,
+        light_claims=questions.light_claims,
+        light_names=("clean", *LIGHT),
+        control_names=tuple(CONTROLS),
+        strengths=strengths,
+        speed=questions.speed,
+        areas=questions.areas,
+        unknown_claims=questions.unknown_claims,
+        small=next((grid for grid in grids if (grid.preset, grid.id) == (preset, "fig-spherenorm")), None),
+        published=[grid for grid in grids if any(cell.runs and cell.paper is not None for cell in grid.cells)],
+        first_preset=preset,
+        groups=GROUPS,
+        verdicts=verdicts,
+        **_main_curves(main),
+    )
+
+
+def _main_curves(main: Grid | None) -> dict[str, Any]:
+    """Return the main grid with what the caption of its figure names."""
+    cells = [] if main is None else figure_cells(main)
+    names = [] if main is None else [markdown(row_name(main, cell.row)) for cell in cells]
+    return {"main": main, "curves": names, "column": markdown(cells[0].column) if cells else ""}
 
 
 def readme_parts(verdicts: Sequence[VerdictRow], light: Mapping[str, Any] | None = None) -> dict[str, str]:
@@ -99,16 +127,22 @@ def with_parts(page: str, parts: Mapping[str, str]) -> str:
     return page
 
 
-def measured_light(root: Path) -> dict[str, Any] | None:
-    """Return what the README states of the runs under uneven light, or None unless `HERO` names them."""
+def measured_light(questions: Questions) -> dict[str, Any] | None:
+    """Return what the README states of the runs under uneven light, or None unless `HERO` names them.
+
+    Raises:
+        ValueError: The README would state what the runs do not confirm.
+    """
     if HERO != "light":
         return None
-    sys.path.insert(0, str(root / "docs" / "images"))
-    light = importlib.import_module("light")
-    measured = light.read()
+    claims = {claim.name: claim for claim in questions.light_claims}
+    for arm in ("cnn", "cnn-standardized"):
+        if arm not in claims or claims[arm].decision != CONFIRMED:
+            raise ValueError(f"the lead over {arm} must be confirmed in README.md.")
+    measured = Light.of(questions.light)
     arms = {"patch": "patch", "cnn": "cnn", "standardized": "cnn-standardized"}
     means = {name: f"{fmean(measured.uneven(arm)):.1f}" for name, arm in arms.items()}
-    return {"seeds": len(measured.seeds), **means}
+    return {"seeds": claims["cnn"].n, **means}
 
 
 def write_pages(folder: Path) -> None:
@@ -117,10 +151,11 @@ def write_pages(folder: Path) -> None:
     (folder / "cells.csv").write_text(grids_as_csv(grids), encoding="utf-8")
     main = main_grid(grids)
     write_verdicts(verdict_rows(sorted(grids, key=lambda grid: grid is not main)), folder / "verdicts.csv")
-    verdicts = read_verdicts(folder / "verdicts.csv")
-    (root / "docs" / "results.md").write_text(results_page(grids, verdicts), encoding="utf-8")
+    verdicts, questions = read_verdicts(folder / "verdicts.csv"), Questions.read(folder)
+    (root / "docs" / "grids.md").write_text(grids_page(grids, verdicts), encoding="utf-8")
+    (root / "docs" / "results.md").write_text(results_page(grids, verdicts, questions), encoding="utf-8")
     readme = root / "README.md"
-    parts = readme_parts(verdicts, measured_light(root))
+    parts = readme_parts(verdicts, measured_light(questions))
     readme.write_text(with_parts(readme.read_text(encoding="utf-8"), parts), encoding="utf-8")
     if main is not None:
         (root / "docs" / "images" / "headline.svg").write_text(draw_curves(main), encoding="utf-8")
@@ -139,16 +174,20 @@ def _template(name: str) -> str:
 def _environment(verdicts: Sequence[VerdictRow]) -> Environment:
     """Return what templates use: tables of grids, and effects of claims by their ids."""
 
-    def effect(id: str, is_confirmed: bool) -> str:
-        row = next(row for row in verdicts if row.id == id and row.verdict)  # of the largest preset
-        if (row.verdict == CONFIRMED) != is_confirmed:
+    def claim(id: str) -> VerdictRow:
+        return next(row for row in verdicts if row.id == id and row.verdict)  # of the largest preset
+
+    def effect(id: str, is_confirmed: bool | None = None) -> str:
+        row = claim(id)
+        if is_confirmed is not None and (row.verdict == CONFIRMED) != is_confirmed:
             raise ValueError(f"{id} must {'' if is_confirmed else 'not '}be confirmed in README.md, got {row.verdict}.")
         return f"{row.difference} [{row.lower}, {row.upper}] points, n = {row.seeds}".replace("-", "−")
 
     environment = Environment(  # noqa: S701 (Markdown, whose names pass the filter of that name)
         trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
     )
-    filters = (markdown, closeness, accuracy_table, footer, logs_table, missing_table, protocol_table, time_table)
+    filters = (markdown, closeness, accuracy_table, footer, logs_table, missing_table, protocol_table, time_table,
+               light_table, comparison_table, speed_table, area_table, claim, effect)  # fmt: skip
     environment.filters.update({function.__name__: function for function in filters})
     environment.filters["confirmed"] = partial(effect, is_confirmed=True)
     environment.filters["unconfirmed"] = partial(effect, is_confirmed=False)

@@ -14,7 +14,8 @@ from spherenet_paper.records import RESULTS, read_records, write_records
 from spherenet_paper.report.csv_tables import grids_as_csv
 from spherenet_paper.report.figure import draw_curves, main_grid
 from spherenet_paper.report.grids import stored_grid, stored_grids
-from spherenet_paper.report.pages import measured_light, readme_parts, results_page, with_parts
+from spherenet_paper.report.pages import grids_page, measured_light, readme_parts, results_page, with_parts
+from spherenet_paper.report.questions import Questions
 from spherenet_paper.report.verdicts import read_verdicts, verdict_rows
 
 
@@ -35,10 +36,13 @@ def test_verdicts_are_those_of_the_runs(grids, verdicts):
 
 
 def test_pages_and_figure_are_those_of_the_runs(grids, verdicts):
-    assert results_page(grids, verdicts) == (DOCS / "results.md").read_text(encoding="utf-8"), "run make results"
+    questions = Questions.read(RESULTS)
+    assert grids_page(grids, verdicts) == (DOCS / "grids.md").read_text(encoding="utf-8"), "run make results"
+    page = (DOCS / "results.md").read_text(encoding="utf-8")
+    assert results_page(grids, verdicts, questions) == page, "run make results"
     assert draw_curves(main_grid(grids)) == (DOCS / "images" / "headline.svg").read_text(encoding="utf-8")
     readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
-    assert with_parts(readme, readme_parts(verdicts, measured_light(DOCS.parent))) == readme, "run make results"
+    assert with_parts(readme, readme_parts(verdicts, measured_light(questions))) == readme, "run make results"
 
 
 def test_table_of_cells_is_that_of_the_runs(grids):
@@ -97,7 +101,7 @@ def test_differences_in_findings_are_those_of_the_committed_runs(heading):
     spec = importlib.util.spec_from_file_location("compare_cells", DOCS.parent / "paper" / "tools" / "compare_cells.py")
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
-    text = (DOCS / "results.md").read_text(encoding="utf-8")
+    text = (DOCS / "grids.md").read_text(encoding="utf-8")
     for experiment, baseline, statistics in COMPARED[heading]:
         grid = stored_grid("long", experiment)
         names = [cell.name for cell in grid.cells if cell.runs]

@@ -17,7 +17,7 @@ from spherenet_paper.report import pages
 from spherenet_paper.report.csv_tables import grids_as_csv
 from spherenet_paper.report.figure import draw_curves, figure_cells, main_grid
 from spherenet_paper.report.grids import by_preset
-from spherenet_paper.report.pages import readme_parts, results_page, with_parts
+from spherenet_paper.report.pages import grids_page, readme_parts, with_parts
 from spherenet_paper.report.quantities import has_steady_pace
 from spherenet_paper.report.verdicts import VerdictRow, read_verdicts, verdict_rows, write_verdicts
 
@@ -32,7 +32,7 @@ ACCURACIES = {
 
 
 def page_of(*grids):
-    return results_page(grids, verdict_rows(grids))
+    return grids_page(grids, verdict_rows(grids))
 
 
 @pytest.fixture
@@ -65,7 +65,9 @@ def small(tmp_path):
 def test_page_of_long_and_small_grids(headline, protocol, small):
     grids = by_preset([made.read() for made in (*small, protocol, headline)])
     page = page_of(*grids)
-    assert re.match(r'---\ndescription: "[^"\n]{30,160}"\n---\n\n# Results\n\nCIFAR-10 images', page)
+    assert re.match(
+        r'---\ndescription: "[^"\n]{30,160}"\n---\n\n# All grids\n\nEvery experiment .*\n\nCIFAR-10 images', page
+    )
     order = ["](images/headline.svg)", "## headline", "## Claims", "## Time to accuracy", "## fig-protocol",
              "## Planned runs", "## Appendix: small grids, preset cpu\n", "### table1",
              "## Appendix: small grids, preset cpu-32\n"]  # fmt: skip
@@ -150,7 +152,7 @@ def test_table_of_the_main_grid(headline):
 def test_missing_runs_are_named(headline, protocol):
     grids = [headline.read(), protocol.read()]
     assert grids[0].missing() == {"none_margin": [0, 1], "cosine_margin": [1]}
-    page = results_page(grids, verdict_rows(grids))
+    page = grids_page(grids, verdict_rows(grids))
     assert "6 of 9 planned runs are in complete cells; [Planned runs](#planned-runs)" in page
     assert "| headline | 5 | 8 | none_margin: seeds 0, 1; cosine_margin: seed 1 |\n" in page
     assert "| fig-protocol | 1 | 1 | none |\n" in page

@@ -22,6 +22,7 @@ from spherenet_paper.experiments import find_experiment
 from spherenet_paper.experiments.jobs import create_jobs
 from spherenet_paper.records import read_records, write_records
 from spherenet_paper.report.grids import stored_grid
+from spherenet_paper.report.questions import speed_table
 
 TOOLS = Path(__file__).parents[2] / "tools"
 
@@ -219,7 +220,7 @@ def test_runs_are_tabulated_with_mean_and_interval(tmp_path, capsys):
     assert [row["seed"] for row in rows] == ["0", "1"]
     mean = 50 * sum(float(row["accuracy"]) for row in rows)
     assert printed[-1].startswith(f"| cosine | 2 | {mean:.2f} ± ")
-    assert tool.table(rows) == "\n".join(printed)
+    assert speed_table(rows) == "\n".join(printed)
 
 
 def test_folder_without_a_finished_run_is_named(tmp_path):
@@ -229,5 +230,5 @@ def test_folder_without_a_finished_run_is_named(tmp_path):
 
 def test_tutorial_shows_the_table_of_the_runs():
     with (TOOLS.parent / "results" / "speed.csv").open() as file:
-        table = load_tool("tabulate_runs").table(list(csv.DictReader(file)))
+        table = speed_table(list(csv.DictReader(file)))
     assert table in (TOOLS.parents[1] / "docs" / "tutorials" / "speed.md").read_text()
