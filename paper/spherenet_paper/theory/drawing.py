@@ -101,9 +101,9 @@ CASES: tuple[dict[str, Any], ...] = (
 def draw_conditioning(matrices: Sequence[Curve], depth: Sequence[Curve], networks: NetworkComparison | None) -> Figure:
     """Draw two panels about matrices and, if networks were trained, four about them."""
     if networks is None:
-        figure, panels = new_figure(2, 1, width=6.4, height=8)
+        figure, panels = new_figure(2, 1, width=style.WIDTH, height=8)
     else:
-        figure, panels = new_figure(3, 2, width=9, height=11)
+        figure, panels = new_figure(3, 2, width=style.WIDTH, height=10)
         _draw_training(panels[2], panels[3], panels[4], networks)
         _draw_rescaled(panels[5], networks)
     _draw_matrices(panels[0], matrices)
@@ -119,33 +119,38 @@ def _log_scales(axis: Axes, scales: Sequence[float]) -> None:
     axis.set_xlabel("c")
 
 
+def _legend_above(axis: Axes) -> None:
+    """Add a legend to an axis with a log scale, and space for it above the curves."""
+    low, high = axis.get_ylim()
+    axis.set_ylim(low, high * (high / low) ** 0.55)
+    axis.legend(loc="upper left", **LEGEND)
+
+
 def _draw_matrices(axis: Axes, curves: Sequence[Curve]) -> None:
     for curve, look in zip(curves, CASES, strict=True):
         kappa = [float("nan") if value is None else value for value in curve.kappa]
         axis.plot(curve.c, kappa, label=_with_exponent(curve.case, curve.exponent), **look)
     first = next((kappa for kappa in curves[0].kappa if kappa is not None), 1.0)
     bound = [first * (c / curves[0].c[0]) ** 2 for c in curves[0].c]
-    axis.plot(curves[0].c, bound, color=color_of("standardized"), linestyle=":", label="the paper's bound, c²")
+    axis.plot(curves[0].c, bound, color=color_of("standardized"), linestyle=":", label="the paper: $c^2$")
     _log_scales(axis, curves[0].c)
-    axis.set_title("κ of the Hessian at (cU, V/c)")
-    axis.set_ylabel("restricted condition number κ")
-    axis.legend(**LEGEND)
+    axis.set_title("κ at (cU, V/c)")
+    _legend_above(axis)
 
 
 def _draw_depth(axis: Axes, curves: Sequence[Curve]) -> None:
     depths = sorted({curve.layers for curve in curves})
     for case, label, look in (
-        (LAST, "N − 1 layers by c, the last by $c^{-(N-1)}$", CASES[0]),
-        (ALTERNATING, "c and 1/c alternating", {"color": color_of("sigmoid"), "marker": "D"}),
-        (RENORMALIZED, "kernels renormalized", CASES[2]),
+        (LAST, "c, the last $c^{-(N-1)}$", CASES[0]),
+        (ALTERNATING, "c and 1/c in turn", {"color": color_of("sigmoid"), "marker": "D"}),
+        (RENORMALIZED, "renormalized", CASES[2]),
     ):
         exponents = [curve.exponent for curve in curves if curve.case == case]
         axis.plot(depths, exponents, label=label, **look)
-    axis.plot(depths, depths, color=color_of("standardized"), linestyle=":", label="the paper's $c^N$")
+    axis.plot(depths, depths, color=color_of("standardized"), linestyle=":", label="the paper: $c^N$")
     axis.set_xticks(depths)
-    axis.set_title("product of N matrices: exponent of κ over c")
+    axis.set_title("κ of N matrices: exponent")
     axis.set_xlabel("layers N")
-    axis.set_ylabel("measured exponent")
     axis.set_ylim(-0.5, 1.35 * max(max(depths), *(curve.exponent for curve in curves)))  # space for the legend
     axis.legend(**LEGEND)
 
@@ -158,10 +163,10 @@ def _draw_training(loss: Axes, largest: Axes, spread: Axes, networks: NetworkCom
         loss.plot(steps, [point.loss for point in points], label=name, **look)
         largest.plot(steps, [point.spectrum.largest for point in points], label=name, **look)
         spread.plot(steps, [point.spectrum.spread for point in points], label=name, **look)
-    norms = "with BatchNorm" if networks.batch_norm else "without BatchNorm"
-    loss.set_title(f"loss of 64 digits, {norms}")
-    largest.set_title("steepest direction: $\\lambda_{max}$ of the loss")
-    spread.set_title("spread of the spectrum: $\\lambda_{max}$ / mean |λ|")
+    norms = "BatchNorm" if networks.batch_norm else "no BatchNorm"
+    loss.set_title(f"loss, {norms}")
+    largest.set_title("$\\lambda_{max}$ of the loss")
+    spread.set_title("$\\lambda_{max}$ / mean |λ|")
     largest.set_yscale("log")
     for axis in (loss, spread):
         axis.set_ylim(bottom=0)
@@ -174,8 +179,8 @@ def _draw_rescaled(axis: Axes, networks: NetworkComparison) -> None:
     for case, look in zip(networks.rescaled, CASES, strict=True):
         axis.plot(case.c, case.largest, label=_with_exponent(case.case, case.exponent), **look)
     _log_scales(axis, networks.rescaled[0].c)
-    axis.set_title("$\\lambda_{max}$ with two layers at (cW₁, W₂/c)")
-    axis.legend(**LEGEND)
+    axis.set_title("$\\lambda_{max}$ at (cW₁, W₂/c)")
+    _legend_above(axis)
 
 
 def _with_exponent(case: str, exponent: float) -> str:

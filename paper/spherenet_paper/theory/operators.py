@@ -19,7 +19,7 @@ from torch import Tensor
 
 from spherenet.angles import AngleFunction, CosineAngle, LinearAngle, SigmoidAngle
 from spherenet.errors import InvalidArgument
-from spherenet_paper.style import TEXT, color_of, method_of
+from spherenet_paper.style import TEXT, WIDTH, color_of, method_of
 from spherenet_paper.theory import drawing
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def margin_slopes(angles: dict[str, AngleFunction], m: int) -> list[MarginSlopes
 
 def draw(angles: dict[str, AngleFunction], m: int) -> Figure:
     """Draw g and its slope, ψ_m and the absolute value of its slope on a log scale."""
-    figure, (value, steepness, margin, margin_slope) = drawing.new_figure(2, 2, width=7.6, height=7)
+    figure, (value, steepness, margin, margin_slope) = drawing.new_figure(2, 2, width=WIDTH, height=7.2)
     theta = torch.linspace(ENDS, math.pi - ENDS, 1441, dtype=torch.float64)
     points = saddle_points(m)
     fine = torch.cat([theta, points]).sort().values
@@ -131,7 +131,7 @@ def draw(angles: dict[str, AngleFunction], m: int) -> Figure:
     flat = [angles[slopes.g] for slopes in margin_slopes(angles, m) if slopes.saddle]
     dot: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 6, "color": TEXT.light, "zorder": 3}
     if flat:
-        margin.plot(points, flat[0].extended(m * points), label=f"saddle points, θ = jπ/{m}", **dot)
+        margin.plot(points, flat[0].extended(m * points), label=f"θ = jπ/{m}", **dot)
         margin_slope.plot(points, torch.full_like(points, SHALLOWEST), clip_on=False, **dot)
     value.set_title("g(θ), the output")
     steepness.set_title("dg/dθ, the slope")
@@ -143,8 +143,7 @@ def draw(angles: dict[str, AngleFunction], m: int) -> Figure:
         _label(axis, 2, "θ of kernel and patch")
     for axis in (margin, margin_slope):
         _label(axis, m, "θ of feature and class")
-    value.legend(**drawing.LEGEND)
-    margin.legend(**drawing.LEGEND)
+    figure.legend(loc="outside upper center", ncols=3, columnspacing=1.2, handlelength=1.8, **drawing.LEGEND)
     return figure
 
 
