@@ -91,8 +91,8 @@ def summary(results: dict[str, Any]) -> str:
     return (
         "- **Faster than `nn.Conv2d` on CPUs.** A training step of cnn-9 takes "
         f"{ratios[0]} of the CNN's time at full width,\n"
-        f"  {ratios[1]} at half width, and {ratios[2]} on 16×16 images at a quarter (cosine; {results['processor']},\n"
-        f"  {results['threads']} threads, torch {torch}, medians):\n"
+        f"  {ratios[1]} at half width, and {ratios[2]} on 16×16 images at a quarter (cosine in float32;\n"
+        f"  {results['processor']}, {results['threads']} threads, torch {torch}, medians):\n"
         "  [Performance](docs/performance.md#networks-compared-with-their-cnn-twin)."
     )
 
