@@ -22,15 +22,14 @@ from spherenet._util.validation import (
     require_positive,
     suggest_options,
 )
-from spherenet.angles import AngleFunction
-from spherenet.arguments import require_center, resolve_angle
+from spherenet.angles import ANGLES, AngleFunction, make_angle
 from spherenet.errors import InvalidArgument, InvalidArgumentType
-from spherenet.kernels.dispatch import sphere_layer
+from spherenet.kernels.dispatch import can_read_values, sphere_layer
 from spherenet.kernels.settings import backend, set_backend
 from spherenet.magnitudes import Magnitude, make_magnitude
 from spherenet.ops.geometry import Geometry, per_dimension
-from spherenet.ops.norms import DEFAULT_EPS
-from spherenet.ops.operation import Operation, Parameters
+from spherenet.ops.norms import DEFAULT_EPS, working_dtype
+from spherenet.ops.operation import Operation, Parameters, require_center
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -274,11 +273,43 @@ def _resolve(
 ) -> tuple[Operation, Parameters]:
     """Check the options of a function and return what it computes, and its tensors with the k of the operator."""
     operator, k, beta, gamma, eps, center, magnitude = options
-    angle, k = resolve_angle(operator, k)
+    angle, k = _resolve_angle(operator, k)
     filters = geometry.filters(weight)
     require_center(center, weight.numel() // filters if filters else 0)
     operation = Operation(angle, geometry, require_positive("eps", eps), center, make_magnitude(magnitude))
     return operation, Parameters(k, bias, beta, gamma)
+
+
+_NAMED = {name: make_angle(name) for name, angle_class in ANGLES.items() if not angle_class.is_learned}
+
+
+def _resolve_angle(
+    operator: str | AngleFunction, k: float | Tensor | None
+) -> tuple[AngleFunction, Tensor | float | None]:
+    """Return the angle function and its parameter for the arguments `operator` and `k`."""
+    if not isinstance(operator, str) or operator not in ANGLES:
+        angle = make_angle(operator, k)  # type: ignore[arg-type]
+        return angle, angle.k
+    angle_class = ANGLES[operator]
+    if angle_class.is_learned:
+        instead = '"sigmoid" and k' if angle_class.has_k() else f"a {angle_class.__name__} object"
+        owned = "k" if angle_class.has_k() else "parameters"
+        raise InvalidArgument(
+            "operator", f'must not be "{operator}" in a function, which owns no {owned}: pass {instead}.'
+        )
+    angle = _NAMED[operator]
+    if k is None:
+        return angle, angle.k
+    parameter = angle.parameter
+    if parameter is None or not angle_class.has_k():
+        raise InvalidArgument("k", f"must be None for the {operator} operator, got {k!r}.")
+    if not isinstance(k, Tensor):
+        return angle, parameter.require(k)
+    require_floating("k", k)
+    # If values cannot be read, a wrong k shows as NaN.
+    if can_read_values(k) and not bool(((k >= parameter.smallest) & k.isfinite()).all()):
+        raise InvalidArgument("k", f"must be finite and at least {parameter.smallest:g} everywhere, got {k.detach()}.")
+    return angle, k.to(working_dtype(k.dtype))
 
 
 def _geometry(spatial_dims: int, weight: Tensor, convolution: Convolution) -> Geometry:

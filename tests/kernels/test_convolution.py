@@ -141,6 +141,10 @@ def test_fast_conv_where_the_engine_does_not_serve():
         assert torch.equal(layer(x[0]), counterpart(x[0]))
         assert torch.equal(layer.double()(x.double()), counterpart.double()(x.double()))
         assert layer(x[:0].double()).shape == (0, 8, 6, 6)
+        with sn.backend("reference"):
+            layer, counterpart = layer.float(), counterpart.float()
+            assert torch.equal(layer(x), counterpart(x))
+        assert not torch.equal(layer(x), counterpart(x))
     strided = sn.FastConv2d(8, 8, 3, stride=2)
     assert strided(x).shape == (2, 8, 2, 2)
     compiled = torch.export.export(layer.float(), (x,)).module()

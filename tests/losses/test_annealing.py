@@ -1,14 +1,12 @@
 """λ of a margin loss: its schedule, who sets it, and its effect on the loss."""
 
-import copy
-
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from oracle import losses as reference_losses
 from spherenet.layers.head import AngularHead
-from spherenet.losses import Annealing, ASoftmaxLoss, GASoftmaxLoss, WSoftmaxLoss, obsolete_state
+from spherenet.losses import Annealing, ASoftmaxLoss, GASoftmaxLoss, WSoftmaxLoss
 
 LABELS = torch.tensor([0, 1, 2])
 
@@ -44,14 +42,14 @@ def test_set_step_sets_lambda():
     loss = GASoftmaxLoss.paper()
     for step in (0, 1, 7, 10_000, 3):
         loss.set_step(step)
-        assert loss.current_lambda == loss.lambda_ == Annealing.sphereface().at(step)
+        assert loss.lambda_ == Annealing.sphereface().at(step)
         assert type(loss.lambda_) is float
 
 
 def test_lambda_is_the_floor_until_set_step_is_called():
-    assert GASoftmaxLoss.paper().current_lambda == 5
-    assert ASoftmaxLoss.paper(annealing=Annealing(50, 0.1, 1)).current_lambda == 1
-    assert GASoftmaxLoss.paper(annealing=None).current_lambda == 0
+    assert GASoftmaxLoss.paper().lambda_ == 5
+    assert ASoftmaxLoss.paper(annealing=Annealing(50, 0.1, 1)).lambda_ == 1
+    assert GASoftmaxLoss.paper(annealing=None).lambda_ == 0
 
 
 @pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
@@ -61,7 +59,7 @@ def test_loss_does_not_depend_on_the_number_of_calls(output, train):
     first = loss(output, LABELS)
     for _ in range(5):
         assert torch.equal(loss(output, LABELS), first)
-    assert loss.current_lambda == Annealing.sphereface().at(2)
+    assert loss.lambda_ == Annealing.sphereface().at(2)
 
 
 def test_lambda_can_be_assigned(output):
@@ -69,7 +67,7 @@ def test_lambda_can_be_assigned(output):
     loss.lambda_ = 8.0
     assert torch.equal(loss(output, LABELS), scheduled(output, LABELS))
     loss.set_step(3)  # no schedule: λ stays as it is
-    assert loss.current_lambda == 8
+    assert loss.lambda_ == 8
 
 
 def test_the_step_can_change_between_forward_and_backward():
@@ -85,18 +83,6 @@ def test_loss_has_no_state():
     assert GASoftmaxLoss.paper().state_dict() == {}
 
 
-@pytest.mark.parametrize("prefix", ["", "criterion."])
-def test_state_of_earlier_versions_is_loaded(prefix):
-    loss = ASoftmaxLoss.paper()
-    model = torch.nn.ModuleDict({"criterion": loss}) if prefix else loss
-    state = {f"{prefix}iteration": torch.tensor(7)}
-    assert obsolete_state(model) == set(state)
-    model.load_state_dict(copy.deepcopy(state))
-    assert loss.current_lambda == 5
-    with pytest.raises(RuntimeError, match="iterations"):
-        model.load_state_dict({f"{prefix}iterations": torch.tensor(7)})
-
-
 def test_lambda_leads_from_w_softmax_to_the_margin(output):
     plain = WSoftmaxLoss("linear")(output, LABELS)
     margin = GASoftmaxLoss.paper(annealing=None)(output, LABELS)
@@ -110,13 +96,13 @@ def test_schedule_can_be_replaced():
     loss = GASoftmaxLoss.paper()
     loss.set_step(1)
     loss.annealing = Annealing.for_run(50, floor=2)
-    assert loss.current_lambda == 2
+    assert loss.lambda_ == 2
     loss.set_step(1)
-    assert loss.current_lambda == pytest.approx(Annealing.for_run(50, floor=2).at(1))
+    assert loss.lambda_ == pytest.approx(Annealing.for_run(50, floor=2).at(1))
     with pytest.raises(TypeError, match="annealing must be an Annealing or None, got 'off'"):
         loss.annealing = "off"
     loss.annealing = None
-    assert loss.current_lambda == 0
+    assert loss.lambda_ == 0
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])

@@ -23,7 +23,6 @@ from spherenet.losses import (
     default_scale,
     list_losses,
     make_loss,
-    options_of_earlier_versions,
 )
 from spherenet.ops.angular import AngularOutput
 
@@ -303,20 +302,6 @@ UNKNOWN = {
 def test_unknown_margin_options(make, message):
     with pytest.raises(TypeError, match=message):
         make()
-
-
-@pytest.mark.parametrize("loss", ["ga-linear", "ga-cosine", "ga-sigmoid", "a"])
-def test_margins_of_earlier_versions_keep_the_form_of_the_paper(loss):
-    restored = make_loss(loss, **options_of_earlier_versions(loss, {"m": 2.0}, 10))
-    assert (restored.m, restored.scale, restored.margin_gradient) == (2, "norm", "full")
-    assert restored.current_lambda == 5
-    assert make_loss(loss, **options_of_earlier_versions(loss, {"annealing": None}, 10)).current_lambda == 0
-
-
-def test_other_losses_of_earlier_versions():
-    assert options_of_earlier_versions("arcface", {"m": 0.3}, 5000) == {"m": 0.3, "s": default_scale(5000)}
-    assert options_of_earlier_versions("cosface", {"s": 30}, 5000) == {"s": 30}
-    assert options_of_earlier_versions("softmax", {}, 5000) == {}
 
 
 def train_accuracy(make, scale, steps=150):

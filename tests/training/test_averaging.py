@@ -177,6 +177,9 @@ def test_average_that_does_not_fit_is_refused(tmp_path):
     state.pop("head.weight")
     with pytest.raises(CheckpointError, match=r"^this does not fit the model: it lacks head\.weight\.$"):
         prepared.average.load_state_dict(state, "this")
+    spare = prepared.average.state_dict() | {"criterion.spare": torch.tensor(7)}
+    with pytest.raises(CheckpointError, match=r"^this does not fit the model: it has unexpected criterion\.spare\.$"):
+        prepared.average.load_state_dict(spare, "this")
 
 
 @pytest.mark.parametrize(

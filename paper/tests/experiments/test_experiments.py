@@ -369,6 +369,6 @@ def test_annealing_ends_at_its_floor(options, last):
     model = build_model(config, dataset)
     set_iteration = lambda_setter(config, model)
     set_iteration(600)
-    assert model.criterion.current_lambda == last
+    assert model.criterion.lambda_ == last
     set_iteration(299)
-    assert model.criterion.current_lambda > last or last in (0.0, 150.0)
+    assert model.criterion.lambda_ > last or last in (0.0, 150.0)

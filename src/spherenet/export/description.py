@@ -20,7 +20,7 @@ from spherenet.convert import apply_conversion, conversion_record
 from spherenet.convert.layers import CONVERTIBLE, TRANSPOSED
 from spherenet.errors import InvalidArgumentType, ModelError
 from spherenet.layers import SphereLayer
-from spherenet.losses import Annealing, MarginLoss, options_of_earlier_versions
+from spherenet.losses import Annealing, MarginLoss
 from spherenet.models import Classifier, create_model
 
 __all__ = ["build_on_meta", "metadata_as_json", "model_description", "to_json"]
@@ -213,8 +213,6 @@ def _checked_arguments(config: object, source: str) -> dict[str, Any]:
             raise ModelError(f"{source} has an invalid annealing: {error}") from error
     if options.get("class_weight") is not None:
         options["class_weight"] = _vector(options["class_weight"])
-    if "feature_batch_norm" not in config:  # saved before margins had a scale
-        options = options_of_earlier_versions(config.get("loss"), options, config.get("num_classes", 10))
     # A config without these keys means plain convolutions, or layers that are not centered, whatever the defaults of
     # create_model.
     return {"operator": None, "center": None} | arguments | {"loss_options": options}

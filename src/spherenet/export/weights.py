@@ -25,7 +25,6 @@ from spherenet._util.files import atomic_file, open_regular, user_path
 from spherenet._util.text import first_line, first_names
 from spherenet.errors import ModelError
 from spherenet.layers.base import SphereLayer, different_options
-from spherenet.losses import obsolete_state
 
 __all__ = [
     "WEIGHTS_FILE",
@@ -290,8 +289,7 @@ class StoredWeights:
         # Other programs may store a shared tensor under any one of its names.
         stored_as = {tied.get(name, name): name for name in self.shapes if name in state}
         missing = [name for name in state if name not in self.shapes and tied.get(name, name) not in stored_as]
-        obsolete = obsolete_state(model)
-        unexpected = [name for name in self.shapes if name not in state and name not in obsolete]
+        unexpected = [name for name in self.shapes if name not in state]
         different = [
             f"{name} (file {_describe(self.shapes[name], self.dtypes[name])}, "
             f"model {_describe(tuple(tensor.shape), tensor.dtype)})"

@@ -35,16 +35,19 @@ from spherenet.angles.elementary import gradients_of
 from spherenet.kernels import library
 from spherenet.kernels.backends import Backend, BackendError, Case, Pass, PlainBackend, Saved, has_triton, load_backend
 from spherenet.kernels.settings import BACKEND, CONVOLUTION
+from spherenet.kernels.sphere_conv import winograd
 from spherenet.ops import sphere_conv as plain
-from spherenet.ops.geometry import resolve_padding
+from spherenet.ops.geometry import Geometry, resolve_padding
 from spherenet.ops.norms import autocast_is_on, without_autocast
 from spherenet.ops.operation import Operation, Parameters, check_dtypes, check_shapes, dequantized, require_per_filter
 
 __all__ = [
     "SphereConvFunction",
+    "allows_kernels",
     "blockwise",
     "can_read_values",
     "choose",
+    "convolution_plan",
     "implementation_name",
     "is_transformed",
     "per_filter",
@@ -100,9 +103,23 @@ def blockwise(elements: int, *tensors: Tensor) -> bool:
     False while tracing, because a compiler fuses the plain form, and under transforms, which only the plain form has.
     Blocks consist of torch's own operators, so that dispatch modes see them.
     """
-    if elements < LARGE_MAP or torch.compiler.is_compiling() or BACKEND.current() == "reference":
+    if elements < LARGE_MAP or torch.compiler.is_compiling() or not allows_kernels():
         return False
     return not is_transformed(*tensors)
+
+
+def allows_kernels() -> bool:
+    """Return whether heads and losses may use kernels where they have one."""
+    return BACKEND.current() != "reference"
+
+
+def convolution_plan(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> winograd.Plan | None:
+    """Return how the engine of sphere layers computes a plain convolution of a batch, or None if torch computes it."""
+    if torch.compiler.is_compiling() or torch._C._is_any_autocast_enabled() or x.dtype != weight.dtype:
+        return None
+    if winograd.BACKEND not in _candidates(BACKEND.current(), x.device.type) or not readable(x, weight, bias):
+        return None
+    return winograd.plan_for(x, weight.shape[0], geometry)
 
 
 # --- the gate ------------------------------------------------------------------------------------------------------

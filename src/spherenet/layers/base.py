@@ -14,11 +14,11 @@ from torch.nn.parameter import is_lazy
 
 from spherenet._util.validation import OptionCheck, require_one_of
 from spherenet.angles import AngleFunction, make_angle
-from spherenet.arguments import require_center
 from spherenet.errors import InvalidArgument, InvalidArgumentType
 from spherenet.kernels.dispatch import can_read_values
 from spherenet.layers.options import SphereOptions
 from spherenet.magnitudes import Magnitude, make_magnitude
+from spherenet.ops.operation import require_center
 
 __all__ = [
     "METADATA_KEY",

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
 
-from spherenet.arguments import require_center
 from spherenet.kernels.dispatch import sphere_layer
 from spherenet.layers.base import Proxy, SphereLayer, getting_weight, make_lazy, record_as_leaf
 from spherenet.layers.options import SphereKeywords, SphereOptions
 from spherenet.ops.geometry import Geometry
-from spherenet.ops.operation import Operation, Parameters
+from spherenet.ops.operation import Operation, Parameters, require_center
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spherenet.kernels import library
-from spherenet.kernels.dispatch import readable
+from spherenet.kernels.dispatch import convolution_plan, readable
 from spherenet.kernels.library import dense_like
 from spherenet.kernels.sphere_conv import winograd
 from spherenet.ops.geometry import Geometry, resolve_padding
@@ -20,7 +19,7 @@ class FastConv2d(nn.Conv2d):
     """`torch.nn.Conv2d` that takes Winograd's algorithm on CPUs where SphereConv2d takes it.
 
     Arguments, parameters and results are those of `torch.nn.Conv2d`; `spherenet.convolution` states the errors. A NaN
-    or an infinity in the input reaches up to 4×4 outputs more than with torch's algorithm.
+    or an infinity in the input reaches all outputs of its tiles, up to 4×4 more than with torch's algorithm.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -30,26 +29,11 @@ class FastConv2d(nn.Conv2d):
                 self.kernel_size, self.stride, self.padding, self.dilation, self.groups, self.padding_mode
             )
             x, geometry = resolve_padding(input, geometry) if self.kernel_size == (3, 3) else (input, geometry)
-            out = _by_winograd(x, self.weight, self.bias, geometry)
-            if out is not None:
+            plan = convolution_plan(x, self.weight, self.bias, geometry)
+            if plan is not None:
+                out: Tensor = _PlainConv.apply(x, self.weight, self.bias, geometry, plan)  # type: ignore[no-untyped-call]
                 return out
         return super().forward(input)
-
-
-def _by_winograd(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor | None:
-    """Return the convolution of a batch [N, C, H, W], or None if torch's direct algorithm serves it.
-
-    A NaN or an infinity reaches all outputs of its tiles, up to 4×4 outputs beside those whose patch contains it.
-    """
-    if torch.compiler.is_compiling() or not x.is_cpu or weight.dtype != x.dtype or not library.available():
-        return None
-    if torch._C._is_any_autocast_enabled() or not readable(x, weight, bias):
-        return None
-    plan = winograd.plan_for(x, weight.shape[0], geometry)
-    if plan is None:
-        return None
-    out: Tensor = _PlainConv.apply(x, weight, bias, geometry, plan)  # type: ignore[no-untyped-call]
-    return out
 
 
 class _PlainConv(torch.autograd.Function):

@@ -5,7 +5,6 @@ They own no class weights, which belong to the head.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from spherenet._util.validation import require_one_of
@@ -18,7 +17,7 @@ from spherenet.losses.contrastive import InfoNCELoss, SigLIPLoss, SupConLoss
 from spherenet.losses.curricularface import CurricularFaceLoss
 from spherenet.losses.elasticface import ElasticFaceLoss
 from spherenet.losses.magface import MagFaceLoss
-from spherenet.losses.margins import Annealing, ASoftmaxLoss, GASoftmaxLoss, MarginLoss, obsolete_state
+from spherenet.losses.margins import Annealing, ASoftmaxLoss, GASoftmaxLoss, MarginLoss
 from spherenet.losses.prototypical import PrototypicalLoss
 from spherenet.losses.scales import default_scale
 from spherenet.losses.softmax import SoftmaxLoss, SSoftmaxLoss, WSoftmaxLoss
@@ -54,8 +53,6 @@ __all__ = [
     "list_losses",
     "loss_arguments",
     "make_loss",
-    "obsolete_state",
-    "options_of_earlier_versions",
     "uniformity_loss",
 ]
 
@@ -121,20 +118,3 @@ def make_loss(loss: str | AngularLoss, **options: Any) -> AngularLoss:
     reject_unknown(f"Loss {loss!r}", options, loss_arguments(loss))
     loss_class, fixed = _LOSSES[loss]
     return loss_class(**fixed, **options)
-
-
-def options_of_earlier_versions(loss: object, options: Mapping[str, Any], num_classes: int) -> dict[str, Any]:
-    """Return the options of a loss that was saved before margins had a `scale`, so that it computes the same today.
-
-    Then GA- and A-Softmax had the form of the paper, and CosFace and ArcFace the scale of S-Softmax.
-
-    Args:
-        loss: Name of the loss.
-        options: Options that were saved.
-        num_classes: Number of classes.
-    """
-    if loss in ("ga-linear", "ga-cosine", "ga-sigmoid", "a"):
-        return {"m": 4, "annealing": Annealing(), "scale": "norm", "margin_gradient": "full", **options}
-    if loss in ("cosface", "arcface"):
-        return {"s": default_scale(num_classes), **options}
-    return dict(options)

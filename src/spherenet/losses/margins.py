@@ -17,7 +17,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from spherenet._util.validation import require_number, require_one_of, require_positive
 from spherenet.angles import AngleFunction, angle_from_cosine
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
 
-__all__ = ["ASoftmaxLoss", "Annealing", "GASoftmaxLoss", "MarginLoss", "obsolete_state"]
+__all__ = ["ASoftmaxLoss", "Annealing", "GASoftmaxLoss", "MarginLoss"]
 
 MARGIN_FORMS = ("psi", "r1", "r2")
 
@@ -168,11 +168,6 @@ class MarginLoss(FeaturePenalty):
         self._lambda = float(value)
 
     @property
-    def current_lambda(self) -> float:
-        """λ of the next loss, for logging."""
-        return self.lambda_
-
-    @property
     def margin_on(self) -> Literal["none", "target", "others"]:
         """Classes whose logits have a margin: none for m = 1, the other classes for form "r2", else the target."""
         if self.m == 1:
@@ -225,11 +220,6 @@ class MarginLoss(FeaturePenalty):
         if self.lambda_ == 0:
             return with_margin
         return (self.lambda_ * self.similarity(cosine) + with_margin) / (1 + self.lambda_)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Load a state dict; earlier versions saved a counter of iterations, which is dropped."""
-        state_dict.pop(f"{prefix}iteration", None)
-        super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 class GASoftmaxLoss(MarginLoss):
@@ -312,9 +302,3 @@ class ASoftmaxLoss(GASoftmaxLoss):
 
     def __init__(self, m: float = DEFAULT_M, **margin_options: Unpack[MarginOptions]) -> None:
         super().__init__("cosine", m, **margin_options)
-
-
-def obsolete_state(model: nn.Module) -> set[str]:
-    """Return the names in state dicts of earlier versions that a model no longer has and ignores when it loads them."""
-    margins = (name for name, module in model.named_modules() if isinstance(module, MarginLoss))
-    return {f"{name}.iteration" if name else "iteration" for name in margins}

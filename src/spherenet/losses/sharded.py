@@ -17,7 +17,7 @@ from spherenet.kernels.classes.blockwise import has_kernel
 from spherenet.kernels.classes.logits import ClassLogits, DirectLogits, FormulaLogits
 from spherenet.kernels.classes.reduction import Reduced, Used, reduce_classes
 from spherenet.kernels.classes.sharded import ShardedOutput, own_rows, total
-from spherenet.kernels.settings import BACKEND
+from spherenet.kernels.dispatch import allows_kernels
 from spherenet.losses.arguments import checked_labels
 from spherenet.ops.angular import AngularLogits, AngularOutput, Columns
 from spherenet.ops.norms import direction, without_autocast
@@ -110,7 +110,7 @@ class ShardedBatch:
             scores = logits.scores(angles)
             return logits.with_margin(scores, angles, columns), scores
 
-        direct = logits.others is None and has_kernel(logits.angle) and BACKEND.current() != "reference"
+        direct = logits.others is None and has_kernel(logits.angle) and allows_kernels()
         values: ClassLogits = DirectLogits(logits) if direct else FormulaLogits(with_margin, self._parameters())
         reduced = self._reduce_classes(self._limited(logits), values, labels, return_scores, softmax=True)
         losses, weight = reduced.of_label, torch.ones_like(reduced.of_label)

@@ -1,4 +1,4 @@
-"""What a sphere layer computes, as one object and one bundle of tensors; checks of the tensors of a call."""
+"""What a sphere layer computes, as one object and one bundle of tensors; checks of both and of the input."""
 
 from __future__ import annotations
 
@@ -7,14 +7,23 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from spherenet._util.validation import require_floating
+from spherenet._util.validation import require_floating, require_one_of
 from spherenet.angles import AngleFunction
 from spherenet.errors import InvalidArgument, InvalidArgumentType
 from spherenet.magnitudes import Magnitude
 from spherenet.ops.geometry import Geometry
 from spherenet.ops.norms import DEFAULT_EPS, autocast_is_on
 
-__all__ = ["CENTERS", "Operation", "Parameters", "check_dtypes", "check_shapes", "dequantized", "require_per_filter"]
+__all__ = [
+    "CENTERS",
+    "Operation",
+    "Parameters",
+    "check_dtypes",
+    "check_shapes",
+    "dequantized",
+    "require_center",
+    "require_per_filter",
+]
 
 CENTERS = ("weight", "patch")
 """What may be centered (Eq. 14)."""
@@ -56,6 +65,18 @@ class Parameters(NamedTuple):
     def has_affine(self) -> bool:
         """Whether there is a bias, β or γ."""
         return not (self.bias is None and self.beta is None and self.gamma is None)
+
+
+def require_center(center: str | None, kernel_entries: int | None) -> str | None:
+    """Return the argument `center` if it is allowed for kernels of this size; None for a size that is not known."""
+    if center is None:
+        return None
+    require_one_of("center", center, (None, *CENTERS))
+    if kernel_entries == 1:
+        raise InvalidArgument(
+            "center", f"must be None for kernels with a single entry, which is its own mean, got {center!r}."
+        )
+    return center
 
 
 def dequantized(weight: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ def predict(
     batch_size: int = 64,
     device: str | torch.device | None = None,
     max_megapixels: float | None = None,
-    tta: str = "none",
+    tta: str | None = None,
     failures: list[str] | None = None,
 ) -> list[Prediction]:
     """Return the most likely classes of image files, as `spherenet predict` prints them.
@@ -48,7 +48,8 @@ def predict(
         batch_size: Images per batch.
         device: Device of the network, which is moved there; by default it is not moved.
         max_megapixels: Largest size of an image file in millions of pixels; the default is 89.
-        tta: Views of each image whose mean score is used: "none", "mirror" or "mirror-shift", see `scores_of_views`.
+        tta: Views of each image whose mean score is used: None or "none", "mirror" or "mirror-shift", see
+            `scores_of_views`.
         failures: Receives a message per image that cannot be read. By default such an image raises an error.
 
     Returns:
@@ -91,7 +92,7 @@ def predict(
                 batch_size=batch_size,
                 max_megapixels=max_megapixels,
                 failures=messages,
-                tta=require_one_of("tta", tta, TEST_TIME),
+                tta=require_one_of("tta", "none" if tta is None else tta, TEST_TIME),
             )
         )
     finally:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from spherenet.errors import CheckpointError
-from spherenet.losses import obsolete_state
 from spherenet.optim import MixedOptimizer
 
 __all__ = [
@@ -80,10 +79,6 @@ class Progress:
     def from_state(cls, state: Mapping[str, Any]) -> Progress:
         """Return the counters of a checkpoint's state. Raises CheckpointError if one is not a number."""
         counters = state.get("progress", {})
-        if isinstance(counters, Mapping):
-            # Missing in checkpoints of earlier versions.
-            later = {"skipped_in_a_row": 0, "not_better": 0, "balanced_accuracy": -1.0, "tta_accuracy": -1.0}
-            counters = {**later, **counters}
         progress = cls(**{name: require_number(counters, name) for name in asdict(cls())})  # type: ignore[arg-type]
         progress.best_step = int(progress.best_step)
         return progress
@@ -117,11 +112,11 @@ def require_fitting(model: nn.Module, tensors: Mapping[str, Tensor], source: str
 
     Floating point tensors may have another precision.
     """
-    own, obsolete = model.state_dict(), obsolete_state(model)
+    own = model.state_dict()
     common = [name for name in own if name in tensors]
     for problem, names in (
         ("lacks", [name for name in own if name not in tensors]),
-        ("has unexpected", [name for name in tensors if name not in own and name not in obsolete]),
+        ("has unexpected", [name for name in tensors if name not in own]),
         ("has other shapes of", [name for name in common if own[name].shape != tensors[name].shape]),
         ("has other types of", [name for name in common if not _same_type(own[name], tensors[name])]),
     ):

@@ -8,7 +8,8 @@ import torch
 from torch.nn import functional as F
 
 import spherenet as sn
-from spherenet import metrics, unknowns
+from spherenet import metrics
+from spherenet.metrics import arrays
 
 LOGITS = torch.randn(7, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 4
 
@@ -26,7 +27,7 @@ def test_scores_equal_their_formulas():
 @pytest.mark.parametrize("block", [1, 7, 1 << 24])
 @pytest.mark.parametrize("k", [1, 3, 9])
 def test_neighbors_equal_sorted_cosines(k, block, monkeypatch):
-    monkeypatch.setattr(unknowns, "SIMILARITIES_PER_BLOCK", block)
+    monkeypatch.setattr(arrays, "SIMILARITIES_PER_BLOCK", block)
     generator = torch.Generator().manual_seed(1)
     train, features = (torch.randn(n, 4, generator=generator, dtype=torch.float64) for n in (9, 5))
     cosines = F.cosine_similarity(features.unsqueeze(1), train.unsqueeze(0), dim=2)

@@ -11,14 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spherenet._util.matrices import as_matrix, unit_rows
 from spherenet._util.validation import require_integer, require_number
 from spherenet.errors import InvalidArgument
+from spherenet.metrics.arrays import as_matrix, in_blocks, unit_rows
 
 __all__ = ["energy_score", "knn_cosine_score", "max_cosine_score", "max_softmax_score"]
-
-SIMILARITIES_PER_BLOCK = 1 << 24
-"""Number of similarities that `knn_cosine_score` keeps at a time: 64 MiB in float32."""
 
 
 def max_cosine_score(cosines: Any) -> Tensor:
@@ -94,5 +91,4 @@ def knn_cosine_score(train_features: Any, features: Any, k: int = 50) -> Tensor:
         )
     if k > len(known):
         raise InvalidArgument("k", f"must be at most {len(known)}, the number of training images, got {k}.")
-    blocks = torch.split(queries, max(1, SIMILARITIES_PER_BLOCK // len(known)))
-    return torch.cat([(block @ known.T).topk(k).values[:, -1] for block in blocks])
+    return torch.cat([(block @ known.T).topk(k).values[:, -1] for block in in_blocks(queries, len(known))])

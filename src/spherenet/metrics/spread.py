@@ -13,14 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spherenet._util.matrices import as_labels, as_matrix, unit_rows
 from spherenet._util.validation import require_positive
 from spherenet.errors import InvalidArgument
+from spherenet.metrics.arrays import as_labels, as_matrix, in_blocks, unit_rows
 
 __all__ = ["NeuralCollapse", "alignment", "neural_collapse", "uniformity"]
-
-SIMILARITIES_PER_BLOCK = 1 << 24
-"""Number of similarities that `uniformity` keeps at a time."""
 
 
 def alignment(first: Any, second: Any, power: float = 2.0) -> float:
@@ -60,7 +57,7 @@ def uniformity(embeddings: Any, t: float = 2.0) -> float:
     if count < 2:
         raise InvalidArgument("embeddings", f"must have at least two rows, got {count}.")
     log_sums = []
-    for rows in torch.split(torch.arange(count), max(1, SIMILARITIES_PER_BLOCK // count)):
+    for rows in in_blocks(torch.arange(count), count):
         exponents = -2 * t * (1 - units[rows] @ units.T)
         exponents[torch.arange(len(rows)), rows] = -math.inf
         log_sums.append(exponents.logsumexp(1))

@@ -9,6 +9,7 @@ import torch
 import spherenet as sn
 from oracle import metrics as oracle
 from spherenet import metrics
+from spherenet.metrics import arrays
 
 
 def made_pairs(seed, count=60, levels=None):
@@ -103,7 +104,7 @@ def made_embeddings(seed, count=50, classes=9):
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("block", [1 << 24, 120])
 def test_retrieval_equals_the_definition(seed, block, monkeypatch):
-    monkeypatch.setattr(metrics, "SIMILARITIES_PER_BLOCK", block)
+    monkeypatch.setattr(arrays, "SIMILARITIES_PER_BLOCK", block)
     embeddings, labels = made_embeddings(seed)
     rows, names = embeddings.tolist(), labels.tolist()
     ranked = list(oracle.ranked_matches(rows, names, rows, names, skip_self=True))

@@ -1,9 +1,4 @@
-"""Metrics of embeddings: verification of pairs (same class or not), retrieval of images of the same class, geometry.
-
-Scores are similarities: a larger score means "more likely the same". Scores, labels and embeddings may be tensors,
-numpy arrays or lists. Rates are computed in float64. `docs/verification.md` shows their use. The scores for unknown
-inputs are large for images like those of the training; `roc_auc` measures how well they separate others.
-"""
+"""Metrics of embeddings: verification of pairs (same class or not), and retrieval of images of the same class."""
 
 from __future__ import annotations
 
@@ -16,35 +11,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from spherenet._util.matrices import as_labels, as_matrix, as_tensor, unit_rows
 from spherenet._util.validation import require_integer, require_number
 from spherenet.errors import InvalidArgument, InvalidArgumentType
-from spherenet.spread import NeuralCollapse, alignment, neural_collapse, uniformity
-from spherenet.unknowns import energy_score, knn_cosine_score, max_cosine_score, max_softmax_score
+from spherenet.metrics.arrays import as_labels, as_matrix, as_tensor, in_blocks, unit_rows
 
 __all__ = [
-    "NeuralCollapse",
     "RocCurve",
     "VerificationAccuracy",
-    "alignment",
-    "energy_score",
     "equal_error_rate",
-    "knn_cosine_score",
-    "max_cosine_score",
-    "max_softmax_score",
     "mean_average_precision_at_r",
-    "neural_collapse",
     "pair_similarities",
     "recall_at_k",
     "roc_auc",
     "roc_curve",
     "true_positive_rate_at",
-    "uniformity",
     "verification_accuracy",
 ]
-
-SIMILARITIES_PER_BLOCK = 1 << 24
-"""Number of similarities that retrieval metrics keep at a time: 64 MiB in float32."""
 
 
 class RocCurve(NamedTuple):
@@ -301,7 +283,7 @@ class _Search:
             count: Number of neighbors; None for the largest number of images of one class.
         """
         counted = (self.relevant > 0).nonzero().flatten()
-        for block in torch.split(counted, max(1, SIMILARITIES_PER_BLOCK // len(self.gallery))):
+        for block in in_blocks(counted, len(self.gallery)):
             similarities = self.queries[block] @ self.gallery.T
             if self.own_gallery:
                 similarities[torch.arange(len(block)), block] = -math.inf

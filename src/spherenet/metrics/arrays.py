@@ -12,7 +12,10 @@ from torch.nn import functional as F
 
 from spherenet.errors import InvalidArgument, InvalidArgumentType
 
-__all__ = ["as_labels", "as_matrix", "as_tensor", "unit_rows"]
+__all__ = ["as_labels", "as_matrix", "as_tensor", "in_blocks", "unit_rows"]
+
+SIMILARITIES_PER_BLOCK = 1 << 24
+"""Number of similarities that a metric keeps at a time: 64 MiB in float32."""
 
 
 def as_matrix(name: str, value: Any) -> Tensor:
@@ -34,6 +37,12 @@ def unit_rows(embeddings: Tensor) -> Tensor:
     return F.normalize(embeddings / largest.where(largest > 0, 1))
 
 
+def in_blocks(rows: Tensor, others: int) -> tuple[Tensor, ...]:
+    """Split rows into blocks whose similarities with so many other rows fit in memory."""
+    blocks: tuple[Tensor, ...] = torch.split(rows, max(1, SIMILARITIES_PER_BLOCK // others))
+    return blocks
+
+
 def as_tensor(name: str, value: Any) -> Tensor:
     """Return numbers as a tensor on the CPU; lists of numbers with a decimal point as float64, as numpy does."""
     try:
@@ -51,6 +60,7 @@ def as_tensor(name: str, value: Any) -> Tensor:
 
 
 def as_labels(name: str, labels: Tensor | Sequence[Any], count: int) -> np.ndarray[Any, Any]:
+    """Return one number or string per embedding as an array."""
     if isinstance(labels, Tensor):
         labels = labels.detach().cpu()
         array = (labels.float() if labels.dtype == torch.bfloat16 else labels).numpy()
