@@ -395,9 +395,13 @@ def make_folder(path: Path) -> None:
 
 def require_writable(folder: Path) -> None:
     """Create a folder if it is missing. Raises OSError if no file can be created in it, e.g. on a read-only disk."""
-    make_folder(folder)
-    with _temporary_folder(folder / "file"):
-        pass
+    try:
+        make_folder(folder)
+        with _temporary_folder(folder / "file"):
+            pass
+    except OSError as error:
+        error.filename = str(folder)  # not that of the temporary one
+        raise
 
 
 def sync(path: str | os.PathLike[str]) -> None:
