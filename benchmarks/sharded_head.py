@@ -30,7 +30,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import spherenet as sn
-from spherenet._util.files import write_json
+from spherenet._util.atomic import write_json
 from spherenet.training.cost import Workload, costs
 
 WORLD = 2

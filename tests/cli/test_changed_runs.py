@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from command_line import TINY, one_sentence, spherenet
-from spherenet._util.files import is_temporary
+from spherenet._util.atomic import is_temporary
 from spherenet.runs import RunDirectory
 from spherenet.runs.checkpoints import load_checkpoint
 

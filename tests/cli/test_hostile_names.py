@@ -13,7 +13,8 @@ import pytest
 from PIL import Image
 
 from command_line import command, one_sentence, spherenet
-from spherenet._util.files import read_json, to_json, write_json
+from spherenet._util.atomic import write_json
+from spherenet._util.files import read_json, to_json
 from spherenet._util.text import csv_cell
 from spherenet.data.embeddings import Embeddings, read_embeddings, write_embeddings
 from spherenet.errors import DataError
@@ -151,8 +152,8 @@ def killed_at(change, monkeypatch):
 
         return changed
 
-    monkeypatch.setattr("spherenet._util.files.os.replace", interrupt(os.replace))
-    monkeypatch.setattr("spherenet._util.files.Path.unlink", interrupt(Path.unlink))
+    monkeypatch.setattr("spherenet._util.atomic.os.replace", interrupt(os.replace))
+    monkeypatch.setattr("spherenet._util.atomic.Path.unlink", interrupt(Path.unlink))
 
 
 @pytest.mark.parametrize("change", [1, 2, 3])

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from command_line import TINY, one_sentence, spherenet
-from spherenet._util.files import atomic_file
+from spherenet._util.atomic import atomic_file
 from spherenet.cli.main import _describe_error
 from spherenet.data.embeddings import Embeddings, write_embeddings
 

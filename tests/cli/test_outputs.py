@@ -107,19 +107,19 @@ def test_confusion_image_is_complete_or_unchanged(run, tmp_path, monkeypatch):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from spherenet._util import files
+from spherenet._util import atomic
 from spherenet.cli import main
 rename = os.replace
 def dying(source, target):
     rename(source, target)
     os.kill(os.getpid(), signal.SIGKILL)
 os.replace = dying
-sync = files.sync
+sync = atomic.sync
 def dying_sync(path):
     if Path(path) == Path(sys.argv[1]).parent:
         os.kill(os.getpid(), signal.SIGKILL)
     sync(path)
-files.sync = dying_sync
+atomic.sync = dying_sync
 main(["export", sys.argv[2], sys.argv[1], "--overwrite"])
 """
 

@@ -93,18 +93,6 @@ def test_history_has_every_command(finished, tmp_path, capsys):
     capsys.readouterr()
 
 
-def test_earlier_run_gets_a_history(finished, tmp_path):
-    run = shutil.copytree(finished, tmp_path / "run")
-    config = json.loads((run / "config.json").read_text())
-    del config["history"]
-    config["command"] = ["spherenet", "train", "--output", "a run"]
-    (run / "config.json").write_text(json.dumps(config))
-    assert spherenet("train", "--resume", run, "--iterations", 7, "--allow-changes") == 0
-    commands = [entry["command"] for entry in RunDirectory(run).config["history"]]
-    assert commands[0] == "spherenet train --output 'a run'"
-    assert commands[1].startswith("spherenet train --resume ")
-
-
 def test_best_checkpoint_is_selected_on_the_validation_images(validated):
     rows = RunDirectory(validated).metrics.read()
     curves = {split: {row["step"]: row for row in rows if row["split"] == split} for split in ("test", "validation")}

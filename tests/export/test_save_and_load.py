@@ -10,7 +10,7 @@ import torch
 from safetensors import torch as safetensors_torch
 
 import spherenet as sn
-from spherenet._util import files
+from spherenet._util import atomic
 from spherenet.errors import ModelError
 from spherenet.export import ModelCard, load_metadata, load_model, save_model
 
@@ -166,7 +166,7 @@ def test_failed_save_leaves_the_target_unchanged(network, tmp_path, monkeypatch,
 
 def test_failed_rename_restores_the_old_folder(network, tmp_path, monkeypatch):
     """For file systems that cannot exchange two folders atomically."""
-    monkeypatch.setattr(files, "_exchange", lambda first, second: False)
+    monkeypatch.setattr(atomic, "_exchange", lambda first, second: False)
     model = network()
     save_model(model, tmp_path / "saved", metadata={"which": "old"})
     rename = os.replace
@@ -284,7 +284,7 @@ def test_file_of_another_program_is_kept(overwrite, exchange, network, tmp_path,
         save_model(model, folder, metadata={"which": "old"})
     else:
         folder.mkdir()
-    exchange_names, remove_folder, late = files._exchange, Path.rmdir, []
+    exchange_names, remove_folder, late = atomic._exchange, Path.rmdir, []
 
     def exchange_later(first, second):
         (second / "notes.txt").write_text("of another program")
@@ -298,7 +298,7 @@ def test_file_of_another_program_is_kept(overwrite, exchange, network, tmp_path,
             late[0].write_text("written while the earlier folder is removed")
         remove_folder(path)
 
-    monkeypatch.setattr(files, "_exchange", exchange_later)
+    monkeypatch.setattr(atomic, "_exchange", exchange_later)
     monkeypatch.setattr(Path, "rmdir", remove_later)
     save_model(model, folder, metadata={"which": "new"}, overwrite=overwrite)
     assert load_metadata(folder) == {"which": "new"}
@@ -313,13 +313,13 @@ def test_file_of_another_program_is_kept(overwrite, exchange, network, tmp_path,
 def test_model_that_another_program_saves_into_an_empty_folder_is_kept(network, tmp_path, monkeypatch):
     folder = tmp_path / "saved"
     folder.mkdir()
-    exchange = files._exchange
+    exchange = atomic._exchange
 
     def exchange_later(first, second):
         (second / "config.json").write_text("of another program")
         return exchange(first, second)
 
-    monkeypatch.setattr(files, "_exchange", exchange_later)
+    monkeypatch.setattr(atomic, "_exchange", exchange_later)
     save_model(network(), folder)
     (kept,) = folder.glob("config.json.*")
     assert kept.read_text() == "of another program"

@@ -5,7 +5,7 @@ import json
 
 import torch
 
-from spherenet._util.files import is_temporary
+from spherenet._util.atomic import is_temporary
 from spherenet.runs import RunDirectory
 from spherenet.runs.checkpoints import load_checkpoint
 from spherenet.runs.directory import examine

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from command_line import TINY, spherenet
-from spherenet._util.files import is_temporary
+from spherenet._util.atomic import is_temporary
 from spherenet.errors import CheckpointError
 from spherenet.runs import RunDirectory
 from spherenet.runs.checkpoints import load_checkpoint

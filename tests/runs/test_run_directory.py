@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from spherenet._util import files
-from spherenet._util.files import atomic_file, atomic_folder, is_temporary, sync, write_json
+from spherenet._util import atomic
+from spherenet._util.atomic import atomic_file, atomic_folder, is_temporary, write_json
+from spherenet._util.files import sync
 from spherenet.errors import CheckpointError, RunError
 from spherenet.runs import Checkpoint, Checkpoints, MetricsFile, RunDirectory
 from spherenet.runs.checkpoints import load_checkpoint
@@ -63,7 +64,7 @@ def test_failed_write_keeps_the_old_folder_and_no_temporary_one(tmp_path):
 @pytest.mark.parametrize("can_exchange", [True, False])
 def test_folder_replaces_another_one(tmp_path, monkeypatch, can_exchange):
     if not can_exchange:
-        monkeypatch.setattr(files, "_exchange", lambda first, second: False)
+        monkeypatch.setattr(atomic, "_exchange", lambda first, second: False)
     for name in ("old", "new"):
         with atomic_folder(tmp_path / "folder") as temporary:
             (temporary / name).touch()
@@ -81,7 +82,7 @@ def test_files_written_beside_a_file_are_moved_with_it(tmp_path):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from spherenet._util.files import {writer}
+from spherenet._util.atomic import {writer}
 with {writer}(Path(sys.argv[1])) as new:
     (new if new.is_dir() else new.parent).joinpath("half").write_text("half")
     {end}
@@ -116,7 +117,7 @@ def test_unfinished_folder_of_a_running_process_is_kept(tmp_path):
 
 
 def test_folder_that_is_removed_before_it_is_locked_is_created_again(tmp_path, monkeypatch):
-    original, calls = files._locked, []
+    original, calls = atomic._locked, []
 
     def removed_first(folder, *, alone=False):
         if not alone and not calls:
@@ -124,7 +125,7 @@ def test_folder_that_is_removed_before_it_is_locked_is_created_again(tmp_path, m
             folder.rmdir()
         return original(folder, alone=alone)
 
-    monkeypatch.setattr(files, "_locked", removed_first)
+    monkeypatch.setattr(atomic, "_locked", removed_first)
     write_json(tmp_path / "a.json", 1)
     assert calls
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.json"]

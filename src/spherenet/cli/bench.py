@@ -119,7 +119,7 @@ def run_bench(arguments: Namespace) -> None:
 
 
 def _run_suite(arguments: Namespace) -> None:
-    from spherenet._util.files import write_json
+    from spherenet._util.atomic import write_json
     from spherenet.bench.suite import run_suite
 
     output = None if arguments.output is None else Path(arguments.output)

@@ -268,7 +268,8 @@ def _scores(arguments: Namespace, pairs: Sequence[Pair]) -> Tensor:
 
 
 def _write_roc(curve: Any, file: str) -> None:
-    from spherenet._util.files import user_path, write_text
+    from spherenet._util.atomic import write_text
+    from spherenet._util.files import user_path
 
     rows = zip(*(column.tolist() for column in curve), strict=True)
     lines = [",".join(map(repr, row)) for row in rows]

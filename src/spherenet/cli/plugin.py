@@ -15,7 +15,8 @@ nothing else, because `spherenet --help` imports it. An exception of `spherenet.
 from collections.abc import Iterable
 from typing import TypeVar
 
-from spherenet._util.files import APPEND, atomic_file, open_handle, open_regular, require_writable, write_text
+from spherenet._util.atomic import atomic_file, require_writable, write_text
+from spherenet._util.files import APPEND, open_handle, open_regular
 from spherenet._util.text import as_number, csv_cell, first_line, markdown, plain
 from spherenet.cli.option_types import add_max_megapixels, add_option
 from spherenet.cli.options import ConfigParser, Parser, config_from

@@ -60,7 +60,7 @@ def run_predict(arguments: Namespace) -> int:
     if arguments.csv is not None and arguments.json:
         raise InvalidArgument("--json", "must be left out with --csv, which is written instead.")
     require_ending("--csv", arguments.csv, ".csv")
-    from spherenet._util.files import write_text
+    from spherenet._util.atomic import write_text
     from spherenet.export import shipped_model
     from spherenet.training import Processes
     from spherenet.training.prediction import iterate_predictions

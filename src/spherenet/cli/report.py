@@ -46,7 +46,7 @@ def run_report(arguments: Namespace) -> int:
     """Print tables, write the requested files and return the exit code."""
     for option, ending in (("output", ".html"), ("markdown", ".md"), ("csv", ".csv")):
         require_ending(f"--{option}", getattr(arguments, option), ending)
-    from spherenet._util.files import write_text
+    from spherenet._util.atomic import write_text
     from spherenet._util.text import markdown
     from spherenet.report.csv_tables import runs_as_csv
     from spherenet.report.page import section_of_runs, write_page

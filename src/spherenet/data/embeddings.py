@@ -19,7 +19,8 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
-from spherenet._util.files import atomic_file, open_regular, user_path
+from spherenet._util.atomic import atomic_file
+from spherenet._util.files import open_regular, user_path
 from spherenet._util.text import FORMULA, csv_cell, first_line, short
 from spherenet.data.arrays import MAX_NUMBERS, MAX_ROWS, Matrix, matrix_shape, read_matrix
 from spherenet.errors import DataError, InvalidArgument

@@ -19,8 +19,9 @@ from typing import Any, TypeVar, overload
 import torch
 from torch import nn
 
-from spherenet._util import files
-from spherenet._util.files import atomic_folder, parse_json, read_regular, user_path
+from spherenet._util.atomic import atomic_folder
+from spherenet._util.files import parse_json, read_regular, user_path
+from spherenet._util.files import to_json as json_text
 from spherenet._util.text import first_line, is_utf8, short
 from spherenet._util.validation import require_device
 from spherenet.convert import apply_conversion, conversion_record
@@ -116,7 +117,7 @@ def save_model(
     if half:
         config["half"] = True
     config["metadata"] = metadata_as_json(metadata)
-    text = files.to_json(config)
+    text = json_text(config)
     page = _completed_card(card, model, config).to_hub_page()
     with writing(folder) as target:
         if not is_utf8(target):

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spherenet._util.files import atomic_file, to_json, user_path
+from spherenet._util.atomic import atomic_file
+from spherenet._util.files import to_json, user_path
 from spherenet._util.text import first_line
 from spherenet._util.validation import require_one_of
 from spherenet.errors import InvalidArgument, ModelError, require_extra

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from spherenet._util.files import atomic_file, to_json, user_path
+from spherenet._util.atomic import atomic_file
+from spherenet._util.files import to_json, user_path
 from spherenet._util.text import first_line
 from spherenet.errors import InvalidArgument, InvalidArgumentType, ModelError
 from spherenet.export.description import metadata_as_json

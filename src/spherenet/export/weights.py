@@ -21,7 +21,8 @@ from safetensors import torch as safetensors_torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from spherenet._util.files import atomic_file, open_regular, user_path
+from spherenet._util.atomic import atomic_file
+from spherenet._util.files import open_regular, user_path
 from spherenet._util.text import first_line, first_names
 from spherenet.errors import ModelError
 from spherenet.layers.base import SphereLayer, different_options

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from spherenet._util.files import atomic_file
+from spherenet._util.atomic import atomic_file
 from spherenet._util.text import plain
 from spherenet.errors import InvalidArgument, require_extra
 

@@ -11,7 +11,7 @@ from math import degrees
 from pathlib import Path
 from typing import Any
 
-from spherenet._util.files import atomic_file
+from spherenet._util.atomic import atomic_file
 from spherenet._util.text import plain
 from spherenet.errors import require_extra
 from spherenet.report.runs import Curve, ReportedRun, distinct_names, provenance

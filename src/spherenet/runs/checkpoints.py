@@ -28,12 +28,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from spherenet._util.atomic import atomic_folder, discard, is_temporary
 from spherenet._util.files import (
     LARGEST_JSON,
-    atomic_folder,
-    discard,
     file_kind,
-    is_temporary,
     make_folder,
     open_regular,
     parse_json,

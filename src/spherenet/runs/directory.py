@@ -11,19 +11,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from spherenet._util.files import (
-    atomic_file,
-    file_kind,
-    is_temporary,
-    make_folder,
-    open_regular,
-    read_json,
-    remove,
-    sync,
-    to_json,
-    user_path,
-    write_json,
-)
+from spherenet._util.atomic import atomic_file, is_temporary, write_json
+from spherenet._util.files import file_kind, make_folder, open_regular, read_json, remove, sync, to_json, user_path
 from spherenet._util.text import is_utf8
 from spherenet.errors import CheckpointError, RunError, RunTakenError
 from spherenet.runs.checkpoints import Checkpoint, Checkpoints, load_checkpoint, write_tensors

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from spherenet._util.files import APPEND, atomic_file, open_handle, open_regular, sync
+from spherenet._util.atomic import atomic_file
+from spherenet._util.files import APPEND, open_handle, open_regular, sync
 from spherenet._util.text import finite
 from spherenet.errors import RunError
 

@@ -21,11 +21,13 @@ def data_title(config: TrainConfig) -> str:
 
 def commands_of(description: Mapping[str, Any]) -> list[str]:
     """Return the commands of a run, quoted for a shell: the one that started it and those that resumed it."""
-    history, words = description.get("history"), description.get("command")
-    if isinstance(history, list):
-        commands = [entry.get("command") for entry in history if isinstance(entry, dict)]
-        return [command for command in commands if isinstance(command, str)]
-    return [shlex.join(map(str, words))] if isinstance(words, list) else []
+    history = description.get("history")
+    commands = (
+        [entry.get("command") for entry in history or [] if isinstance(entry, dict)]
+        if isinstance(history, list)
+        else []
+    )
+    return [command for command in commands if isinstance(command, str)]
 
 
 def without_folders(command: str) -> str:

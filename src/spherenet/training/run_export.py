@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import nn
 
-from spherenet._util.files import atomic_file, read_json, user_path, write_json
+from spherenet._util.atomic import atomic_file, write_json
+from spherenet._util.files import read_json, user_path
 from spherenet._util.text import markdown, plain
 from spherenet.errors import InvalidArgument, ModelError
 from spherenet.export import ModelCard, PixelInput, export_model, format_of, preprocessing_record
@@ -110,9 +111,9 @@ def model_card(run: SavedRun) -> ModelCard:
     """Return a model card with what the run directory records about the model."""
     description = run.directory.config
     versions, commands = description.get("versions"), commands_of(description)
-    images = description.get("images", description.get("pictures"))  # "pictures" in runs of earlier versions
+    images = description.get("images")
     operator, data = run.config.operator or "plain convolution", data_title(run.config)
-    # The model has the running statistics. Rows of earlier versions name no protocol.
+    # The model has the running statistics. Rows name no protocol unless bn_eval is set.
     rows = [row for row in run.directory.metrics.rows() if row["split"] == "test" and row["step"] == run.step]
     rows = [row for row in rows if row.get("protocol", "running") == "running"]
     accuracy = run.accuracy if (run.config.bn_eval or ["running"])[0] == "running" else None

@@ -62,7 +62,7 @@ def require_same_data(
     """Raise DataError, naming the change, if the data are not those that a run was started with.
 
     Args:
-        description: The run's config.json. Runs of earlier versions recorded the classes and numbers of images only.
+        description: The run's config.json.
         dataset: Current data.
         current: Their `data_record`.
         remedy: End of the sentence: what the user can do.
@@ -74,19 +74,13 @@ def require_same_data(
             f"the classes must be those of the run ({_first_classes(classes)}), got {_first_classes(names)}; {remedy}."
         )
     before = description.get("data")
-    counts = description.get("images", description.get("pictures"))  # "pictures" in runs of earlier versions
     for split, title in SPLITS.items():
         saved = before.get(split) if isinstance(before, Mapping) else None
         record: Any = current.get(split)
-        change = None
-        if isinstance(saved, Mapping) and record is None:
-            change = "none"
-        elif isinstance(saved, Mapping):
-            if any(saved.get(name) != record[name] for name in ("per_class", "listing")):
-                change = _describe_change(saved, record, names)
-        elif isinstance(counts, Mapping) and split in counts and counts[split] != len(getattr(dataset, split) or ()):
-            change = f"{len(getattr(dataset, split) or ())} instead of {counts[split]}"
-        if change is not None:
+        if not isinstance(saved, Mapping):
+            continue
+        if record is None or any(saved.get(name) != record[name] for name in ("per_class", "listing")):
+            change = "none" if record is None else _describe_change(saved, record, names)
             raise DataError(f"the {title} images must be those that the run was started with, got {change}; {remedy}.")
 
 

@@ -88,9 +88,8 @@ def load_run(path: str | Path, checkpoint: str = "last") -> SavedRun:
     own = model.state_dict()
     model.load_state_dict({name: tensors[name].to(tensor.dtype) for name, tensor in own.items()}, assign=True)
     accuracy = require_number(saved.state, "accuracy") if "accuracy" in saved.state else None
-    selected_on = None
-    if checkpoint == "best":  # earlier versions had no validation images
-        selected_on = "validation" if saved.state.get("selected_on") == "validation" else "test"
+    is_best, on_validation = checkpoint == "best", saved.state.get("selected_on") == "validation"
+    selected_on = ("validation" if on_validation else "test") if is_best else None
     return SavedRun(
         model.eval(), saved.step, classes, preprocessing, run, config, accuracy, selected_on, tuple(warnings)
     )

@@ -83,6 +83,19 @@ class Progress:
         progress.best_step = int(progress.best_step)
         return progress
 
+    def add(self, loss_sum: float, correct: float, images: float) -> None:
+        """Add the sums of steps to those of the next row of training metrics."""
+        self.loss_sum += loss_sum
+        self.correct += correct
+        self.count += images
+
+    def is_best(self, accuracy: float, step: int) -> bool:
+        """Count an evaluation and return whether its accuracy is the best so far."""
+        self.not_better += 1
+        if accuracy > self.best_accuracy:
+            self.best_accuracy, self.best_step, self.not_better = accuracy, step, 0
+        return self.not_better == 0
+
     def outcome(self, step: int, signal: int | None, *, stopped_early: bool = False) -> Outcome:
         """Return the outcome of a run that has made `step` steps and was stopped by `signal`, if any."""
         if self.best_step < 0:

@@ -21,7 +21,7 @@ from spherenet.training.balance import single_class_warning, total_weight
 from spherenet.training.build import build_augmentation, build_penalty, compiled, lambda_setter
 from spherenet.training.checkpoints import restore, snapshot, write
 from spherenet.training.config import TrainConfig
-from spherenet.training.deferred import DeferredSums, sum_dtype
+from spherenet.training.deferred import DeferredSums, StepSums, sum_dtype
 from spherenet.training.distributed import Processes
 from spherenet.training.evaluation import Evaluation, epoch_seed, evaluate, training_order
 from spherenet.training.faults import MAX_SKIPPED_IN_A_ROW, fault_error, require_finite_weights, skip_error
@@ -29,13 +29,7 @@ from spherenet.training.optimizers import build_optimizer, set_learning_rates
 from spherenet.training.probes import Probes, probe_batch
 from spherenet.training.protocols import Protocols
 from spherenet.training.reporter import Reporter
-from spherenet.training.sharding import (
-    gradient_norm,
-    is_sharded,
-    joint_micro_batches,
-    require_shardable,
-    shard_model,
-)
+from spherenet.training.sharding import gradient_norm, is_sharded, joint_micro_batches, require_shardable, shard_model
 from spherenet.training.signals import StopRequested, StopSignals
 from spherenet.training.state import Outcome, Progress, buffer_copies, optimizer_tensors, restore_buffers
 
@@ -210,8 +204,7 @@ class Trainer:
         if self.set_lambda is not None:
             self.set_lambda(self.step)
         buffers = buffer_copies(self.buffers) if config.on_nan == "skip" else None
-        # Loss, correct predictions, faults, stop requests, steps that the scaler skips.
-        sums = torch.zeros(5, dtype=self.sum_dtype, device=processes.device)
+        loss_sum = correct_sum = torch.zeros((), dtype=self.sum_dtype, device=processes.device)
         batch_indices: list[Tensor] = []
         for number in range(config.accumulate):
             last = number == config.accumulate - 1
@@ -221,42 +214,39 @@ class Trainer:
             images = weight * processes.world if self.joint_sizes is None else self.joint_sizes[number]
             with nullcontext() if last or not self.uses_ddp else self.ddp.no_sync():  # type: ignore[operator]
                 loss, correct = self._forward_backward(batch, images, add_penalty=last)
-            sums[0] += loss.to(self.sum_dtype) * weight
-            sums[1] += correct
+            loss_sum = loss_sum + loss.to(self.sum_dtype) * weight
+            correct_sum = correct_sum + correct
         self.scaler.unscale_(self.optimizer)
         gradients = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         norm = gradient_norm(gradients) if self.sharded else torch.nn.utils.get_total_norm(gradients)
         # Infinite float16 gradients are expected: the scaler skips the step and reduces its scale.
-        sums[2] = ~(sums[0].isfinite() & (norm.isfinite() | self.scaler.is_enabled()))
+        fault = ~(loss_sum.isfinite() & (norm.isfinite() | self.scaler.is_enabled()))
         stop_requested = stop.received is not None
-        sums[3], sums[4] = stop_requested, ~norm.isfinite()
+        own = StepSums(loss_sum, correct_sum, fault, torch.full_like(loss_sum, stop_requested), ~norm.isfinite())
         indices = torch.cat(batch_indices)
-        if processes.world > 1:
-            sums = processes.total(sums)
+        totals = processes.total(torch.stack([value.to(self.sum_dtype) for value in own]))
         if self.deferred is not None:
-            self._finish_on_device(self.deferred, sums, norm, indices, buffers)
+            self._finish_on_device(self.deferred, StepSums(*totals), norm, indices, buffers)
             # Several processes agree to stop when the sums are fetched.
             return processes.world == 1 and stop_requested
-        loss_sum, correct_sum, faults, stop_requests, overflows = sums.tolist()
-        if faults and config.on_nan == "stop":
-            self._raise_fault(loss_sum, norm.item(), config.learning_rate_at(self.step), indices)
-        if faults or overflows:
+        sums = StepSums(*totals.tolist())
+        if sums.faults and config.on_nan == "stop":
+            self._raise_fault(sums.loss, norm.item(), config.learning_rate_at(self.step), indices)
+        if sums.faults or sums.overflows:
             self._count_skips(1, self.progress.skipped_in_a_row + 1)
         else:
             self.progress.skipped_in_a_row = 0
-        if faults:
+        if sums.faults:
             assert buffers is not None
             restore_buffers(self.buffers, buffers)
         else:
             self.scaler.step(self.optimizer)
-            self.progress.loss_sum += loss_sum
-            self.progress.correct += correct_sum
-            self.progress.count += config.batch_size
+            self.progress.add(sums.loss, sums.correct, config.batch_size)
         self.scaler.update()  # also after a fault, because the scaler has recorded its gradients
         self.optimizer.zero_grad()
         self.step += 1
-        self.reporter.stepped(self.step, loss_sum / config.batch_size, correct_sum / config.batch_size)
-        return bool(stop_requests)
+        self.reporter.stepped(self.step, sums.loss / config.batch_size, sums.correct / config.batch_size)
+        return bool(sums.stop_requests)
 
     def _forward_backward(self, batch: Batch, images: Tensor | int, *, add_penalty: bool) -> tuple[Tensor, Tensor]:
         """Add the gradient of a micro-batch; return its mean loss and its number of correct predictions.
@@ -275,7 +265,7 @@ class Trainer:
         return loss.detach(), (predictions == batch.labels).sum()
 
     def _finish_on_device(
-        self, deferred: DeferredSums, sums: Tensor, norm: Tensor, indices: Tensor, buffers: list[Tensor] | None
+        self, deferred: DeferredSums, sums: StepSums, norm: Tensor, indices: Tensor, buffers: list[Tensor] | None
     ) -> None:
         """Make the optimizer step, unless there is a fault, without waiting for the device."""
         skip = deferred.add(self.step, sums, norm, indices)
@@ -303,9 +293,7 @@ class Trainer:
         if fetched.fault is not None and self.config.on_nan == "stop":
             self.step, loss_sum, norm, indices = fetched.fault
             self._raise_fault(loss_sum, norm, self.config.learning_rate_at(self.step), indices)
-        progress.loss_sum += fetched.loss_sum
-        progress.correct += fetched.correct
-        progress.count += fetched.images
+        progress.add(fetched.loss_sum, fetched.correct, fetched.images)
         if fetched.images:
             self._last_means = (fetched.loss_sum / fetched.images, fetched.correct / fetched.images)
         self._count_skips(fetched.skipped, fetched.skipped_in_a_row)
@@ -397,9 +385,7 @@ class Trainer:
             batch = probe_batch(self.dataset.test, self.config.eval_batch_size, self.processes.device)
             self._log("probes", **self.probes(self.model, batch))
         selected_on, accuracy = [(name, evaluation.accuracy) for name, evaluation in first.items()][-1]
-        progress.not_better += 1
-        if accuracy > progress.best_accuracy:
-            progress.best_accuracy, progress.best_step, progress.not_better = accuracy, self.step, 0
+        if progress.is_best(accuracy, self.step):
             state = {"accuracy": progress.accuracy, "selected_on": selected_on, "selection_accuracy": accuracy}
             write(self, {"model": self.model.state_dict()}, state, best=True)
 

@@ -6,7 +6,7 @@ from torch import nn
 
 import spherenet as sn
 from cases import OPERATORS, Geometry
-from spherenet.kernels import dispatch
+from spherenet.kernels import backends, dispatch
 from spherenet.kernels.settings import backend
 from spherenet.kernels.sphere_conv.triton import launch
 
@@ -97,10 +97,10 @@ def test_failed_import_of_triton_warns(monkeypatch):
     def broken(name):
         raise ImportError("undefined symbol: here\nand there")
 
-    monkeypatch.setattr(dispatch, "_load", broken)
-    for cached in (dispatch._has_triton, dispatch._candidates):
+    monkeypatch.setattr(backends, "load_backend", broken)
+    for cached in (backends.has_triton, dispatch._candidates):
         cached.cache_clear()
     with pytest.warns(RuntimeWarning, match=r"^spherenet runs without Triton, .*: undefined symbol: here$"):
         assert dispatch._candidates("auto", "cuda") == ()
-    for cached in (dispatch._has_triton, dispatch._candidates):
+    for cached in (backends.has_triton, dispatch._candidates):
         cached.cache_clear()
