@@ -26,12 +26,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from sharding_costs import Workload, costs
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import spherenet as sn
 from spherenet._util.atomic import write_json
-from spherenet.training.cost import Workload, costs
 
 WORLD = 2
 DATA_PARALLEL, SHARDED, SAMPLED = "data parallel", "sharded head", "sharded head, sampled"

@@ -170,7 +170,6 @@ def test_tables_in_narrow_terminals_do_not_cut_words_or_numbers(columns, tmp_pat
     monkeypatch.setenv("COLUMNS", str(columns))
     long_name = make_run(tmp_path / ("long-" * 30), [0.1, 0.1234])
     for arguments, words in {
-        ("plan", "--classes", "1000000", "--features", "64", "--gpus", "8"): ["strategy", "448 MB", "96.0 MB"],
         ("data",): ["handwritten", "10,000", "class/name.jpg"],
         ("report", long_name, make_run(tmp_path / "b", [0.2, 0.5678])): ["12.34%", "56.78%"],
     }.items():

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import spherenet as sn
-from spherenet import arguments
+from spherenet import functional
 from spherenet.errors import TrainingError
 from spherenet.losses import arguments as label_checks
 from spherenet.training import StopSignals
@@ -53,7 +53,7 @@ def no_waiting():
                 raise WouldWaitError(f"Tensor.{name} waits for the device")
 
             patch.setattr(torch.Tensor, name, refuse)
-        patch.setattr(arguments, "can_read_values", lambda tensor: False)
+        patch.setattr(functional, "can_read_values", lambda tensor: False)
         patch.setattr(label_checks, "can_read_values", lambda tensor: False)
         yield
 

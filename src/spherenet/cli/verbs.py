@@ -58,7 +58,6 @@ VERBS = {
         ("report", "report", "compare runs in a table and in an HTML page with curves"),
         ("doctor", "report", "check all files of a run for corruption"),
         ("data", "data", "list, download and check data sets"),
-        ("plan", "plan", "estimate memory and communication of training with many classes"),
         ("bench", "bench", "measure time and memory of SphereNets relative to plain CNNs"),
         ("completion", "completion", "print a shell completion script for bash, zsh or fish"),
     )

@@ -1,4 +1,4 @@
-"""Script of test_cost.py: bytes that training steps allocate and exchange, in each of four processes.
+"""Script of test_sharding_costs.py: bytes that training steps allocate and exchange, in each of four processes.
 
     python measured_costs.py RANK STORE OUTPUT
 

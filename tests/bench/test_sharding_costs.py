@@ -1,5 +1,6 @@
-"""The cost model against bytes that two and four processes allocate and exchange, and its recommendations."""
+"""benchmarks/sharding_costs.py against bytes that two and four processes allocate and exchange; its output."""
 
+import importlib.util
 import json
 import os
 import re
@@ -9,8 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from spherenet.training.cost import Workload, costs, recommend
-from training.measured_costs import CASES, CLASSES, FEATURES, PARAMETERS
+import spherenet as sn
+from bench.measured_costs import CASES, CLASSES, FEATURES, PARAMETERS
+from docs.pages import DOCS
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "sharding_costs.py"
+specification = importlib.util.spec_from_file_location("sharding_costs", SCRIPT)
+script = sys.modules["sharding_costs"] = importlib.util.module_from_spec(specification)
+specification.loader.exec_module(script)
+Workload, costs, main, recommend = script.Workload, script.costs, script.main, script.recommend
 
 WORKER = Path(__file__).with_name("measured_costs.py")
 ROUNDS = {"allreduce_": 2, "_allgather_base_": 1, "_reduce_scatter_base_": 1}
@@ -143,3 +151,47 @@ def test_sampling_saves_neither_weights_nor_communication():
 def test_wrong_workloads_are_refused(options, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         Workload(**{"classes": 10, "features": 4, "processes": 4, "batch_size": 8, **options})
+
+
+PAGE = (DOCS / "scaling.md").read_text(encoding="utf-8")
+SHOWN = re.findall(r"^\$ python benchmarks/sharding_costs\.py (.+)\n((?:.+\n)+)```", PAGE, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("command", "output"), SHOWN, ids=["many classes", "sampled"])
+def test_output_is_that_of_the_page(command, output, capsys):
+    assert main(command.split()) == 0
+    assert capsys.readouterr().out == output
+
+
+def test_nothing_fits(capsys):
+    assert main(["--classes", "100_000_000", "--features", "512", "--gpus", "8", "--memory", "1GiB"]) == 1
+    assert "No strategy fits: sharded head takes least" in capsys.readouterr().out
+
+
+def test_network_is_counted(capsys):
+    assert main(["--classes", "1000", "--model", "cnn-3", "--gpus", "2"]) == 0
+    network = sn.create_model("cnn-3")
+    others = sum(parameter.numel() for parameter in network.features.parameters())
+    assert f"1,000 classes, {network.head.in_features} features, {others:,} other" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--features 4", "the following arguments are required: --classes"),
+        ("--classes 10", "--features or --model is required, and both must agree"),
+        ("--classes 10 --features 9 --model cnn-3", "--features or --model is required, and both must agree"),
+        ("--classes 10 --features 4 --gpus 8x", "must be a number of GPUs or NODESxGPUS, such as 8x8, got '8x'"),
+        ("--classes 10 --features 4 --gpus 0x8", "must be a number of GPUs or NODESxGPUS, such as 8x8, got '0x8'"),
+        (
+            "--classes 10 --features 4 --memory 80",
+            "must be a size such as 80GB, in MB, GB, TB, MiB, GiB, TiB, got '80'",
+        ),
+        ("--classes 10 --features 4 --memory 0GB", "must be a size such as 80GB"),
+        ("--classes 1 --features 4", "classes must be at least 2, got 1."),
+    ],
+)
+def test_wrong_options_are_refused(options, message, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(options.split())
+    assert message in capsys.readouterr().err

@@ -1,4 +1,9 @@
-"""Cost model of training with many classes: memory and communication of each process, by formula.
+"""Memory and communication of training with many classes, by formula: what to shard, before anything is started.
+
+    python benchmarks/sharding_costs.py --classes 10_000_000 --features 512 --gpus 8x8 --memory 80GB
+
+prints, per process, the memory at the peak of a training step and the bytes sent, for data parallel training, FSDP and
+heads whose classes are divided among processes, and recommends one. The exit code is 1 if none fits.
 
 Symbols: C classes, F features, H = 4·C·F bytes of class weights, P bytes of backbone parameters, p processes, N images
 per step over all processes, n = N/p of each process, o bytes of optimizer state per byte of weights (Adam 2, SGD with
@@ -25,20 +30,16 @@ the backbone. FSDP gathers the head once per step and keeps it until the backwar
 passes and counts as one block, an upper bound of what is gathered at once. Activations of the backbone, sums of the
 trainer (40 bytes) and memory of libraries are not included. tests/training/test_cost.py compares the formulas with the
 bytes that processes allocate and exchange.
-
-This module does not import torch.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
-
-from spherenet.errors import InvalidArgument
-
-__all__ = ["BLOCK_ELEMENTS", "Cost", "Workload", "costs", "recommend"]
 
 FLOAT, HALF, INTEGER = 4, 2, 8
 """Bytes of a number."""
@@ -88,13 +89,13 @@ class Workload:
     def __post_init__(self) -> None:
         for name, least in (("classes", 2), ("features", 1), ("processes", 1), ("parameters", 0)):
             if getattr(self, name) < least:
-                raise InvalidArgument(name, f"must be at least {least}, got {getattr(self, name)}.")
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}.")
         if self.batch_size < self.processes:
-            raise InvalidArgument(
-                "batch_size", f"must be at least the number of processes, {self.processes}, got {self.batch_size}."
+            raise ValueError(
+                f"batch_size must be at least the number of processes, {self.processes}, got {self.batch_size}."
             )
         if not 0 < self.sample_rate <= 1:
-            raise InvalidArgument("sample_rate", f"must be greater than 0 and at most 1, got {self.sample_rate:g}.")
+            raise ValueError(f"sample_rate must be greater than 0 and at most 1, got {self.sample_rate:g}.")
 
     @property
     def head_bytes(self) -> int:
@@ -295,3 +296,107 @@ def _sharded_head(workload: Workload, *, fsdp: bool) -> Cost:
     if fsdp:
         return Cost(f"{name}, FSDP", f"{options} --sharding fsdp", memory, sent)
     return Cost(name, options, memory, sent)
+
+
+UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+DECIMAL = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
+IMAGES_PER_PROCESS = 64
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the costs and the recommendation; return 1 if nothing fits."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--classes", type=int, required=True, help="number of classes")
+    parser.add_argument("--features", type=int, help="features of the head; default: those of --model")
+    parser.add_argument("--gpus", type=_gpus, default=1, metavar="N", help="processes, or NODESxGPUS, e.g. 8x8")
+    parser.add_argument("--batch-size", type=int, help=f"images per step; default: {IMAGES_PER_PROCESS} per process")
+    parser.add_argument("--model", help="network of spherenet whose parameters and features are counted")
+    parser.add_argument("--parameters", type=int, help="parameters without the head; default: those of --model, or 0")
+    parser.add_argument("--optimizer", choices=("adam", "adamw", "sgd"), default="adam")
+    parser.add_argument("--precision", choices=("float32", "bfloat16", "float16"), default="float32")
+    parser.add_argument("--sample-rate", type=float, default=1.0, help="fraction of the classes used in each step")
+    parser.add_argument("--memory", type=_memory, metavar="SIZE", help="memory of one process, e.g. 80GB or 40GiB")
+    parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu", help="device whose block size is assumed")
+    options = parser.parse_args(arguments)
+    features, parameters = options.features, options.parameters
+    if options.model is not None:
+        features, counted = _network(options.model)
+        parameters = counted if parameters is None else parameters
+    if features is None or options.features not in (None, features):
+        parser.error("--features or --model is required, and both must agree")
+    try:
+        workload = Workload(
+            options.classes,
+            features,
+            options.gpus,
+            options.batch_size or IMAGES_PER_PROCESS * options.gpus,
+            parameters=parameters or 0,
+            optimizer=options.optimizer,
+            precision=options.precision,
+            sample_rate=options.sample_rate,
+            device=options.device,
+        )
+    except ValueError as error:
+        parser.error(str(error))
+    estimates = costs(workload)
+    chosen, reason = recommend(estimates, options.memory)
+    _print_table(workload, estimates, options.memory)
+    if workload.precision == "float16" and workload.processes > 1:
+        print("float16 requires data parallel training; bfloat16 allows FSDP and sharded heads.")
+    print(reason)
+    return 0 if chosen is not None else 1
+
+
+def _gpus(text: str) -> int:
+    """Return the number of processes."""
+    match = re.fullmatch(r"(?:([1-9]\d{0,5})x)?([1-9]\d{0,5})", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"must be a number of GPUs or NODESxGPUS, such as 8x8, got {text[:40]!r}")
+    return int(match[1] or 1) * int(match[2])
+
+
+def _memory(text: str) -> int:
+    """Return bytes."""
+    match = re.fullmatch(rf"(\d{{1,9}}(?:\.\d{{1,9}})?) ?({'|'.join(UNITS)})", text)
+    size = 0 if match is None else round(float(match[1]) * UNITS[match[2]])
+    if size == 0:
+        raise argparse.ArgumentTypeError(f"must be a size such as 80GB, in {', '.join(UNITS)}, got {text[:40]!r}")
+    return size
+
+
+def _network(name: str) -> tuple[int, int]:
+    """Return the number of features of a network and the number of its parameters without the head."""
+    import torch
+
+    from spherenet import create_model
+
+    with torch.device("meta"):
+        network = create_model(name, num_classes=2)
+    return network.head.in_features, sum(parameter.numel() for parameter in network.features.parameters())
+
+
+def _print_table(workload: Workload, estimates: Sequence[Cost], memory: int | None) -> None:
+    print(
+        f"{workload.classes:,} classes, {workload.features:,} features, {workload.parameters:,} other parameters,\n"
+        f"{workload.processes:,} processes, {workload.batch_size:,} images per step"
+    )
+    rows = [("per process", "weights", "training", "head", "total", "sent", "" if memory is None else "fits")]
+    for cost in estimates:
+        training = sum(cost.memory[name] for name in ("gradients", "optimizer", "buffers"))
+        sizes = (cost.memory["weights"], training, cost.memory["head"], cost.total_memory, cost.total_sent)
+        fits = "" if memory is None else "yes" if cost.total_memory <= memory else "no"
+        rows.append((cost.strategy, *map(_shown, sizes), fits))
+    width = max(len(row[0]) for row in rows)
+    for strategy, *columns, fits in rows:
+        print("  ".join([f"{strategy:<{width}}", *(f"{column:>8}" for column in columns), fits]).rstrip())
+
+
+def _shown(size: int) -> str:
+    """Return a size with about three digits and its unit."""
+    unit, bytes_of_unit = next((unit for unit in DECIMAL if size >= unit[1]), DECIMAL[-1])
+    value = size / bytes_of_unit
+    return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.1f} {unit}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
