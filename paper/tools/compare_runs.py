@@ -14,8 +14,7 @@ from typing import Any
 
 from spherenet.errors import RunError
 from spherenet.runs import RunDirectory
-from spherenet.training.config import FREE
-from spherenet.training.run_format import config_of
+from spherenet.training import FREE, config_of
 
 TIMES = ("seconds", "peak_megabytes")
 """Entries of rows and of summaries that differ between repetitions."""

@@ -19,9 +19,7 @@ from tempfile import TemporaryDirectory
 from spherenet.data import load_dataset
 from spherenet.errors import RunError
 from spherenet.export import load_model, save_model
-from spherenet.training import Processes, evaluate
-from spherenet.training.run_export import model_card
-from spherenet.training.saved_runs import load_run
+from spherenet.training import Processes, evaluate, load_run, model_card
 from spherenet_paper.experiments import EXPERIMENTS
 from spherenet_paper.report.grids import Grid, grid_of_runs
 

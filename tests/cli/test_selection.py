@@ -9,7 +9,7 @@ from PIL import Image
 
 from command_line import TINY, one_sentence, spherenet
 from spherenet.runs import RunDirectory
-from spherenet.training.publishing import without_folders
+from spherenet.training.run_export import without_folders
 
 FOLDER = ["--image-size", 12, "--batch-size", 8, "--workers", 0]
 

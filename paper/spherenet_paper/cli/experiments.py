@@ -23,7 +23,7 @@ from spherenet.cli.plugin import (
     text_width,
 )
 from spherenet.errors import InvalidArgument
-from spherenet.training.config import EXCLUSIVE, TrainConfig
+from spherenet.training import EXCLUSIVE, TrainConfig
 
 if TYPE_CHECKING:
     from spherenet_paper.experiments.experiment import Experiment
@@ -251,7 +251,7 @@ def tune_parser() -> ConfigParser:
 def run_tune(arguments: Any) -> int:
     """Train all folds of all settings, print the scores, write the best setting and return the exit code."""
     from spherenet.cli.plugin import require_writable, write_text
-    from spherenet.training.build import located
+    from spherenet.training import located
     from spherenet_paper.cli.grid_progress import run_watched
     from spherenet_paper.experiments.jobs import best_score, create_settings, create_tuning_jobs, read_score
     from spherenet_paper.experiments.plan import dry_run

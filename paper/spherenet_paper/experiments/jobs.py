@@ -17,10 +17,7 @@ from typing import Any, Literal
 from spherenet.cli.plugin import as_number, require_one_of
 from spherenet.errors import InvalidArgument, RunError
 from spherenet.runs import RunDirectory
-from spherenet.training.build import require_valid_choices
-from spherenet.training.choices import Choice
-from spherenet.training.config import FREE, TrainConfig, option_name
-from spherenet.training.run_format import config_of
+from spherenet.training import FREE, Choice, TrainConfig, config_of, option_name, require_valid_choices
 from spherenet_paper.experiments.experiment import Cell
 
 __all__ = [

@@ -22,8 +22,7 @@ from spherenet.data import DATASETS, find_dataset
 from spherenet.errors import DataError, RunError, SphereNetError
 from spherenet.models import create_model
 from spherenet.runs import RunDirectory
-from spherenet.training import TrainConfig
-from spherenet.training.build import build_data
+from spherenet.training import TrainConfig, build_data
 from spherenet_paper.experiments.jobs import Job
 
 __all__ = ["Estimate", "NeededData", "check_data", "dry_run", "estimate", "needed_data", "shell_command",

@@ -17,13 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from spherenet.data import Batch, Split, load_dataset
-from spherenet.data.splits import Progress
+from spherenet.data import Batch, Progress, Split, load_dataset
 from spherenet.errors import InvalidArgument, TrainingError
 from spherenet.layers import AngularHead
 from spherenet.losses import AngularLoss, Annealing, GASoftmaxLoss, MarginLoss, SoftmaxLoss
-from spherenet.models import Classifier
-from spherenet.models.networks import LayerFactory, PlainFeatures
+from spherenet.models import Classifier, LayerFactory, PlainFeatures
 from spherenet_paper.theory import drawing
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from spherenet.angles import OPERATORS
 from spherenet.cli.plugin import require_one_of
-from spherenet.data import pixel_limit
-from spherenet.data.splits import Progress
+from spherenet.data import Progress, pixel_limit
 from spherenet.errors import InvalidArgument
 from spherenet_paper.theory import color as color_lab
 from spherenet_paper.theory import features as features_lab

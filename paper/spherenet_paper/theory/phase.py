@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from spherenet.data.images import MAX_PIXELS, decode, oriented_size
+from spherenet.data import MAX_PIXELS, decode, oriented_size
 from spherenet.errors import InvalidArgument
 from spherenet_paper.theory import drawing
 

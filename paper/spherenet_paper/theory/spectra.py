@@ -25,12 +25,11 @@ import torch
 from torch import Tensor, nn
 
 from spherenet import backend
-from spherenet.data.splits import Progress
+from spherenet.data import Progress
 from spherenet.errors import InvalidArgument, TrainingError
 from spherenet.layers import AngularHead
 from spherenet.losses import SoftmaxLoss
-from spherenet.models import Classifier
-from spherenet.models.networks import LayerFactory, PlainFeatures
+from spherenet.models import Classifier, LayerFactory, PlainFeatures
 from spherenet_paper.theory.conditioning import fitted_exponent
 from spherenet_paper.theory.features import Digits, train
 

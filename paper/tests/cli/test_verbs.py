@@ -7,7 +7,7 @@ import pytest
 from grid_folders import finish_job, make_grid
 
 from command_line import TINY, one_sentence, spherenet
-from spherenet.training.config import TrainConfig
+from spherenet.training import TrainConfig
 from spherenet_paper.experiments.jobs import create_settings, create_tuning_jobs, read_score
 from spherenet_paper.report.csv_tables import grids_as_csv
 from spherenet_paper.report.pages import results_page

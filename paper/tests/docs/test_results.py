@@ -7,7 +7,7 @@ import re
 import pytest
 
 from docs.pages import DOCS
-from spherenet.training.config import FREE
+from spherenet.training import FREE
 from spherenet_paper.experiments import EXPERIMENTS, find_experiment
 from spherenet_paper.experiments.jobs import create_jobs
 from spherenet_paper.records import RESULTS, read_records, write_records

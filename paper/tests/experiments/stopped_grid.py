@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from spherenet.training.config import TrainConfig
+from spherenet.training import TrainConfig
 from spherenet_paper.cli.grid_progress import run_watched
 from spherenet_paper.experiments.jobs import Job
 from spherenet_paper.experiments.runner import LocalLauncher

@@ -14,7 +14,7 @@ from command_line import one_sentence, spherenet
 from spherenet.cli.options import config_from
 from spherenet.cli.train import train_parser
 from spherenet.runs import RunDirectory
-from spherenet.training.config import TrainConfig
+from spherenet.training import TrainConfig
 from spherenet_paper.experiments import EXPERIMENTS, find_experiment
 from spherenet_paper.experiments.experiment import PRESETS
 from spherenet_paper.experiments.jobs import Job, create_jobs

@@ -18,9 +18,7 @@ from spherenet.cli.options import config_from
 from spherenet.cli.train import train_parser
 from spherenet.data import load_dataset
 from spherenet.runs import RunDirectory
-from spherenet.training import build
-from spherenet.training.choices import Choice
-from spherenet.training.config import TrainConfig
+from spherenet.training import Choice, TrainConfig, build
 from spherenet_paper.cli.experiments import TUNE_INSTEAD, tune_parser
 from spherenet_paper.experiments import EXPERIMENTS, find_experiment
 from spherenet_paper.experiments.experiment import PRESETS, paper_margin
@@ -361,7 +359,7 @@ def test_list_shows_experiments_and_cells(capsys):
     [({}, 5.0), ({"lambda_floor": 20.0}, 20.0), ({"lambda_floor": 150.0}, 150.0), ({"annealing": False}, 0.0)],
 )
 def test_annealing_ends_at_its_floor(options, last):
-    from spherenet.training.build import build_model, lambda_setter
+    from spherenet.training import build_model, lambda_setter
 
     dataset = load_dataset("mnist5k")
     options = {**paper_margin("ga-linear"), "lambda_floor_at": 0.5, **options}

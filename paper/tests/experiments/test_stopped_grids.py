@@ -15,7 +15,7 @@ from grid_folders import finish_job
 
 from command_line import command
 from spherenet.runs import RunDirectory
-from spherenet.training.config import TrainConfig
+from spherenet.training import TrainConfig
 from spherenet_paper.experiments.jobs import Job
 from spherenet_paper.experiments.runner import LocalLauncher, run_jobs
 

@@ -20,7 +20,7 @@ from spherenet.data.cifar import CIFAR10, CIFAR100, cifar_info
 from spherenet.data.corruptions import CORRUPTIONS, Corruption, CorruptionInfo, corrupt, parse_corruption
 from spherenet.data.digits import MNIST5K
 from spherenet.data.folder import FOLDER, FolderSplit, broken_images, check_images, describe_broken
-from spherenet.data.images import pixel_limit, read_image, read_pixels
+from spherenet.data.images import MAX_PIXELS, decode, oriented_size, pixel_limit, read_image, read_pixels
 from spherenet.data.preprocessing import Preprocessing
 from spherenet.data.splits import Batch, Dataset, DatasetInfo, LoadOptions, Progress, Split, TensorSplit
 from spherenet.errors import InvalidArgument
@@ -29,6 +29,7 @@ __all__ = [
     "AUGMENTATIONS",
     "CORRUPTIONS",
     "DATASETS",
+    "MAX_PIXELS",
     "Augmentation",
     "Batch",
     "Corruption",
@@ -38,18 +39,21 @@ __all__ = [
     "FolderSplit",
     "LoadOptions",
     "Preprocessing",
+    "Progress",
     "Split",
     "TensorSplit",
     "broken_images",
     "check_images",
     "corrupt",
     "data_folder",
+    "decode",
     "default_augmentation",
     "describe_broken",
     "find_dataset",
     "list_datasets",
     "load_dataset",
     "locate",
+    "oriented_size",
     "parse_corruption",
     "pixel_limit",
     "read_image",

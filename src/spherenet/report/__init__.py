@@ -1,6 +1,5 @@
 """Tables, plots and HTML pages about runs."""
 
-from spherenet.report.csv_tables import runs_as_csv
 from spherenet.report.page import (
     COLORS,
     DASHES,
@@ -15,7 +14,7 @@ from spherenet.report.page import (
     write_page,
 )
 from spherenet.report.runs import Curve, ReportedRun, command_and_details, distinct_names, provenance, read_run
-from spherenet.report.tables import runs_as_markdown, table_rows
+from spherenet.report.tables import runs_as_csv, runs_as_markdown, table_rows
 
 __all__ = [
     "COLORS",

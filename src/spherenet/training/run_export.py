@@ -1,11 +1,16 @@
-"""Export of a saved run to a file or folder, with its preprocessing and its model card."""
+"""Export of a saved run to a file or folder, with its preprocessing and its model card.
+
+The card names no folder of the machine on which the run was trained.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+import shlex
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from torch import nn
@@ -18,10 +23,10 @@ from spherenet.export import ModelCard, PixelInput, export_model, format_of, pre
 from spherenet.export.preprocessing import input_description, pixel_example, preprocessing_file
 from spherenet.export.programs import output_file
 from spherenet.export.weights import writing
-from spherenet.training.publishing import commands_of, data_title, without_folders
+from spherenet.training.config import TrainConfig
 from spherenet.training.saved_runs import SavedRun, load_run
 
-__all__ = ["export_run", "model_card"]
+__all__ = ["data_title", "export_run", "model_card", "without_folders"]
 
 SELECTIONS = {
     "validation": "The checkpoint was selected on validation images, which were held out of the training images.",
@@ -133,3 +138,35 @@ def model_card(run: SavedRun) -> ModelCard:
         classes=run.classes,
         input_shape=(1, run.preprocessing.channels, *run.preprocessing.size),
     )
+
+
+def data_title(config: TrainConfig) -> str:
+    """Return the name of the data of a run: of the data set, or of the folder of images without its path."""
+    name = PureWindowsPath(config.data_dir or "").name  # separates at both kinds of slashes
+    return f"the image folder {name}" if config.data == "folder" and name else config.data
+
+
+def commands_of(description: Mapping[str, Any]) -> list[str]:
+    """Return the commands of a run, quoted for a shell: the one that started it and those that resumed it."""
+    history = description.get("history")
+    commands = (
+        [entry.get("command") for entry in history or [] if isinstance(entry, dict)]
+        if isinstance(history, list)
+        else []
+    )
+    return [command for command in commands if isinstance(command, str)]
+
+
+def without_folders(command: str) -> str:
+    """Return a command in which absolute paths and paths in home folders are replaced by their last part."""
+    try:
+        words = shlex.split(command)
+    except ValueError:  # not a command that this library has written
+        return ""
+    return shlex.join(map(_last_part, words))
+
+
+def _last_part(word: str) -> str:
+    option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+    is_absolute = os.path.isabs(value) or PureWindowsPath(value).is_absolute() or value.startswith("~")
+    return option + equals + PureWindowsPath(value).name if is_absolute else word

@@ -3,7 +3,7 @@
 import pytest
 
 from spherenet.training import TrainConfig
-from spherenet.training.publishing import data_title, without_folders
+from spherenet.training.run_export import data_title, without_folders
 
 
 @pytest.mark.parametrize(
