@@ -48,7 +48,7 @@ def run_report(arguments: Namespace) -> int:
         require_ending(f"--{option}", getattr(arguments, option), ending)
     from spherenet._util.atomic import write_text
     from spherenet._util.text import markdown
-    from spherenet.report.csv_tables import runs_as_csv
+    from spherenet.report import runs_as_csv
     from spherenet.report.page import section_of_runs, write_page
     from spherenet.report.tables import protocol_rows, runs_as_markdown
 
