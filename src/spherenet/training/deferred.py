@@ -108,7 +108,8 @@ class DeferredSums:
             self._first_step = step
         self._indices.append(indices)
         totals, zero = self._totals, self._zero
-        fault, was_faulty = sums.faults > 0, totals.is_faulty > 0
+        fault: Tensor = sums.faults > 0
+        was_faulty = totals.is_faulty > 0
         is_first = fault & ~was_faulty
         skip = (fault | was_faulty) if self._sticky else fault
         skipped = skip | (sums.overflows > 0)
