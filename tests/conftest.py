@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -24,13 +25,19 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    """Mark the tests of slow.txt, whose lines are files, tests or tests with parameters, as slow."""
+    """Mark the tests of slow.txt as slow; of a line that ends in `/N`, every Nth case of a test is left."""
     lines = (Path(__file__).parent / "slow.txt").read_text().splitlines()
-    listed = {line for line in lines if line and not line.startswith("#")}
+    listed = dict(line.partition(" /")[::2] for line in lines if line and not line.startswith("#"))
+    cases = Counter()
     for item in items:
         name = item.nodeid.removeprefix("tests/")
-        if listed & {name, name.partition("[")[0], name.partition("::")[0]}:
-            item.add_marker("slow")
+        function = name.partition("[")[0]
+        line = next((key for key in (name, function, name.partition("::")[0]) if key in listed), None)
+        if line is not None:
+            every = int(listed[line] or 0)
+            if not every or cases[function] % every:
+                item.add_marker("slow")
+            cases[function] += 1
 
 
 def pytest_collection_finish():

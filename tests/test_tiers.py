@@ -8,7 +8,8 @@ import pytest
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 LINES = [line for line in (TESTS / "slow.txt").read_text().splitlines() if line]
-LISTED = [line for line in LINES if not line.startswith("#")]
+STEPS = dict(line.partition(" /")[::2] for line in LINES if not line.startswith("#"))
+LISTED = list(STEPS)
 KEPT = [match[1] for line in LINES if (match := re.fullmatch(r"# \w.* (\w+/\S+\.py\S*)", line))]
 
 
@@ -20,7 +21,21 @@ def test_listed_test_exists(line):
 
 
 def test_list_has_no_line_twice():
-    assert len(set(LISTED)) == len(LISTED)
+    assert len(STEPS) == len([line for line in LINES if not line.startswith("#")])
+
+
+def test_every_nth_case_of_a_thinned_test_is_left(request):
+    class Item:
+        def __init__(self, nodeid):
+            self.nodeid, self.markers = f"tests/{nodeid}", []
+            self.add_marker = self.markers.append
+
+    thinned = {line: int(step) for line, step in STEPS.items() if step}
+    assert min(thinned.values()) >= 2
+    name, step = next((line, step) for line, step in thinned.items() if "::" in line)
+    items = [Item(f"{name}[{case}]") for case in range(2 * step + 1)]
+    request.config.pluginmanager.get_plugin(str(TESTS / "conftest.py")).pytest_collection_modifyitems(items)
+    assert [case for case, item in enumerate(items) if not item.markers] == [0, step, 2 * step]
 
 
 def test_one_test_of_each_kind_is_not_slow(request):
@@ -29,7 +44,7 @@ def test_one_test_of_each_kind_is_not_slow(request):
     for line in KEPT:
         file, _, name = line.partition("::")
         tests = re.findall(r"^def (test_\w+)\(", (TESTS / file).read_text(), re.MULTILINE)
-        fast = [test for test in tests if not {file, f"{file}::{test}"} & set(LISTED)]
+        fast = [test for test in tests if not any(STEPS.get(line) == "" for line in (file, f"{file}::{test}"))]
         assert name in fast if name else fast
 
 

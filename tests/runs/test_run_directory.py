@@ -173,6 +173,22 @@ def test_json_with_nan_is_rejected(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("size", [3, 4000, 4096, 20_000])
+@pytest.mark.parametrize("unfinished", [b"", b'{"step": 9', b"x" * 10_000])
+def test_last_row_is_read_from_the_end(tmp_path, size, unfinished):
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    assert metrics.tail() is None
+    for count in (0, 1, 2, 50):
+        lines = [
+            json.dumps({"step": at, "split": "train", "note": "a" * (size if at % 2 else 3)}) for at in range(count)
+        ]
+        metrics.path.write_bytes("".join(f"{line}\n" for line in lines).encode() + unfinished)
+        assert metrics.tail() == metrics.last()[1]
+    metrics.path.write_bytes(b"not JSON\n")
+    with pytest.raises(RunError, match=r"metrics\.jsonl is corrupt: line at the end is not JSON\."):
+        metrics.tail()
+
+
 def test_unfinished_line_of_metrics_is_ignored(tmp_path):
     metrics = MetricsFile(tmp_path / "metrics.jsonl")
     assert metrics.read() == []

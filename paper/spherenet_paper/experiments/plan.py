@@ -177,7 +177,7 @@ def estimate(jobs: Sequence[Job]) -> Estimate:
             if run.finished:
                 fraction = 0.0
                 ratios.append((as_number(run.summary.get("seconds")) or 0.0) * _threads(run) / seconds)
-            elif last := run.metrics.last()[1]:
+            elif last := run.metrics.tail():
                 fraction = max(0.0, 1 - last["step"] / job.config.iterations)
         remaining += fraction * seconds
     if ratios:

@@ -256,7 +256,7 @@ def _last_line(log: Path) -> str:
 def steps_done(job: Job) -> int:
     """Return the last iteration in the metrics of a job."""
     try:
-        _, last = MetricsFile(job.folder / "metrics.jsonl").last()
+        last = MetricsFile(job.folder / "metrics.jsonl").tail()
     except (RunError, OSError):
         return 0
     return int(last["step"]) if last else 0

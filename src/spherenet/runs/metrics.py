@@ -30,6 +30,10 @@ MOST_READ = 1 << 20
 """Largest number of rows that `read` returns."""
 
 
+TAIL = 1 << 12
+"""Bytes at the end of a file that `tail` reads first: a few rows."""
+
+
 class MetricsFile:
     """Rows of metrics with `step`, `split` and further values, such as `loss`, `accuracy` and `seconds`."""
 
@@ -96,6 +100,25 @@ class MetricsFile:
             pass
         return count, row
 
+    def tail(self) -> dict[str, Any] | None:
+        """Return the last row without reading those before it, None without rows. Raises RunError as `rows`."""
+        try:
+            with open_regular(self.path) as file:
+                size = file.seek(0, os.SEEK_END)
+                length, line = 0, None
+                while line is None and length < min(size, 2 * LARGEST_ROW):
+                    length = min(size, max(TAIL, 2 * length))
+                    file.seek(size - length)
+                    # The part before the first newline is complete if it is the start of the file.
+                    *lines, _ = file.read(length).split(b"\n")
+                    if len(lines) > (length < size):
+                        line = lines[-1]
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise RunError(f"{self.path} cannot be read ({error.strerror}).") from None
+        return None if line is None else self._parse("at the end", line)
+
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield the rows, of which only one is in memory. An unfinished last line of a killed process is ignored.
 
@@ -161,7 +184,7 @@ class MetricsFile:
         except OSError as error:
             raise RunError(f"{self.path} cannot be read ({error.strerror}).") from None
 
-    def _parse(self, number: int, line: bytes) -> dict[str, Any]:
+    def _parse(self, number: int | str, line: bytes) -> dict[str, Any]:
         if len(line) > LARGEST_ROW:
             raise RunError(f"{self.path} is corrupt: line {number} has more than {LARGEST_ROW:,} bytes.")
         try:
