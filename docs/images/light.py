@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "paper" / "results" / "light.csv"
 EXAMPLE = ROOT / "examples" / "images" / "horse.png"
 COLUMNS = ("clean", *LIGHT)
-METHODS = {"cnn": "CNN", "cnn-standardized": "standardized", "patch": "centered"}
+METHODS = {"cnn": "CNN", "cnn-standardized": "standardized", "cnn-light": "other", "patch": "centered"}
 """Arms of the figure and the methods whose colors they have. The table has more arms."""
 
 
@@ -45,14 +45,14 @@ def main(path: Path, source: Path = TABLE) -> None:
             f"{source.name} must have complete runs of {', '.join(METHODS)}, got none of {', '.join(sorted(missing))}."
         )
     with style("light"):
-        figure, axes = plt.subplots(2, len(COLUMNS), figsize=(WIDTH, 4.4), height_ratios=(1, 2.6))
+        figure, axes = plt.subplots(2, len(COLUMNS), figsize=(WIDTH, 4.6), height_ratios=(1, 2.6))
         for column, name in zip(axes.T, COLUMNS, strict=True):
             draw_column(column, light, name)
         for bars in axes[1, 1:]:
             bars.tick_params(labelleft=False, left=False)
         axes[1, 0].set_ylabel("test accuracy %")
         handles, _ = axes[1, 0].get_legend_handles_labels()
-        figure.legend(handles=handles, loc="outside lower center", ncols=len(METHODS), columnspacing=1, handlelength=1)
+        figure.legend(handles=handles, loc="outside lower center", ncols=2, columnspacing=1, handlelength=1)
         figure.get_layout_engine().set(w_pad=0.01, wspace=0.02)
         save(figure, path)
 

@@ -140,9 +140,15 @@ def measured_light(questions: Questions) -> dict[str, Any] | None:
         if arm not in claims or claims[arm].decision != CONFIRMED:
             raise ValueError(f"the lead over {arm} must be confirmed in README.md.")
     measured = Light.of(questions.light)
-    arms = {"patch": "patch", "cnn": "cnn", "standardized": "cnn-standardized"}
-    means = {name: f"{fmean(measured.uneven(arm)):.1f}" for name, arm in arms.items()}
-    return {"seeds": claims["cnn"].n, **means}
+    arms = {"patch": "patch", "cnn": "cnn", "standardized": "cnn-standardized", "trained": "cnn-light"}
+    accuracies = {
+        name: {
+            "mean": f"{fmean(measured.uneven(arm)):.1f}",
+            "shadow": f"{fmean(measured.accuracies[arm, 'shadow']):.1f}",
+        }
+        for name, arm in arms.items()
+    }
+    return {"seeds": claims["cnn"].n, **accuracies}
 
 
 def write_pages(folder: Path) -> None:

@@ -41,7 +41,7 @@ def test_figure_has_images_bars_and_colors_of_dark_pages(light, table):
 
 def test_figure_without_an_arm_is_refused(light, table):
     write_rows([row for row in made_rows() if row.arm != "patch"], Row, table)
-    with pytest.raises(SystemExit, match="complete runs of cnn, cnn-standardized, patch, got none of patch"):
+    with pytest.raises(SystemExit, match="complete runs of cnn, cnn-standardized, cnn-light, patch, got none of patch"):
         light.main(table.with_suffix(".svg"), table)
 
 
@@ -55,7 +55,10 @@ def test_readme_states_the_means(monkeypatch):
     monkeypatch.setattr(pages, "HERO", "headline")
     assert pages.measured_light(questions) is None
     monkeypatch.setattr(pages, "HERO", "light")
-    assert pages.measured_light(questions) == {"seeds": 5, "patch": "68.2", "cnn": "48.0", "standardized": "58.0"}
+    measured = pages.measured_light(questions)
+    assert measured["seeds"] == 5
+    assert measured["patch"] == {"mean": "68.2", "shadow": "68.2"}
+    assert [measured[name]["mean"] for name in ("cnn", "standardized", "trained")] == ["48.0", "58.0", "60.0"]
 
 
 @pytest.mark.parametrize("questions", [Questions(), Questions(light=made_rows(**{"cnn-standardized": 0.75}))])
