@@ -25,7 +25,7 @@ from spherenet.ops import sphere_conv as plain
 from spherenet.ops.norms import autocast_is_on
 from spherenet.ops.operation import Operation, Parameters
 
-__all__ = ["fused_recurrence"]
+__all__ = ["fused_recurrence", "next_state"]
 
 
 def fused_recurrence(
@@ -158,22 +158,30 @@ class _Recurrence(torch.autograd.Function):
         return (grad_gates, carried, None if is_gru else memory_grad, grad_weight, *of_parameters[:4], None)
 
 
+def next_state(from_input: Tensor, from_state: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Return the next (h, c) of an LSTM or (h,) of a GRU from what input and state contribute to its gates.
+
+    A GRU multiplies the contribution of h to n by r, as torch.nn.GRUCell does.
+    """
+    if len(state) == 2:
+        i, f, n, o = (from_input + from_state).chunk(4, -1)
+        c = f.sigmoid() * state[1] + i.sigmoid() * n.tanh()
+        return o.sigmoid() * c.tanh(), c
+    (r_x, z_x, n_x), (r_h, z_h, n_h) = from_input.chunk(3, -1), from_state.chunk(3, -1)
+    z = (z_x + z_h).sigmoid()
+    n = (n_x + (r_x + r_h).sigmoid() * n_h).tanh()
+    return ((1 - z) * n + z * state[0],)
+
+
 def _plain(from_input: Tensor, h: Tensor, c: Tensor | None, weight: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     """Return the same by differentiable torch operations; the rest are k, bias, β, γ and the operation."""
     *values, operation = rest
+    state: tuple[Tensor, ...] = (h,) if c is None else (h, c)
     outputs = []
     for step in from_input:
-        from_state = plain.sphere_conv(h, weight, operation, Parameters(*values))
-        if c is None:
-            (r_x, z_x, n_x), (r_h, z_h, n_h) = step.chunk(3, -1), from_state.chunk(3, -1)
-            z = (z_x + z_h).sigmoid()
-            h = (1 - z) * (n_x + (r_x + r_h).sigmoid() * n_h).tanh() + z * h
-        else:
-            i, f, n, o = (step + from_state).chunk(4, -1)
-            c = f.sigmoid() * c + i.sigmoid() * n.tanh()
-            h = o.sigmoid() * c.tanh()
-        outputs.append(h)
-    return torch.stack(outputs), h, h if c is None else c
+        state = next_state(step, plain.sphere_conv(state[0], weight, operation, Parameters(*values)), state)
+        outputs.append(state[0])
+    return torch.stack(outputs), state[0], state[-1]
 
 
 # --- calls of the library ------------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ g = 0, the gates depend on x alone, and gradients are finite.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -26,7 +25,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from spherenet._util.validation import OptionCheck, require_floating, require_number
 from spherenet.errors import InvalidArgument, InvalidArgumentType
-from spherenet.kernels.recurrent import fused_recurrence
+from spherenet.kernels.recurrent import fused_recurrence, next_state
 from spherenet.layers.base import Proxy, record_as_leaf
 from spherenet.layers.conv import SphereLinear
 from spherenet.layers.options import SphereKeywords
@@ -40,7 +39,7 @@ State: TypeAlias = tuple[Tensor, ...]  # state of a cell between steps: (h, c) o
 
 
 class _SphereCell(OptionCheck, nn.Module):
-    """Constructor and forward of both cells; a subclass defines `_step`.
+    """Constructor and forward of both cells; a subclass defines its numbers of gates and states.
 
     The weights belong to two sphere layers, `ih` and `hh`, which regularizers, parameter groups and `keep_norms` treat
     like any other. All gates form one layer; if it has more kernels than inputs, `orthogonality_minimum` is not 0.
@@ -49,7 +48,6 @@ class _SphereCell(OptionCheck, nn.Module):
     option_defaults = {"rescale": "learned"}  # noqa: RUF012
     num_gates: int
     num_states: int
-    _step: Callable[[Tensor, State], State]  # the next state from `ih` of this step's input and the state before
 
     def __init__(
         self,
@@ -89,7 +87,7 @@ class _SphereCell(OptionCheck, nn.Module):
         if input.dim() not in (1, 2):
             raise InvalidArgument("input", f"must have 1 or 2 dimensions, got shape {list(input.shape)}.")
         state = _state_or_zeros(state, self.num_states, input, [*input.shape[:-1], self.hidden_size])
-        return self._step(self.ih(input), state)
+        return next_state(self.ih(input), self.hh(state[0]), state)
 
 
 class SphereLSTMCell(_SphereCell):
@@ -131,12 +129,6 @@ class SphereLSTMCell(_SphereCell):
             return record_as_leaf(self, input, hx)  # type: ignore[return-value]
         return cast(tuple[Tensor, Tensor], self._next(input, hx))
 
-    def _step(self, from_input: Tensor, state: State) -> State:
-        h, c = state
-        i, f, n, o = (from_input + self.hh(h)).chunk(4, -1)
-        c = f.sigmoid() * c + i.sigmoid() * n.tanh()
-        return o.sigmoid() * c.tanh(), c
-
 
 class SphereGRUCell(_SphereCell):
     """One step of a GRU on angles, called like `torch.nn.GRUCell`: cell(input, h) → h′.
@@ -153,13 +145,6 @@ class SphereGRUCell(_SphereCell):
         if isinstance(input, Proxy):
             return record_as_leaf(self, input, hx)
         return self._next(input, None if hx is None else (hx,))[0]
-
-    def _step(self, from_input: Tensor, state: State) -> State:
-        (h,) = state
-        (r_x, z_x, n_x), (r_h, z_h, n_h) = from_input.chunk(3, -1), self.hh(h).chunk(3, -1)
-        z = (z_x + z_h).sigmoid()
-        n = (n_x + (r_x + r_h).sigmoid() * n_h).tanh()
-        return ((1 - z) * n + z * h,)
 
 
 class _SphereRecurrence(OptionCheck, nn.Module):
@@ -287,7 +272,7 @@ def _over_steps(cell: _SphereCell, x: Tensor, state: State, backwards: bool) -> 
     steps = from_input.unbind(0)
     outputs = []
     for from_input in reversed(steps) if backwards else steps:
-        state = cell._step(from_input, state)
+        state = next_state(from_input, cell.hh(state[0]), state)
         outputs.append(state[0])
     return torch.stack(outputs[::-1] if backwards else outputs), state
 
