@@ -21,7 +21,7 @@ def footer(grid: Grid) -> str:
     if finished:
         seconds = [as_number((run.summary or {}).get("seconds")) or 0.0 for run in finished]
         uneven = any(has_steady_pace(run) is False for run in finished)
-        shared = ", at an uneven pace, as on shared cores" if uneven else ""
+        shared = " (shared machine; ignore times)" if uneven else ""
         one = len(finished) == 1
         times = f"{seconds[0]:.0f} s" if one else f"{min(seconds):.0f} to {max(seconds):.0f} s each"
         count = f"{len(finished)} run{'' if one else 's'}"
@@ -140,8 +140,8 @@ def time_table(grid: Grid) -> str:
     if len(known) < len(others):
         lines += [
             "",
-            f"{'Some seconds' if known else 'Seconds'} are left out: the ninth decile of the time per step of these "
-            f"runs is more than {STEADY} times the first, as on cores that are shared with other work.",
+            f"{'Some seconds' if known else 'Seconds'} are left out: other work shared the machine (the ninth decile "
+            f"of the time per step is more than {STEADY} times the first).",
         ]
     return "\n".join(lines)
 
