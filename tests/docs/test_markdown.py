@@ -116,6 +116,11 @@ def test_relative_links_lead_to_files_and_headings(page):
     assert wrong == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_to_results_name_a_section(page):
+    assert re.findall(r"\]\([^)]*\bresults\.md\)", page.read_text(encoding="utf-8")) == []
+
+
 def unsuitable(link):
     """Return whether a link to another host cannot be followed by a reader: not https, local, or a placeholder."""
     host = urlsplit(link).hostname or ""
