@@ -4,8 +4,8 @@
 
 Medians in milliseconds for one layer in channels-last format with kernels of 3×3, 1×1 or, with `--kernel 0`, for a
 fully connected layer: forward with patch norms, backward with transposed window sums, correction of the input gradient,
-and unit weights with their gradient. The share of the forward pass bounds what fusing it into the matrix product could
-save.
+and unit weights with their gradient. The share of the forward pass in the whole layer, as it is called in inference,
+bounds what fusing it into the matrix product could save.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ import torch
 from spherenet.angles import CosineAngle, LinearAngle, SigmoidAngle
 from spherenet.kernels import library
 from spherenet.kernels.backends import Pass, Saved
+from spherenet.kernels.dispatch import sphere_layer
 from spherenet.kernels.sphere_conv import native
 from spherenet.ops.geometry import Geometry, convolve, convolve_backward
 from spherenet.ops.operation import Operation, Parameters
 
 SIZES = ((128, 64, 32), (128, 96, 16), (128, 128, 8), (64, 16, 16), (64, 24, 8), (64, 32, 4))
 ANGLES = (CosineAngle(), LinearAngle(), SigmoidAngle(0.3))
-LINEAR = ((128, 128, 0), (128, 512, 0), (1, 512, 0), (4096, 256, 0), (4096, 768, 0))
-POINTWISE = ((128, 64, 32), (128, 96, 16), (128, 256, 8), (16, 256, 14), (1, 256, 14))
+LINEAR = ((1, 128, 0), (1, 512, 0), (16, 128, 0), (128, 128, 0), (128, 512, 0), (4096, 256, 0), (4096, 768, 0))
+POINTWISE = ((1, 64, 8), (1, 64, 32), (1, 256, 14), (16, 64, 16), (128, 64, 32), (128, 256, 8), (16, 256, 14))
 SHAPES = {0: LINEAR, 1: POINTWISE, 3: SIZES}
 """Batch, channels and side of the maps by side of the kernels."""
 
@@ -83,8 +84,11 @@ def measure(median: Callable[[Callable[[], object]], float], kernel: int, batch:
     for operation in operations:
         forward = median(partial(native.apply, product, x, operation, Parameters(operation.angle.k), False))
         gradient = median(partial(backward, operation))
-        share = forward / (forward + convolution)
-        print(f"  {operation.angle.name:8} forward {forward:8.3f} ({share:4.0%})   backward {gradient:8.3f}")
+        layer = median(partial(sphere_layer, x, weight, operation, Parameters()))
+        print(
+            f"  {operation.angle.name:8} forward {forward:8.3f} ({forward / layer:4.0%})   backward {gradient:8.3f}   "
+            f"layer {layer:8.3f}"
+        )
     print(f"  correction       {median(lambda: native.correct(grad, x, spread, 1)):8.3f}")
     weights = median(lambda: native.unit_weight(weight, operations[0], torch.float32))
     gradient = median(lambda: native.unit_weight_backward(weight, saved, operations[0], torch.float32))

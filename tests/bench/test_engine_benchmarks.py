@@ -1,4 +1,4 @@
-"""benchmarks/engine_choice.py and benchmarks/passes.py: what they measure and print, not how long it takes."""
+"""The scripts engine_choice, passes and profile_step in benchmarks: what they measure, not how long it takes."""
 
 import importlib.util
 import re
@@ -73,3 +73,15 @@ def test_passes_prints_a_share_per_operator(load, monkeypatch, capsys, kernel):
     shares = re.findall(r"^  (cosine|linear|sigmoid) +forward +\d+\.\d+ \( *(\d+)%\)", out, re.MULTILINE)
     assert [name for name, _ in shares] == ["cosine", "linear", "sigmoid"]
     assert all(0 <= int(share) <= 100 for _, share in shares)
+
+
+def test_profile_of_calls_names_the_functions_of_the_library(load, monkeypatch, capsys):
+    size = ("--widths", "8", "8", "8", "--size", "8", "--batch-size", "2", "--threads", "1")
+    script = load("profile_step", "cosine", "--steps", "2", "--calls", *size)
+    for module in (script.native, script.winograd):  # the script replaces them
+        monkeypatch.setattr(module, "load", module.load)
+    script.main()
+    out = capsys.readouterr().out
+    assert "n = 2" in out
+    for name in ("unit_weight", "forward", "backward"):
+        assert re.search(rf" ms  {name}$", out, re.MULTILINE)

@@ -30,10 +30,17 @@ class FastConv2d(nn.Conv2d):
             )
             x, geometry = resolve_padding(input, geometry) if self.kernel_size == (3, 3) else (input, geometry)
             plan = convolution_plan(x, self.weight, self.bias, geometry)
+            if plan is not None and not torch.is_grad_enabled():
+                return _convolution(x, self.weight, self.bias, plan)
             if plan is not None:
                 out: Tensor = _PlainConv.apply(x, self.weight, self.bias, geometry, plan)  # type: ignore[no-untyped-call]
                 return out
         return super().forward(input)
+
+
+def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, plan: Any) -> Tensor:
+    layer = winograd.PLAIN if bias is None else winograd.Layer(bias=bias.contiguous())
+    return dense_like(winograd.forward(x, weight, plan, layer).out, x)
 
 
 class _PlainConv(torch.autograd.Function):
@@ -41,8 +48,7 @@ class _PlainConv(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, plan: Any) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.geometry, ctx.plan = geometry, plan
-        layer = winograd.Layer(bias=None if bias is None else bias.contiguous())
-        return dense_like(winograd.forward(x, weight, plan, layer).out, x)
+        return _convolution(x, weight, bias, plan)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
