@@ -17,7 +17,17 @@ from spherenet.ops.geometry import Geometry
 from spherenet.ops.operation import Operation, Parameters
 from spherenet.ops.sphere_conv import sphere_conv
 
-__all__ = ["Backend", "BackendError", "Case", "Pass", "PlainBackend", "Saved", "has_triton", "load_backend"]
+__all__ = [
+    "Backend",
+    "BackendError",
+    "Case",
+    "Gradients",
+    "Pass",
+    "PlainBackend",
+    "Saved",
+    "has_triton",
+    "load_backend",
+]
 
 _MODULES = {
     "winograd": "sphere_conv.winograd",
@@ -84,7 +94,7 @@ class Pass(NamedTuple):
     """Whether the gradients of x, weight, k, bias, β, γ and radius are needed."""
 
     def parameter_gradients(self, sums: Tensor) -> list[Tensor | None]:
-        """Return the gradients of k, bias, β, γ and radius from four sums per filter, see `Backend.backward`."""
+        """Return the gradients of k, bias, β, γ and radius from the sums of `Gradients`."""
         _, bias, beta, _, _ = self.parameters
         gradients: list[Tensor | None] = []
         for name, parameter, need in zip(Parameters._fields, self.parameters, self.needs[2:], strict=True):
@@ -102,8 +112,13 @@ class Pass(NamedTuple):
         return gradients
 
 
-Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
-"""Gradients of x and weight, and the sums for those of the parameters; None for those that are not needed."""
+class Gradients(NamedTuple):
+    """Results of a backward pass; those that are not needed are None."""
+
+    x: Tensor | None
+    weight: Tensor | None
+    sums: Tensor | None
+    """Four sums per filter for the gradients of the parameters: Σ grad, Σ grad·hg, Σ grad·h·∂g/∂k, Σ grad·g·∂h/∂ρ."""
 
 
 class BackendError(Exception):
@@ -152,9 +167,9 @@ class Backend:
         return self.forward(x, weight, operation, parameters, False)[0]
 
     def backward(self, grad: Tensor, x: Tensor, dtype: torch.dtype, asked: Pass) -> Gradients:
-        """Return the gradients of x and of the weight in `dtype`, and four sums per filter if a parameter needs them.
+        """Return the gradients of x and of the weight in `dtype`, and the sums if a parameter needs them.
 
-        The sums are Σ grad, Σ grad·h·g, Σ grad·h·∂g/∂k and Σ grad·g·∂h/∂ρ; the last may be absent without a radius.
+        The last of the four sums may be absent without a radius.
         """
         raise NotImplementedError
 

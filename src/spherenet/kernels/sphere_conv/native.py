@@ -326,7 +326,7 @@ class NativeBackend(Backend):
         self, x: Tensor, weight: Tensor, operation: Operation, parameters: Parameters, save_cosine: bool
     ) -> tuple[Tensor, Saved]:
         """See `Backend.forward`."""
-        unit, scale = unit_weight(weight, operation, x.dtype)
+        unit, scale = self.unit_weight(weight, operation, x.dtype)
         product = convolve(x, unit, operation.geometry)
         out, inverse_norm, saved_map, mean = apply(product, x, operation, parameters, save_cosine)
         return out, Saved(unit, scale, inverse_norm, saved_map, mean)
@@ -341,7 +341,7 @@ class NativeBackend(Backend):
             grad_x = correct(grad_x, x, correction, geometry.groups)
         if grad_weight is not None:
             grad_weight = unit_weight_backward(grad_weight, saved, operation, dtype)
-        return grad_x, grad_weight, sums
+        return Gradients(grad_x, grad_weight, sums)
 
 
 BACKEND = NativeBackend()

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from spherenet.kernels.backends import Backend, Case, Pass, Saved
-from spherenet.kernels.backends import Gradients as LayerGradients
+from spherenet.kernels.backends import Case, Gradients, Pass, Saved
 from spherenet.kernels.library import (
     ConvolutionBackwardStruct,
     ConvolutionForwardStruct,
@@ -33,7 +32,6 @@ from spherenet.ops.operation import Operation, Parameters
 
 __all__ = [
     "BACKEND",
-    "Gradients",
     "Layer",
     "Needs",
     "Plan",
@@ -82,15 +80,6 @@ class Results(NamedTuple):
     cosine: Tensor | None = None
     mean: Tensor | None = None
     """Means of the patches [N, 1, *out] if they are centered."""
-
-
-class Gradients(NamedTuple):
-    """Results of `backward`; those that are not needed are None."""
-
-    x: Tensor | None
-    weight: Tensor | None
-    sums: Tensor | None
-    """Four sums per filter: Σ grad, Σ grad·hg, Σ grad·h·∂g/∂k, Σ grad·g·∂h/∂ρ."""
 
 
 # --- the choice ----------------------------------------------------------------------------------------------------
@@ -279,7 +268,7 @@ def backward(
 # --- sphere layers -------------------------------------------------------------------------------------------------
 
 
-class WinogradBackend(Backend):
+class WinogradBackend(native.NativeBackend):
     """The convolution and all passes of a layer in one call, where that is faster than torch's convolution."""
 
     name = "winograd"
@@ -289,7 +278,7 @@ class WinogradBackend(Backend):
 
     def supports(self, case: Case) -> bool:
         """Return whether the layer is a 3×3 convolution that this algorithm computes in less time, or on request."""
-        return native.BACKEND.supports(case) and _plan_of(case) is not None
+        return super().supports(case) and _plan_of(case) is not None
 
     def prepared(self, case: Case) -> WinogradBackend:
         """Return the backend with the plan for a case."""
@@ -299,7 +288,7 @@ class WinogradBackend(Backend):
         self, x: Tensor, weight: Tensor, operation: Operation, parameters: Parameters, save_cosine: bool
     ) -> tuple[Tensor, Saved]:
         """See `Backend.forward`."""
-        unit, scale = native.unit_weight(weight, operation, x.dtype)
+        unit, scale = self.unit_weight(weight, operation, x.dtype)
         layer = _engine_layer(operation, parameters)
         results = forward(x, unit, self.plan, layer, keep_norms=True, save_cosine=save_cosine)
         out, norms = dense_like(results.out, x), cast(Tensor, results.inverse_norm)
@@ -307,10 +296,10 @@ class WinogradBackend(Backend):
 
     def infer(self, x: Tensor, weight: Tensor, operation: Operation, parameters: Parameters) -> Tensor:
         """See `Backend.infer`."""
-        unit = native.unit_weight(weight, operation, x.dtype)[0]
+        unit = self.unit_weight(weight, operation, x.dtype)[0]
         return dense_like(forward(x, unit, self.plan, _engine_layer(operation, parameters)).out, x)
 
-    def backward(self, grad: Tensor, x: Tensor, dtype: torch.dtype, asked: Pass) -> LayerGradients:
+    def backward(self, grad: Tensor, x: Tensor, dtype: torch.dtype, asked: Pass) -> Gradients:
         """See `Backend.backward`."""
         operation, parameters, saved, needs = asked
         results = Results(saved.map, saved.inverse_norm, None if saved.is_output else saved.map, saved.mean)
@@ -320,7 +309,7 @@ class WinogradBackend(Backend):
             grad_x = dense_like(grad_x, x)
         if grad_weight is not None:
             grad_weight = native.unit_weight_backward(grad_weight, saved, operation, dtype)
-        return grad_x, grad_weight, sums
+        return Gradients(grad_x, grad_weight, sums)
 
 
 def _engine_layer(operation: Operation, parameters: Parameters) -> Layer:

@@ -44,7 +44,7 @@ class TritonBackend(Backend):
         self, x: Tensor, weight: Tensor, operation: Operation, parameters: Parameters, save_cosine: bool
     ) -> tuple[Tensor, Saved]:
         """See `Backend.forward`."""
-        unit, scale = weights.unit_weight(weight, operation.eps, x.dtype)
+        unit, scale = self.unit_weight(weight, operation, x.dtype)
         product = convolve(x, unit, operation.geometry)
         out, inverse_norm, saved_map = patches.forward(product, x, operation, parameters, save_cosine)
         return out, Saved(unit, scale, inverse_norm, saved_map)
@@ -59,7 +59,7 @@ class TritonBackend(Backend):
             grad_x = gradients.correct(grad_x, x, spread, geometry.groups)
         if grad_unit is not None:
             grad_unit = weights.unit_weight_backward(grad_unit, unit, saved.scale, dtype)
-        return grad_x, grad_unit, sums
+        return Gradients(grad_x, grad_unit, sums)
 
 
 BACKEND = TritonBackend()
