@@ -133,6 +133,21 @@ def test_fast_conv_is_conv2d(padding, layout):
 
 
 @needs_library
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_fast_conv_spreads_what_is_not_finite_over_its_tiles_alone(value):
+    layer, x = sn.FastConv2d(16, 16, 3, padding=1), torch.randn(2, 16, 24, 24)
+    with sn.convolution("winograd"), torch.no_grad():
+        clean = layer(x)
+        x[0, 3, 12, 13] = value
+        out = layer(x)
+    reached = ~out.isfinite().any(1)
+    assert reached[0, 11:14, 12:15].all()  # the patches that contain it
+    reached[0, 8:16, 8:16] = False  # the tiles of these patches
+    assert not reached.any()
+    assert torch.equal(out[1], clean[1])
+
+
+@needs_library
 def test_fast_conv_where_the_engine_does_not_serve():
     layer, x = sn.FastConv2d(8, 8, 3, padding=1), torch.randn(2, 8, 6, 6)
     counterpart = nn.Conv2d(8, 8, 3, padding=1)

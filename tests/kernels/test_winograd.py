@@ -2,9 +2,11 @@
 
 import ctypes
 import math
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -248,6 +250,26 @@ def test_a_gradient_that_is_not_finite_reaches_the_pixels_of_its_patch(value):
     touched = torch.zeros(2, 13, 11, dtype=torch.bool)
     touched[1, 6:9, 2:5] = True
     assert torch.equal(layer.backward(grad, x, 1, 4, results).x.isfinite().all(1), ~touched)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere zeros that are only read may take memory")
+def test_more_than_2_31_elements():
+    """The zeros between two images are only read: the system maps one page for all of them."""
+    images = 2**31 // (512 * 16 * 16) + 2
+    x = torch.from_numpy(np.zeros((images, 16, 16, 512), np.float32)).permute(0, 3, 1, 2)
+    x[0], x[-1] = torch.randn(2, 512, 16, 16)
+    both, layer = x[[0, -1]], Layer(COSINE, 512, 8)
+    results, expected = layer.forward(x, 1, 4), layer.forward(both, 1, 4)
+    assert torch.equal(results.out[[0, -1]], expected.out)
+    assert results.out[1:-1].abs().max() == 0
+    grad = torch.zeros_like(results.out)
+    grad[0], grad[-1] = torch.randn(2, 8, 16, 16)
+    needs = winograd.Needs(x=False)
+    gradient, of_both = (
+        winograd.backward(g, a, layer.weight, plan(a, 8, 1, 4), needs, layer.layer, r).weight
+        for g, a, r in ((grad, x, results), (grad[[0, -1]], both, expected))
+    )
+    assert of_peak(gradient, of_both.double()) < 2e-6
 
 
 # --- determinism and threads ---------------------------------------------------------------------------------------
