@@ -1,16 +1,18 @@
-"""A resumed run reads config.json once, and hashes its weights and images at most once."""
+"""A resumed run reads config.json once, and hashes the files of its checkpoint and its images once."""
+
+from collections import Counter
 
 import pytest
 
 from command_line import TINY, spherenet
 from spherenet.data.splits import Split
-from spherenet.runs import directory
+from spherenet.runs import checkpoints, directory
 
 
 @pytest.fixture
 def counted(monkeypatch):
     """Count what is read and hashed."""
-    counts = {"config.json": 0, "listing_hash": 0}
+    counts = Counter()
 
     def read_json(path, *arguments, **options):
         counts["config.json"] += path.name == "config.json"
@@ -20,7 +22,12 @@ def counted(monkeypatch):
         counts["listing_hash"] += 1
         return original_hash(split)
 
-    original_read, original_hash = directory.read_json, Split.listing_hash
+    def file_digest(path):
+        counts[f"{path.parent.name}/{path.name}"] += 1
+        return original_digest(path)
+
+    original_read, original_hash, original_digest = directory.read_json, Split.listing_hash, checkpoints.file_digest
+    monkeypatch.setattr(checkpoints, "file_digest", file_digest)
     monkeypatch.setattr(directory, "read_json", read_json)
     monkeypatch.setattr(Split, "listing_hash", listing_hash)
     return counts
@@ -31,6 +38,10 @@ def test_resume_reads_the_configuration_and_hashes_the_images_once(tmp_path, cou
     run = tmp_path / "run"
     assert spherenet("train", *TINY, "--output", run) == 0
     (run / "summary.json").unlink()
-    counted.update({"config.json": 0, "listing_hash": 0})
+    counted.clear()
     assert spherenet("train", "--resume", run, *changes) == 0
-    assert counted == {"config.json": 1, "listing_hash": 2}  # of the training and of the test images
+    hashed = {name: count for name, count in counted.items() if name.startswith("step-00000006/")}
+    assert hashed == dict.fromkeys(
+        [f"step-00000006/{name}" for name in ("model.safetensors", "optimizer.safetensors", "state.json")], 1
+    )
+    assert (counted["config.json"], counted["listing_hash"]) == (1, 2)  # the training and the test images
