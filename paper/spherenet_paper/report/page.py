@@ -1,4 +1,4 @@
-"""Sections of an HTML page about experiments: the paper's values, claims, mean curves, learned k, time and memory."""
+"""The section of an HTML page about an experiment: paper's values, claims, mean curves, learned k, time and memory."""
 
 from __future__ import annotations
 
@@ -14,17 +14,7 @@ from spherenet_paper.report.closeness import closeness
 from spherenet_paper.report.grids import Grid, GridCell
 from spherenet_paper.report.tables import GridLayout, cell_text
 
-__all__ = ["section_of_grid", "sections_of_grids"]
-
-
-def sections_of_grids(grids: Sequence[Grid]) -> list[Section]:
-    """Return a section per experiment. The link to one of several presets contains the preset."""
-    sections = [section_of_grid(grid) for grid in grids]
-    names = [grid.id for grid in grids]
-    for grid, section in zip(grids, sections, strict=True):
-        if names.count(grid.id) > 1:
-            section.anchor = f"{grid.id}, {grid.preset}"
-    return sections
+__all__ = ["section_of_grid"]
 
 
 def section_of_grid(grid: Grid) -> Section:
