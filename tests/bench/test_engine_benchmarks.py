@@ -1,7 +1,8 @@
-"""The scripts engine_choice, passes and profile_step in benchmarks: what they measure, not how long it takes."""
+"""The scripts engine_choice, passes, profile_step and small_maps in benchmarks: what they measure, not how long."""
 
 import importlib.util
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,13 @@ def test_profile_of_calls_names_the_functions_of_the_library(load, monkeypatch, 
     assert "n = 2" in out
     for name in ("unit_weight", "forward", "backward"):
         assert re.search(rf" ms  {name}$", out, re.MULTILINE)
+
+
+def test_small_maps_prints_a_ratio_per_operator_and_algorithm(load, monkeypatch, capsys):
+    script = load("small_maps", "--threads", "1", "--rounds", "2")
+    small = replace(script.SMALL, widths=(8, 8, 8), batch_size=2, size=8)
+    monkeypatch.setattr(script, "SMALL", small)
+    script.main()
+    rows = capsys.readouterr().out.splitlines()[2:]
+    assert [row.split()[0] for row in rows] == ["auto", "direct"]
+    assert all(len(re.findall(r"\d\.\d\d \(\d+\.\d\d to \d+\.\d\d\)", row)) == len(script.OPERATORS) for row in rows)
