@@ -210,6 +210,17 @@ def test_state_is_saved_resumed_and_kept_in_evaluation_mode(make):
     assert all(torch.equal(before[name], value) for name, value in loss.state_dict().items())
 
 
+@pytest.mark.parametrize("make", [AdaFaceLoss, CurricularFaceLoss])
+def test_a_batch_that_is_not_finite_does_not_change_the_state(make):
+    loss, head = make(momentum=0.5), AngularHead(4, 6)
+    x, labels = torch.randn(8, 4), torch.randint(6, (8,))
+    loss(head(x), labels)
+    before = copy.deepcopy(loss.state_dict())
+    loss(head(x * math.nan), labels)
+    assert all(torch.equal(before[name], state) for name, state in loss.state_dict().items())
+    assert loss(head(x), labels).isfinite()
+
+
 def test_state_is_the_same_in_all_processes(tmp_path):
     worker = Path(__file__).with_name("state_worker.py")
     command = [sys.executable, "-W", "error", str(worker), str(tmp_path / "store")]

@@ -79,6 +79,26 @@ def test_resumed_transformer_is_bit_identical_and_normalized(tmp_path, operator)
     assert len(decayed) == (1 if operator == "cosine" else 1 + len(matrices))  # the head, under plain softmax
 
 
+@pytest.mark.parametrize("loss", ["adaface", "curricularface", "uniface"])
+def test_resumed_run_keeps_what_a_loss_has_learned(tmp_path, loss):
+    expected, _ = run(tmp_path / "uninterrupted", model(loss=loss))
+    stop = StopSignals()
+    trainer(tmp_path / "resumed", model(loss=loss), reporter=StopAt(7, stop)).train(stop)
+    resumed = trainer(tmp_path / "resumed", model(loss=loss))
+    assert resumed.resume() == []
+    resumed.train(StopSignals())
+    assert_equal(weights(resumed), weights(expected))
+    state = {name for name in weights(expected) if name.startswith("criterion.")}
+    assert (
+        state
+        == {
+            "adaface": {"criterion.norm_mean", "criterion.norm_std"},
+            "curricularface": {"criterion.progress"},
+            "uniface": {"criterion.shift"},
+        }[loss]
+    )
+
+
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("stops", [[7], [4], [5, 6], [8]], ids=str)
 def test_resumed_run_is_bit_identical(tmp_path, options, stops):
