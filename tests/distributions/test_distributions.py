@@ -207,8 +207,61 @@ def test_divergences_equal_means_over_samples():
     assert float(kl_divergence(q, q)) == pytest.approx(0, abs=1e-12)
     uniform = HypersphericalUniform(6, dtype=torch.float64)
     assert float(kl_divergence(uniform, uniform)) == 0
+    samples = uniform.sample((40000,))
+    for q in (VonMisesFisher(first, 3.0), PowerSpherical(first, 3.0)):
+        differences = uniform.log_prob(samples) - q.log_prob(samples)
+        standard_error = float(differences.std()) / math.sqrt(len(samples))
+        assert float(kl_divergence(uniform, q)) == pytest.approx(float(differences.mean()), abs=4.5 * standard_error)
     with pytest.raises(NotImplementedError):
         kl_divergence(q, PowerSpherical(second, 4.0))
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-11), (torch.float32, 1e-6)])
+@pytest.mark.parametrize("dimension", [2, 3, 64, 4096])
+@pytest.mark.parametrize("kappa", [0.0, 1e-6, 1.0, 1e3, 1e6])
+def test_divergences_equal_mpmath_on_the_whole_range(dimension, kappa, dtype, bound):
+    direction = torch.zeros(dimension, dtype=dtype)
+    direction[0] = 1
+    kappas = torch.tensor(kappa, dtype=dtype)
+    uniform = HypersphericalUniform(dimension, dtype=dtype)
+    fisher, power = VonMisesFisher(direction, kappas), PowerSpherical(direction, kappas)
+    opposite = VonMisesFisher(-direction, 300.0)
+    with mpmath.workdps(60):
+        d, half, k = mpmath.mpf(dimension), mpmath.mpf(dimension - 1) / 2, mpmath.mpf(kappas.item())
+
+        def log_mean(order, k):
+            """Return log E exp(κ μ·x) for d = 2·order + 2."""
+            if k < 300:
+                return mpmath.log(mpmath.hyp0f1(order + 1, k * k / 4))
+            return mpmath.loggamma(order + 1) + order * mpmath.log(2 / k) + mpmath.log(mpmath.besseli(order, k))
+
+        log_m, length = log_mean(d / 2 - 1, k), k / d * mpmath.exp(log_mean(d / 2, k) - log_mean(d / 2 - 1, k))
+        beta = mpmath.loggamma(2 * half) - mpmath.loggamma(half)
+        mode = mpmath.loggamma(2 * half + k) - mpmath.loggamma(half + k) - beta
+        divergence = mode - k * (mpmath.digamma(2 * half + k) - mpmath.digamma(half + k))
+        log_opposite = log_mean(d / 2 - 1, mpmath.mpf(300))
+        expected = {
+            (fisher, uniform): k * length - log_m,
+            (uniform, fisher): log_m,
+            (power, uniform): divergence,
+            (uniform, power): k * (mpmath.digamma(2 * half) - mpmath.digamma(half)) - mode,
+            (fisher, opposite): k * length - log_m + 300 * length + log_opposite,
+            (power, opposite): divergence + 300 * k / (k + 2 * half) + log_opposite,
+        }
+        for (p, q), value in expected.items():
+            assert abs(float(kl_divergence(p, q)) - value) < bound * max(1, abs(value)), (p, q)
+
+
+@pytest.mark.parametrize("cls", AROUND)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_variance_along_the_mean_direction_is_exact(cls, dtype):
+    """It is 1e-6 of the variances across, in which a difference would lose it."""
+    distribution = cls(torch.eye(3, dtype=dtype)[0], torch.tensor(1e6, dtype=dtype))
+    along, across = distribution._variances()
+    torch.testing.assert_close(distribution.variance[0], along.to(dtype), rtol=1e-6, atol=0)
+    torch.testing.assert_close(distribution.variance[1:], across.to(dtype).expand(2), rtol=1e-6, atol=0)
+    longer = cls(1.000009 * torch.eye(3, dtype=dtype)[0], 1e6)  # the norm may have this error
+    assert (longer.variance > 0).all()
 
 
 def test_divergences_of_other_dimensions_are_refused():
@@ -265,6 +318,10 @@ def test_wrong_directions_are_refused(cls):
         cls(torch.tensor([1, 0]), 1.0)
     with pytest.raises(TypeError, match=r"^mean_direction must be a tensor of floating point .* got list\.$"):
         cls([1.0, 0.0], 1.0)
+    with pytest.raises(TypeError, match=r"^concentration must be a number or a tensor, got 'high'\.$"):
+        cls(directions(3), "high")
+    with pytest.raises(TypeError, match=r"^concentration must be real, got torch\.complex64\.$"):
+        cls(directions(3), torch.tensor(1j))
     with pytest.raises(ValueError, match=r"^concentration must have a shape that broadcasts with \[2\], got \[3\]\.$"):
         cls(directions(2, 4), torch.ones(3))
 

@@ -4,8 +4,8 @@
 - `VonMisesFisher`: the density grows with exp(κ μ·x), as a softmax over cosines assumes.
 - `PowerSpherical`: the density grows with (1 + μ·x)^κ; similar, with cheaper samples.
 
-`torch.distributions.kl_divergence` knows the closed forms: both to the uniform distribution, from one von Mises–Fisher
-distribution to another, and from a power spherical to a von Mises–Fisher distribution.
+`torch.distributions.kl_divergence` knows the closed forms: both to and from the uniform distribution, from one von
+Mises–Fisher distribution to another, and from a power spherical to a von Mises–Fisher distribution.
 """
 
 from spherenet.distributions import divergences as _registers_divergences  # noqa: F401

@@ -72,7 +72,15 @@ class AroundDirection(Distribution):
                 f"must have at least 2 entries in its last dimension, got shape {list(mean_direction.shape)}.",
             )
         if not isinstance(concentration, Tensor):
-            concentration = torch.as_tensor(concentration, dtype=mean_direction.dtype, device=mean_direction.device)
+            dtype, device = mean_direction.dtype, mean_direction.device
+            try:
+                concentration = torch.as_tensor(concentration, dtype=dtype, device=device)
+            except (TypeError, ValueError, RuntimeError):
+                raise InvalidArgumentType(
+                    "concentration", f"must be a number or a tensor, got {concentration!r}."
+                ) from None
+        if concentration.is_complex():
+            raise InvalidArgumentType("concentration", f"must be real, got {concentration.dtype}.")
         dtype = torch.promote_types(mean_direction.dtype, concentration.dtype)
         try:
             batch_shape = broadcast(mean_direction.shape[:-1], concentration.shape)
@@ -112,7 +120,8 @@ class AroundDirection(Distribution):
     def variance(self) -> Tensor:
         """Variance of each entry of the samples."""
         along, across = (value.to(self.concentration.dtype).unsqueeze(-1) for value in self._variances())
-        return across + (along - across) * self.mean_direction.square()
+        share = self.mean_direction.square()
+        return along * share + across * (1 - share).clamp(min=0)
 
     @property
     @abstractmethod
@@ -130,6 +139,10 @@ class AroundDirection(Distribution):
     @abstractmethod
     def _kl_to_uniform(self) -> Tensor:
         """Return the divergence from this to the uniform distribution in float64."""
+
+    @abstractmethod
+    def _kl_from_uniform(self) -> Tensor:
+        """Return the divergence from the uniform distribution to this in float64."""
 
     def rsample(self, sample_shape: Any = ()) -> Tensor:
         """Return samples [*sample_shape, *batch_shape, d] with gradients for the parameters.

@@ -47,6 +47,14 @@ def _to_uniform(p: AroundDirection, q: HypersphericalUniform) -> Tensor:
     return divergence.expand(broadcast(p.batch_shape, q.batch_shape))
 
 
+@_registered(HypersphericalUniform, VonMisesFisher)
+@_registered(HypersphericalUniform, PowerSpherical)
+def _from_uniform(p: HypersphericalUniform, q: AroundDirection) -> Tensor:
+    _require_same_dimension(p, q)
+    divergence = q._kl_from_uniform().to(torch.promote_types(p.entropy().dtype, q.concentration.dtype))
+    return divergence.expand(broadcast(p.batch_shape, q.batch_shape))
+
+
 @_registered(VonMisesFisher, VonMisesFisher)
 @_registered(PowerSpherical, VonMisesFisher)
 def _to_von_mises_fisher(p: AroundDirection, q: VonMisesFisher) -> Tensor:

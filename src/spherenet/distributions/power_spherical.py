@@ -68,6 +68,10 @@ class PowerSpherical(AroundDirection):
         kappa, half = self.concentration.double(), (self.dimension - 1) / 2
         return self._log_mode_ratio() - kappa * _digamma_difference(kappa + half, half)
 
+    def _kl_from_uniform(self) -> Tensor:
+        kappa, half = self.concentration.double(), (self.dimension - 1) / 2
+        return kappa * _digamma_difference(torch.full_like(kappa, half), half) - self._log_mode_ratio()
+
     def _angles(self, shape: Size) -> Tensor:
         half = (self.dimension - 1) / 2
         shapes = (self.concentration.double() + half).expand(shape)

@@ -68,6 +68,9 @@ class VonMisesFisher(AroundDirection):
         large = bessel.log_mode_ratio(d, kappa) - kappa * bessel.resultant_deficit(d, kappa)
         return torch.where(kappa < d, small, large)  # equal; each is without cancellation on its side
 
+    def _kl_from_uniform(self) -> Tensor:
+        return bessel.log_generating_function(self.dimension, self.concentration.double())
+
     def _angles(self, shape: Size) -> Tensor:
         kappa = self.concentration.double().expand(shape)
         return _DifferentiableAngle.apply(kappa, self.dimension)  # type: ignore[no-any-return, no-untyped-call]
