@@ -488,6 +488,7 @@ WRONG_INPUTS = [
     ((X, X, X), {"attn_mask": torch.zeros(L, 7)}, ValueError, r"attn_mask must have shape .*, got \[4, 7\]"),
     ((X, X, X), {"attn_mask": torch.zeros(L, L).long()}, TypeError, "attn_mask must be a boolean or floating point"),
     ((X, X, X), {"key_padding_mask": torch.zeros(7, L)}, ValueError, "key_padding_mask must have shape"),
+    ((X, X.double(), X), {}, TypeError, "^key must have the dtype of the weights, torch.float32, got"),
     ((X, X, X), {"key_padding_mask": [True]}, TypeError, "key_padding_mask must be .* tensor, got list"),
 ]
 
@@ -496,6 +497,14 @@ WRONG_INPUTS = [
 def test_wrong_inputs(inputs, options, error, message):
     with pytest.raises(error, match=message):
         SphereMultiheadAttention(E, H, batch_first=True)(*inputs, **options)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_are_refused(layout):
+    nested = torch.nested.nested_tensor([torch.randn(2, E), torch.randn(3, E)], layout=layout)
+    with pytest.raises(ValueError, match=r"^query must not be nested: pad it and use key_padding_mask"):
+        SphereMultiheadAttention(E, H, batch_first=True)(nested, nested, nested)
 
 
 class Operations(TorchDispatchMode):

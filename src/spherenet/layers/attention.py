@@ -27,7 +27,7 @@ from spherenet._util.validation import (
 )
 from spherenet.errors import InvalidArgument, InvalidArgumentType
 from spherenet.layers.base import Proxy
-from spherenet.ops.norms import DEFAULT_EPS, direction, working_dtype
+from spherenet.ops.norms import DEFAULT_EPS, autocast_is_on, direction, working_dtype
 
 __all__ = ["SphereMultiheadAttention"]
 
@@ -234,12 +234,19 @@ class SphereMultiheadAttention(OptionCheck, nn.Module):
 
     def _check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         """Raise TypeError or ValueError for inputs that do not fit together."""
+        weight = self.q_proj_weight if self.in_proj_weight is None else self.in_proj_weight
+        assert weight is not None
+        dtype = weight.dtype
         for name, tensor, size in (
             ("query", query, self.embed_dim),
             ("key", key, self.kdim),
             ("value", value, self.vdim),
         ):
             require_floating(name, tensor)
+            if tensor.is_nested:
+                raise InvalidArgument(name, "must not be nested: pad it and use key_padding_mask, got a nested tensor.")
+            if tensor.dtype != dtype and not autocast_is_on(tensor):
+                raise InvalidArgumentType(name, f"must have the dtype of the weights, {dtype}, got {tensor.dtype}.")
             if tensor.dim() not in (2, 3) or tensor.shape[-1] != size:
                 raise InvalidArgument(name, f"must have shape [*, *, {size}] or [*, {size}], got {list(tensor.shape)}.")
         if query.dim() != key.dim() or key.shape[:-1] != value.shape[:-1]:

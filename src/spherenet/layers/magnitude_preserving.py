@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from spherenet._util.validation import OptionCheck, require_floating, require_integer, require_number
+from spherenet.errors import InvalidArgument
 from spherenet.ops.norms import DEFAULT_EPS, direction
 
 __all__ = ["MPConv2d", "MPLinear", "mp_cat", "mp_silu", "mp_sum"]
@@ -98,8 +99,9 @@ class MPConv2d(_MPLayer):
         out_channels = require_integer("out_channels", out_channels, minimum=1)
         groups = require_integer("groups", groups, minimum=1)
         if in_channels % groups or out_channels % groups:
-            raise ValueError(
-                f"groups must be a divisor of in_channels={in_channels} and out_channels={out_channels}, got {groups}."
+            raise InvalidArgument(
+                "groups",
+                f"must be a divisor of in_channels={in_channels} and out_channels={out_channels}, got {groups}.",
             )
         super().__init__((out_channels, in_channels // groups, height, width), device, dtype)
         self.stride, self.groups = require_integer("stride", stride, minimum=1), groups
@@ -178,7 +180,9 @@ def mp_cat(a: Tensor, b: Tensor, dim: int = 1, t: float = 0.5) -> Tensor:
     t = _weight(t)
     sizes = a.shape[dim], b.shape[dim]
     if 0 in sizes:
-        raise ValueError(f"a and b must have at least 1 entry along dim={dim}, got sizes {sizes[0]} and {sizes[1]}.")
+        raise InvalidArgument(
+            "a", f"and b must have at least 1 entry along dim={dim}, got sizes {sizes[0]} and {sizes[1]}."
+        )
     total = math.sqrt(sum(sizes)) / math.hypot(1 - t, t)
     return torch.cat([a * (total * (1 - t) / math.sqrt(sizes[0])), b * (total * t / math.sqrt(sizes[1]))], dim)
 
@@ -195,5 +199,5 @@ def _unit_kernels(weight: Tensor, eps: float = DEFAULT_EPS) -> Tensor:
 
 def _weight(t: float) -> float:
     if not 0 <= require_number("t", t) <= 1:
-        raise ValueError(f"t must be from 0 to 1, got {t!r}.")
+        raise InvalidArgument("t", f"must be from 0 to 1, got {t!r}.")
     return float(t)
