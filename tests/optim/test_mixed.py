@@ -131,3 +131,29 @@ def test_unknown_algorithms_are_refused():
         MixedOptimizer([group])
     with pytest.raises(ValueError, match=r"^an option must be one of .*, got 'lion'"):
         MixedOptimizer([{**group, "algorithm": "sgd"}], lion={})
+
+
+def test_options_that_an_algorithm_does_not_have_are_refused():
+    """Torch ignores unknown options of a group, so that a wrong name would go unnoticed."""
+    groups = [{"params": [nn.Parameter(torch.ones(2, 2))], "algorithm": "muon"}]
+    with pytest.raises(ValueError, match=r"^an option of muon must be one of 'lr', .*, got 'momentun'\. Did you mean"):
+        MixedOptimizer(groups, muon={"momentun": 0.9})
+    with pytest.raises(ValueError, match=r"^an option of adamw must be one of 'lr', .*, got 'momentum'"):
+        MixedOptimizer(groups, adamw={"momentum": 0.9})
+    with pytest.raises(TypeError, match=r"^muon must be a dictionary of options, got float\.$"):
+        MixedOptimizer(groups, muon=0.1)
+
+
+@pytest.mark.parametrize("optimizer", [sn.Muon, sn.Hyperball, MixedOptimizer])
+@pytest.mark.parametrize(
+    "params",
+    [nn.Linear(2, 2), torch.ones(2, 2), None, "decay", {"params": []}, torch.optim.Adam([torch.ones(2, 2)])],
+    ids=lambda params: type(params).__name__,
+)
+def test_what_is_not_a_list_of_parameters_is_refused(optimizer, params):
+    name = "groups" if optimizer is MixedOptimizer else "params"
+    message = (
+        rf"^{name} must be parameters or groups of them, such as model\.parameters\(\), got {type(params).__name__}\.$"
+    )
+    with pytest.raises(TypeError, match=message):
+        optimizer(params)

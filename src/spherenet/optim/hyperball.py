@@ -25,7 +25,7 @@ from spherenet.ops.norms import working_dtype
 from spherenet.optim.kernels import is_dtensor
 from spherenet.optim.mixed import ALGORITHMS
 from spherenet.optim.muon import require_matrices
-from spherenet.optim.step import SteppingOptimizer
+from spherenet.optim.step import SteppingOptimizer, as_list
 
 __all__ = ["Hyperball"]
 
@@ -71,7 +71,7 @@ class Hyperball(SteppingOptimizer):
     ) -> None:
         if not (isinstance(inner, type) and issubclass(inner, Optimizer)):
             inner = ALGORITHMS[require_one_of("inner", inner, ALGORITHMS)]
-        groups: list[Any] = list(params)
+        groups = as_list("params", params)
         groups = [dict(group) if isinstance(group, dict) else group for group in groups]
         self._inner = inner([dict(group) if isinstance(group, dict) else group for group in groups], **options)
         super().__init__(groups, {**self._inner.defaults, "lr": lr, "scope": scope})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch.optim import Optimizer
 from spherenet._util.validation import require_one_of
 from spherenet.errors import InvalidArgumentType
 from spherenet.optim.muon import Muon
-from spherenet.optim.step import SteppingOptimizer
+from spherenet.optim.step import SteppingOptimizer, as_list
 
 __all__ = ["ALGORITHMS", "MixedOptimizer"]
 
@@ -43,8 +44,10 @@ class MixedOptimizer(SteppingOptimizer):
     """
 
     def __init__(self, groups: Iterable[Mapping[str, Any]], **options: Mapping[str, Any]) -> None:
+        for name, values in options.items():
+            _require_options(name, values)
         own: list[dict[str, Any]] = []
-        for group in groups:
+        for group in as_list("groups", groups):
             if not isinstance(group, Mapping):
                 raise InvalidArgumentType(
                     "groups",
@@ -57,8 +60,6 @@ class MixedOptimizer(SteppingOptimizer):
                 require_one_of("algorithm", algorithm, ALGORITHMS)
                 for name, value in options.get(str(algorithm), {}).items():
                     group.setdefault(name, value)
-        for name in options:
-            require_one_of("an option", name, ALGORITHMS)
         self._parts: list[Optimizer] = []
         super().__init__(own, {})
         self._connect()
@@ -89,3 +90,13 @@ class MixedOptimizer(SteppingOptimizer):
         """Make one step with every algorithm."""
         for part in self._parts:
             part.step()
+
+
+def _require_options(algorithm: str, options: Any) -> None:
+    """Raise an error unless the options are those of an algorithm; torch ignores unknown ones of a group."""
+    require_one_of("an option", algorithm, ALGORITHMS)
+    if not isinstance(options, Mapping):
+        raise InvalidArgumentType(algorithm, f"must be a dictionary of options, got {type(options).__name__}.")
+    allowed = list(inspect.signature(ALGORITHMS[algorithm]).parameters)[1:]  # after the parameters
+    for name in options:
+        require_one_of(f"an option of {algorithm}", name, allowed)

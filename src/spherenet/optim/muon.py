@@ -23,7 +23,7 @@ from spherenet._util.validation import require_integer, require_number, require_
 from spherenet.errors import InvalidArgument, InvalidArgumentType
 from spherenet.ops.norms import working_dtype
 from spherenet.optim.kernels import is_dtensor
-from spherenet.optim.step import SteppingOptimizer
+from spherenet.optim.step import SteppingOptimizer, as_list
 
 __all__ = ["COEFFICIENTS", "Muon", "orthogonalize", "require_matrices"]
 
@@ -113,7 +113,7 @@ class Muon(SteppingOptimizer):
             "steps": steps,
             "dtype": dtype,
         }
-        super().__init__(params, defaults)
+        super().__init__(as_list("params", params), defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, whose options are checked."""

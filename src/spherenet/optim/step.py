@@ -1,14 +1,29 @@
-"""The part of a step that all optimizers share: the closure, and no gradients."""
+"""What all optimizers share: their parameters as a list, and a step with a closure and without gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import overload
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar, overload
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
-__all__ = ["SteppingOptimizer"]
+from spherenet.errors import InvalidArgumentType
+
+__all__ = ["SteppingOptimizer", "as_list"]
+
+T = TypeVar("T")
+
+
+def as_list(name: str, params: Iterable[T]) -> list[T]:
+    """Return parameters or groups as a list; raise TypeError for a tensor, a module, an optimizer or the like."""
+    given: Any = params
+    if isinstance(given, (Tensor, str, Mapping)) or not isinstance(given, Iterable):
+        raise InvalidArgumentType(
+            name, f"must be parameters or groups of them, such as model.parameters(), got {type(given).__name__}."
+        )
+    return list(params)
 
 
 class SteppingOptimizer(Optimizer):

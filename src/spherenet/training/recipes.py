@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from spherenet.errors import InvalidArgument
+from spherenet._util.validation import require_one_of
 
 __all__ = ["RECIPES", "recipe"]
 
@@ -67,6 +67,4 @@ def recipe(name: str) -> dict[str, Any]:
     Raises:
         ValueError: If there is no such recipe.
     """
-    if name not in RECIPES:
-        raise InvalidArgument("recipe", f"must be one of {', '.join(RECIPES)}, got {name!r}.")
-    return dict(RECIPES[name])
+    return dict(RECIPES[require_one_of("recipe", name, RECIPES)])
