@@ -23,26 +23,29 @@ class Function(NamedTuple):
     place: str
     name: str
     parameters: int
-
-    @property
-    def is_public(self) -> bool:
-        """Whether no part of its name starts with an underscore, special methods aside."""
-        return not any(part.startswith("_") and not part.endswith("__") for part in self.name.split("."))
+    is_public: bool
+    """Whether no part of its name starts with an underscore, special methods and bases of public classes aside."""
 
 
 def functions_of(path: Path, root: Path) -> Iterator[Function]:
     """Yield all counted functions of a file."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    yield from _functions_in(tree, "", str(path.relative_to(root)))
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    inherited = {base.id for node in classes if not node.name.startswith("_") for base in node.bases
+                 if isinstance(base, ast.Name)}  # fmt: skip
+    for place, name, parameters in _functions_in(tree, "", str(path.relative_to(root))):
+        parts = name.split(".")
+        private = [part for part in parts if part.startswith("_") and not part.endswith("__")]
+        yield Function(place, name, parameters, set(private) <= inherited)
 
 
-def _functions_in(node: ast.AST, prefix: str, file: str) -> Iterator[Function]:
+def _functions_in(node: ast.AST, prefix: str, file: str) -> Iterator[tuple[str, str, int]]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.ClassDef):
             yield from _functions_in(child, f"{prefix}{child.name}.", file)
         elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
             if not any(mark in ast.unparse(d) for d in child.decorator_list for mark in ("triton", "jit", "overload")):
-                yield Function(f"{file}:{child.lineno}", prefix + child.name, _parameters(child.args))
+                yield f"{file}:{child.lineno}", prefix + child.name, _parameters(child.args)
             yield from _functions_in(child, f"{prefix}{child.name}.", file)
         else:
             yield from _functions_in(child, prefix, file)
