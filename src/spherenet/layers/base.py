@@ -133,7 +133,7 @@ class SphereLayer(OptionCheck, nn.Module):
         self, state_dict: Any, prefix: str, local_metadata: dict[str, Any], *arguments: Any
     ) -> None:
         """Load the tensors, with a warning if they were saved by a sphere layer with other options."""
-        saved = local_metadata.get(METADATA_KEY)  # None for a plain layer and for versions without this entry
+        saved = local_metadata.get(METADATA_KEY)  # None for a plain layer
         different = different_options(saved, self)
         if different:
             warnings.warn(

@@ -57,12 +57,10 @@ class ReportedRun:
 
     def learned_k(self) -> dict[str, list[float]]:
         """Return the final k of the filters of each layer, or an empty dictionary if k was not learned."""
-        # Earlier versions named the rows of probes "observed".
-        rows = [row for row in self.rows if row["split"] in ("probes", "observed")]
-        observed = [row["k"] for row in rows if isinstance(row.get("k"), dict)]
-        if not str(self.setting("operator")).startswith("learnable") or not observed:
+        probed = [row["k"] for row in self.rows if row["split"] == "probes" and isinstance(row.get("k"), dict)]
+        if not str(self.setting("operator")).startswith("learnable") or not probed:
             return {}
-        layers = {layer: values for layer, values in observed[-1].items() if isinstance(values, list)}
+        layers = {layer: values for layer, values in probed[-1].items() if isinstance(values, list)}
         return {layer: [k for k in map(as_number, values) if k is not None] for layer, values in layers.items()}
 
     def learned_k_of_stages(self) -> dict[str, list[float]]:
