@@ -8,6 +8,7 @@ import torch
 import spherenet as sn
 from command_line import TINY, in_other_processes, one_sentence, spherenet
 from spherenet.errors import CheckpointError
+from spherenet.models.normalized import EmbeddingMatrix
 from spherenet.runs import RunDirectory
 from spherenet.runs.checkpoints import load_checkpoint
 from spherenet.training import Processes, StopSignals, TrainConfig, evaluate
@@ -123,6 +124,19 @@ def test_average_keeps_the_norms_of_kernels_that_keep_norms_keeps(tmp_path):
     for name, norms in saved["kept_norms"].items():
         torch.testing.assert_close(saved["model"][name].flatten(1).norm(dim=1), norms)
         assert not torch.allclose(saved["model"][name], saved["trained"][name])
+
+
+def test_average_keeps_the_norms_of_a_normalized_transformer(tmp_path):
+    torch.manual_seed(0)
+    network = sn.create_model("sphere-vit-tiny", 3, widths=(8,), in_channels=1, input_size=8)
+    run(tmp_path, network, average_weights=DECAY, learning_rate=0.05)
+    saved = last_tensors(tmp_path)
+    matrices = [(name, module) for name, module in network.named_modules() if isinstance(module, EmbeddingMatrix)]
+    assert len(matrices) == 2 + 4 * 6
+    for name, matrix in matrices:
+        average, trained = (saved[group][f"{name}.weight"] for group in ("model", "trained"))
+        torch.testing.assert_close(average.norm(dim=matrix.axis), torch.ones(average.shape[1 - matrix.axis]))
+        assert not torch.allclose(average, trained)
 
 
 def test_norms_of_transposed_kernels_and_opposite_weights():

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from spherenet.models.normalized import EmbeddingMatrix
 from spherenet.optim.kernels import invariant_kernels
 from spherenet.training.config import TrainConfig
 from spherenet.training.state import require_fitting
@@ -27,8 +29,8 @@ class WeightAverage:
     """Average of the weights and buffers of a model; without effect if `config.average_weights` is 0.
 
     Running statistics of BatchNorm are averaged like weights; counters are copied. The mean of two weights of the same
-    norm is shorter. A weight whose norm `keep_norms` or Muon keeps is therefore scaled to that norm after each step, as
-    a whole or per kernel; the norm of any other weight is that of the mean.
+    norm is shorter. A weight whose norm `keep_norms`, Muon or a normalized transformer keeps is therefore scaled to
+    that norm after each step, as a whole or per vector; the norm of any other weight is that of the mean.
 
     Args:
         model: The model that is trained.
@@ -119,6 +121,9 @@ def _kept_norms(model: nn.Module, optimizer: Optimizer, config: TrainConfig) -> 
         for parameter in group["params"]
         if group.get("norm") == "frobenius"
     }
+    for name, module in model.named_modules():
+        if isinstance(module, EmbeddingMatrix) and module.sphere:
+            norms[f"{name}.weight"] = partial(torch.linalg.vector_norm, dim=module.axis, keepdim=True)
     if config.keep_norms:
         norms |= {name: own.norms_of for name, own in invariant_kernels(model).items() if own.weight.requires_grad}
     return norms
