@@ -109,10 +109,22 @@ def test_inductor_compiles_layers_and_losses_with_changing_sizes(tmp_path, monke
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("nested", [False, True])
-def test_script_names_what_works(nested):
-    layer = sn.SphereConv2d(3, 4, 3)
-    with pytest.raises(TypeError, match=r"use torch\.jit\.trace or torch\.export\.export, got torch\.jit\.script of a"):
-        torch.jit.script(nn.Sequential(layer) if nested else layer)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: sn.SphereConv2d(3, 4, 3),
+        lambda: sn.AngularHead(3, 4),
+        lambda: sn.SphereLSTM(3, 4),
+        lambda: sn.SphereMultiheadAttention(4, 2),
+        lambda: sn.MPLinear(3, 4),
+        lambda: sn.ArcFaceLoss(),
+    ],
+    ids=["layer", "head", "recurrence", "attention", "magnitude-preserving", "loss"],
+)
+def test_script_names_what_works(make, nested):
+    module = make()
+    with pytest.raises(TypeError, match=r"use torch\.jit\.trace or torch\.export\.export, got torch\.jit\.script of "):
+        torch.jit.script(nn.Sequential(module) if nested else module)
 
 
 COUNT = """

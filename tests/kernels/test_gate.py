@@ -220,7 +220,10 @@ OF_TORCH = {
 }
 
 
-"""Entry points without kernels of this library: tensors without memory end the process in torch's own operations."""
+"""Entry points without kernels of this library: tensors with too little memory are read by torch's own operations."""
+
+UNCHECKED = ("PowerSpherical", "Muon", "Hyperball")
+"""Entry points where freed memory ends the process as in torch's own distributions and optimizers."""
 
 
 @pytest.fixture(autouse=True)
@@ -250,6 +253,16 @@ def test_every_entry_point_with_every_kind_of_tensor(name, kind):
         value = torch._from_functional_tensor(value) if torch._is_functional_tensor(value) else value
         if kind in ("wrapper", "subclass", "negated", "imaginary", "functional", *PLAIN):
             torch.testing.assert_close(value.as_subclass(torch.Tensor), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name in ENTRY_POINTS | OF_TORCH if name not in UNCHECKED])
+@pytest.mark.parametrize("implementation", ["auto", "reference"])
+@pytest.mark.filterwarnings("ignore")
+def test_freed_memory_is_an_error_of_the_plain_formula_too(name, implementation, monkeypatch):
+    monkeypatch.setattr(dispatch, "LARGE_MAP", 1 << 19)
+    call = (ENTRY_POINTS | OF_TORCH)[name]
+    with sn.backend(implementation), pytest.raises(RuntimeError, match=r"allocated|out of bounds"):
+        call(freed)
 
 
 @every_kind

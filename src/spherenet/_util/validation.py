@@ -27,6 +27,7 @@ __all__ = [
     "require_device",
     "require_floating",
     "require_integer",
+    "require_memory",
     "require_module",
     "require_number",
     "require_one_of",
@@ -98,6 +99,23 @@ def require_device(name: str, device: str | torch.device) -> torch.device:
     return available
 
 
+def require_memory(*tensors: Tensor) -> None:
+    """Raise RuntimeError for tensors whose memory was freed; torch's elementwise operations would end the process."""
+    if torch.compiler.is_compiling():
+        return
+    for tensor in tensors:
+        if type(tensor) is not Tensor and type(tensor) is not nn.Parameter:
+            continue
+        try:
+            is_freed = tensor.untyped_storage().nbytes() == 0 and tensor.numel() > 0
+        except NotImplementedError:  # sparse, or a transform of torch.func
+            continue
+        if is_freed:
+            raise RuntimeError(
+                f"tensor must have allocated memory, got shape {list(tensor.shape)} in a storage of 0 bytes."
+            )
+
+
 def require_floating(name: str, tensor: Tensor) -> None:
     """Raise TypeError unless the argument is a floating point tensor."""
     if not isinstance(tensor, Tensor):
@@ -127,6 +145,14 @@ class OptionCheck:
         if options:
             _reject_by_signature(cls.__name__, options, inspect.signature(cls), cls.option_synonyms)
         return super().__new__(cls)
+
+    def __prepare_scriptable__(self) -> Any:
+        """Raise an error with what works instead of `torch.jit.script`, whose own message is long and does not help."""
+        raise InvalidArgumentType(
+            "module",
+            "must be traced or exported, not scripted: use torch.jit.trace or torch.export.export, "
+            f"got torch.jit.script of {type(self).__name__}.",
+        )
 
 
 OPTION_DEFAULTS: dict[object, Mapping[str, object]] = {}

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from spherenet._util.validation import OptionCheck, require_one_of
 from spherenet.angles import AngleFunction, make_angle
-from spherenet.errors import InvalidArgument, InvalidArgumentType
+from spherenet.errors import InvalidArgument
 from spherenet.kernels.dispatch import can_read_values
 from spherenet.layers.options import SphereOptions
 from spherenet.magnitudes import Magnitude, make_magnitude
@@ -151,14 +151,6 @@ class SphereLayer(OptionCheck, nn.Module):
                 stacklevel=2,
             )
         super().__setattr__(name, value)
-
-    def __prepare_scriptable__(self) -> Any:
-        """Raise an error with what works instead of `torch.jit.script`, whose own message is long and does not help."""
-        raise InvalidArgumentType(
-            "layer",
-            "must be traced or exported, not scripted: use torch.jit.trace or torch.export.export, "
-            f"got torch.jit.script of a {type(self).__name__}.",
-        )
 
     def extra_repr(self) -> str:
         """Return torch's own description followed by the options of a sphere layer."""

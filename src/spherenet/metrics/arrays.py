@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from spherenet._util.validation import require_memory
 from spherenet.errors import InvalidArgument, InvalidArgumentType
 
 __all__ = ["as_labels", "as_matrix", "as_tensor", "in_blocks", "unit_rows"]
@@ -45,6 +46,8 @@ def in_blocks(rows: Tensor, others: int) -> tuple[Tensor, ...]:
 
 def as_tensor(name: str, value: Any) -> Tensor:
     """Return numbers as a tensor on the CPU; lists of numbers with a decimal point as float64, as numpy does."""
+    if isinstance(value, Tensor):
+        require_memory(value)
     try:
         if isinstance(value, Tensor):
             return value.detach().cpu()
@@ -62,6 +65,7 @@ def as_tensor(name: str, value: Any) -> Tensor:
 def as_labels(name: str, labels: Tensor | Sequence[Any], count: int) -> np.ndarray[Any, Any]:
     """Return one number or string per embedding as an array."""
     if isinstance(labels, Tensor):
+        require_memory(labels)
         labels = labels.detach().cpu()
         array = (labels.float() if labels.dtype == torch.bfloat16 else labels).numpy()
     else:

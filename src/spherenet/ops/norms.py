@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+from spherenet._util.validation import require_memory
 from spherenet.ops.geometry import Geometry, resolve_padding, window_sum
 
 __all__ = [
@@ -53,13 +54,15 @@ def without_autocast(x: Tensor) -> AbstractContextManager[object]:
 
 def norm(x: Tensor, dim: int | tuple[int, ...], eps: float = DEFAULT_EPS) -> Tensor:
     """Return sqrt(Σx² + eps) over `dim`, which is kept with size 1."""
+    require_memory(x)
     shrunk = x.to(working_dtype(x.dtype)) * SHRINK
     return (shrunk.square().sum(dim, keepdim=True) + eps * SHRINK**2).sqrt() / SHRINK
 
 
 def direction(x: Tensor, dim: int | tuple[int, ...], eps: float = DEFAULT_EPS) -> Tensor:
     """Return x/‖x‖ over `dim` in the dtype of x; zero if x is zero or its norm is not finite."""
-    return (x.to(working_dtype(x.dtype)) / norm(x, dim, eps)).to(x.dtype)
+    length = norm(x, dim, eps)
+    return (x.to(working_dtype(x.dtype)) / length).to(x.dtype)
 
 
 def patch_norm(x: Tensor, geometry: Geometry, eps: float = DEFAULT_EPS) -> Tensor:

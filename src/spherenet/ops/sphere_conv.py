@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spherenet._util.validation import require_memory
 from spherenet.angles import AngleFunction
 from spherenet.angles.elementary import ElementaryFunction, elementary, save_tensors
 from spherenet.magnitudes import Magnitude
@@ -47,6 +48,7 @@ def sphere_conv(x: Tensor, weight: Tensor, operation: Operation, parameters: Par
     convolution with weights [C, O/groups, *kernel]. Autocast must be off, and the padding must be given in numbers.
     """
     angle, geometry, eps, center, magnitude = operation
+    require_memory(x, weight)
     unit = unit_weight(weight, operation).to(x.dtype)
     cosine, norm = _centered_cosines(x, unit, geometry, eps) if center == "patch" else _cosines(x, unit, geometry, eps)
     value = apply_angle(cosine, angle, parameters.k)
