@@ -84,7 +84,7 @@ pytest: $(READY) browser hosts  ## run all tests, or those of e.g. SELECT='-m "n
 results: $(READY)  ## write verdicts.csv, docs/results.md, its figure and the table of README.md from the runs in paper/results
 	$(BIN)/python -m spherenet_paper.report
 
-SOAK   ?= tests/faults
+SOAK   ?= tests/faults paper/tests/cli/test_fuzz.py
 soak: $(READY) hosts  ## run the fault tests with their full counts and write the table of docs/reliability.md (about an hour)
 	SPHERENET_SOAK=1 $(BIN)/python -m pytest $(SOAK)
 

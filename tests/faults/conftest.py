@@ -1,20 +1,29 @@
-"""Fixtures of the fault tests, and the table of results in docs/reliability.md."""
+"""Fixtures of the fault tests."""
 
 import os
 import shutil
 import tempfile
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from faults import table
 from faults.children import OPTIONS, Children
+from faults.recording import (
+    pytest_collection_modifyitems,
+    pytest_deselected,
+    pytest_runtest_logreport,
+    pytest_runtest_protocol,
+    tried,
+)
 from faults.scale import SOAK
 
-HERE = Path(__file__).parent
-REPORT = HERE.parents[1] / "docs" / "reliability.md"
-_reports, _deselected = [], []
+__all__ = [
+    "pytest_collection_modifyitems",
+    "pytest_deselected",
+    "pytest_runtest_logreport",
+    "pytest_runtest_protocol",
+    "tried",
+]
 
 
 @pytest.fixture(scope="session")
@@ -70,45 +79,3 @@ def interrupted(children, place):
         return path
 
     return copy
-
-
-@pytest.fixture
-def tried(request):
-    """Return a function that counts a trial for the table: tried("kill -9 at a random moment")."""
-    counts = Counter()
-
-    def count(what, times=1):
-        counts[what] += times
-
-    yield count
-    request.node.user_properties.append(("tried", dict(counts)))
-
-
-def pytest_collection_modifyitems(items):
-    for item in items:
-        if item.path.parent == HERE:
-            item.user_properties.append(("point", item.module.POINT))
-
-
-def pytest_runtest_logreport(report):
-    if Path(report.fspath).parent.name == HERE.name:
-        _reports.append(report)
-
-
-def pytest_deselected(items):
-    _deselected.extend(items)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item, nextitem):
-    """In `make soak`, write the results of each complete file to the table of the page.
-
-    The files can be run one by one, and an interrupted soak loses only the results of the current file.
-    """
-    result = yield
-    config, file = item.config, item.path.name
-    incomplete = _deselected or any("::" in argument for argument in config.args)
-    alone = not hasattr(config, "workerinput")  # not a worker of pytest-xdist, which runs only some tests of a file
-    if SOAK and alone and not incomplete and (nextitem is None or nextitem.path != item.path):
-        table.write(REPORT, table.rows_of([report for report in _reports if Path(report.fspath).name == file]))
-    return result

@@ -15,6 +15,8 @@ from spherenet_paper.experiments import find_experiment
 from spherenet_paper.experiments.jobs import create_jobs, create_settings, create_tuning_jobs
 from spherenet_paper.experiments.runner import LocalLauncher
 
+POINT = 15
+
 
 @pytest.fixture
 def no_training(monkeypatch):
@@ -38,7 +40,7 @@ def grids(tmp_path):
     return tuned, reproduced
 
 
-def test_mutated_grids(grids, no_training, capsys):
+def test_mutated_grids(grids, no_training, capsys, tried):
     chance, (tuned, reproduced) = random.Random(3), grids
     files = {root: sorted(path for path in root.rglob("*.json*") if path.is_file()) for root in grids}
     best = tuned.with_name("best.yaml")
@@ -58,10 +60,11 @@ def test_mutated_grids(grids, no_training, capsys):
         path.write_bytes(mutated_file(content, path.name, chance))
         codes.add(run_command(arguments, capsys))
         path.write_bytes(content)
+        tried(f"{verb} with a mutated file of a run")
     assert 1 in codes
 
 
-def test_mutated_images(tmp_path, capsys):
+def test_mutated_images(tmp_path, capsys, tried):
     chance, codes = random.Random(5), set()
     originals = {}
     for suffix in ("png", "jpg", "bmp", "gif", "tif"):
@@ -72,35 +75,39 @@ def test_mutated_images(tmp_path, capsys):
         path = tmp_path / f"mutated.{suffix}"
         path.write_bytes(mutated_bytes(originals[suffix], chance))
         codes.add(run_command(["theory", "phase", path, *chance.choice([[], ["--json"]])], capsys))
+        tried("theory phase of a mutated image")
     assert {0, 2} <= codes
 
 
-def test_mutated_option_files(tmp_path, capsys):
+def test_mutated_option_files(tmp_path, capsys, tried):
     chance, path, codes = random.Random(2), tmp_path / "my.yaml", set()
     for _ in range(COMMAND_LINES // 20):
         path.write_text(json.dumps(mutated_value(TINY.as_dict(), chance)))
         # The output folder cannot be created, so that nothing is trained with valid options.
         codes.add(run_command(["tune", "--config", path, "--output", path / "run"], capsys))
+        tried("tune with mutated options")
     assert codes <= {1, 2}
 
 
-def test_unexpected_options(grids, no_training, tmp_path, capsys, monkeypatch):
+def test_unexpected_options(grids, no_training, tmp_path, capsys, monkeypatch, tried):
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")  # some values are valid names of files to write
     Image.new("L", (12, 12)).save(tmp_path / "image.png")
     chance, (tuned, reproduced) = random.Random(6), grids
     labs = {lab.prog.split()[-1]: lab for lab in verb_parser("theory").labs}
     conditioning = ["theory", "conditioning", "--c", 1, 2, "--depths", 2, "--steps", 0]
-    commands = [
-        (["reproduce", "table3", "--preset", "smoke", "--output", reproduced], verb_parser("reproduce")),
-        ([*TUNE, "--output", tuned], verb_parser("tune")),
-        (["theory", "operators"], labs["operators"]),
-        (["theory", "color"], labs["color"]),
-        (["theory", "phase", tmp_path / "image.png"], labs["phase"]),
-        (conditioning, labs["conditioning"]),
-    ]
+    commands = {
+        "reproduce": (["reproduce", "table3", "--preset", "smoke", "--output", reproduced], verb_parser("reproduce")),
+        "tune": ([*TUNE, "--output", tuned], verb_parser("tune")),
+        "theory operators": (["theory", "operators"], labs["operators"]),
+        "theory color": (["theory", "color"], labs["color"]),
+        "theory phase": (["theory", "phase", tmp_path / "image.png"], labs["phase"]),
+        "theory conditioning": (conditioning, labs["conditioning"]),
+    }
     codes = set()
     for _ in range(COMMAND_LINES // 12):
-        arguments, parser = chance.choice(commands)
+        verb = chance.choice(list(commands))
+        arguments, parser = commands[verb]
         codes.add(run_command([*arguments, *mutated_options(options_of(parser), chance)], capsys))
+        tried(f"{verb} with unexpected options")
     assert {0, 2} <= codes
