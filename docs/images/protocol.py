@@ -1,4 +1,4 @@
-"""Draw `protocol.svg`: the authors' curves beside those of paper/the runs of fig-protocol, by BatchNorm statistics.
+"""Draw `protocol.svg`: the authors' curves beside those of the runs of fig-protocol, by BatchNorm statistics.
 
 python docs/images/protocol.py [FILE]
 
