@@ -213,7 +213,10 @@ def test_scales_start_at_scale_and_are_bounded():
 def test_parameters_have_names_and_shapes_of_torch(options):
     state = {name: value.shape for name, value in SphereMultiheadAttention(E, H, **options).state_dict().items()}
     assert state.pop("temperature") == (H,)
-    assert state == {name: value.shape for name, value in nn.MultiheadAttention(E, H, **options).state_dict().items()}
+    torchs = nn.MultiheadAttention(E, H, **options).state_dict()
+    assert state == {name: value.shape for name, value in torchs.items()}
+    loaded = SphereMultiheadAttention(E, H, **options).load_state_dict(torchs, strict=False)
+    assert loaded == (["temperature"], [])
 
 
 def test_arguments_have_names_order_and_defaults_of_torch():

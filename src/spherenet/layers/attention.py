@@ -35,7 +35,8 @@ __all__ = ["SphereMultiheadAttention"]
 class SphereMultiheadAttention(OptionCheck, nn.Module):
     """Attend by cosines, as a replacement for `torch.nn.MultiheadAttention`.
 
-    Parameters have the names and shapes of torch's layer; `temperature` [num_heads] is added.
+    Parameters have the names and shapes of torch's layer, whose state dict loads with `strict=False`; `temperature`
+    [num_heads] is added.
 
     Args:
         embed_dim: As in `torch.nn.MultiheadAttention`.
