@@ -23,11 +23,11 @@ check: lint types imports fast  ## lint, types, import rules and fast tests (und
 
 test: $(READY)  ## all checks, and all tests but the slow ones (creates the environment first)
 	$(MAKE) --no-print-directory --jobs 2 lint types imports docs
-	$(MAKE) --no-print-directory pytest SELECT='-m "not slow"'
+	SPHERENET_SITE=site SITE_URL='$(SITE_URL)' $(MAKE) --no-print-directory pytest SELECT='-m "not slow"'
 
 test-all: $(READY)  ## all checks and all tests, as in CI
 	$(MAKE) --no-print-directory --jobs 2 lint types imports docs
-	$(MAKE) --no-print-directory pytest
+	SPHERENET_SITE=site SITE_URL='$(SITE_URL)' $(MAKE) --no-print-directory pytest
 
 # LOCKED=1 installs the files whose hashes are in requirements.lock and nothing else, as CI does.
 LOCKED ?=

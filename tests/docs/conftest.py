@@ -1,4 +1,4 @@
-"""The documentation site, built once per worker process with the command of `make docs`, in a temporary folder."""
+"""The documentation site: that of `make test`, else built in a temporary folder with the command of `make docs`."""
 
 import os
 import shutil
@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SITE_URL = "https://example.org/spherenet/"
+SITE_URL = os.environ.get("SITE_URL", "https://example.org/spherenet/")
 
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory):
+    if "SPHERENET_SITE" in os.environ:
+        return ROOT / os.environ["SPHERENET_SITE"]
     pytest.importorskip("zensical")
     copy = tmp_path_factory.mktemp("site")
     shutil.copytree(ROOT / "docs", copy / "docs")
