@@ -28,7 +28,7 @@ from spherenet.layers import SphereGRU, SphereLSTM
 __all__ = ["WORKLOADS", "Workload", "has_bfloat16", "run_suite"]
 
 OPERATORS = ("cosine", "linear", "sigmoid", "learnable")
-Progress = Callable[[Iterator[dict[str, float]], int, str], Iterable[dict[str, float]]]
+ShowRounds = Callable[[Iterator[dict[str, float]], int, str], Iterable[dict[str, float]]]
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def has_bfloat16() -> bool:
     return "avx512_bf16" in flags or "amx_bf16" in flags
 
 
-def run_suite(rounds: int, progress: Progress, workloads: Iterable[Workload] = WORKLOADS) -> dict[str, Any]:
+def run_suite(rounds: int, progress: ShowRounds, workloads: Iterable[Workload] = WORKLOADS) -> dict[str, Any]:
     """Measure workloads on the CPU and return the results as JSON values.
 
     Args:
@@ -139,7 +139,7 @@ def run_suite(rounds: int, progress: Progress, workloads: Iterable[Workload] = W
     }
 
 
-def _rows(workload: Workload, rounds: int, progress: Progress) -> list[Row]:
+def _rows(workload: Workload, rounds: int, progress: ShowRounds) -> list[Row]:
     total = rounds * workload.repeats
     networks = contestants(
         OPERATORS,
@@ -159,7 +159,7 @@ def _rows(workload: Workload, rounds: int, progress: Progress) -> list[Row]:
     )
 
 
-def _recurrent(rounds: int, progress: Progress) -> list[dict[str, Any]]:
+def _recurrent(rounds: int, progress: ShowRounds) -> list[dict[str, Any]]:
     """Measure training of recurrent layers (sequence 100, batch 64, hidden 128) relative to torch's layers."""
     entries = []
     for name, plain, sphere in (("SphereLSTM", nn.LSTM, SphereLSTM), ("SphereGRU", nn.GRU, SphereGRU)):

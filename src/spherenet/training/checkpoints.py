@@ -25,7 +25,7 @@ from spherenet.runs.checkpoints import Checkpoints, file_digest, is_distributed,
 from spherenet.training.distributed import Processes
 from spherenet.training.sharding import local
 from spherenet.training.state import (
-    Progress,
+    Counters,
     load_model_tensors,
     load_optimizer_tensors,
     optimizer_tensors,
@@ -96,7 +96,7 @@ def restore(trainer: Trainer) -> list[str]:
     if scaler.is_enabled() and "scaler" in checkpoint.state:  # absent if the precision was changed
         scaling = checkpoint.state["scaler"]
         scaler.load_state_dict({name: require_number(scaling, name) for name in scaler.state_dict()})
-    trainer.progress = Progress.from_state(checkpoint.state)
+    trainer.progress = Counters.from_state(checkpoint.state)
     trainer.step = checkpoint.step
     before, now = checkpoint.state.get("implementation"), implementation_name(trainer.processes.device.type)
     if isinstance(before, str) and before != now:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from spherenet._util.files import user_path
-from spherenet.data import Dataset
+from spherenet.data import Dataset, Progress
 from spherenet.errors import DataError, RunError
 from spherenet.runs import RunDirectory
 from spherenet.training.build import build_augmentation, build_data, build_model, located, require_valid_choices
@@ -31,8 +31,6 @@ from spherenet.training.trainer import Trainer
 
 __all__ = ["new_output", "require_same_options", "train"]
 
-DataProgress = Callable[[int, int], None]
-
 PER_PROCESS = ("data_dir", "download", "workers", "tensorboard", "timeout")
 """Options that may differ between the processes of a run. All others determine the exchanges that they take part in."""
 
@@ -45,7 +43,7 @@ def train(
     restarted: bool = False,
     allow_changes: bool = False,
     reporter: Reporter | None = None,
-    progress: DataProgress | None = None,
+    progress: Progress | None = None,
     command: Sequence[str] | None = None,
 ) -> Outcome:
     """Train as configured and write the run to a folder, or resume the run in that folder.
@@ -211,7 +209,7 @@ def _weights_state(trainer: Trainer, processes: Processes) -> dict[str, Any]:
 
 
 def _load_data(
-    config: TrainConfig, processes: Processes, progress: DataProgress | None, broken: Collection[str] | None
+    config: TrainConfig, processes: Processes, progress: Progress | None, broken: Collection[str] | None
 ) -> Dataset:
     """Load the data in all processes, after the main process has downloaded or decoded them."""
     if processes.world > 1:

@@ -15,8 +15,8 @@ from spherenet.errors import CheckpointError
 from spherenet.optim import MixedOptimizer
 
 __all__ = [
+    "Counters",
     "Outcome",
-    "Progress",
     "buffer_copies",
     "load_model_tensors",
     "load_optimizer_tensors",
@@ -55,7 +55,7 @@ class Outcome:
 
 
 @dataclass
-class Progress:
+class Counters:
     """Counters of a run. All of them are saved in checkpoints; −1 means that there was no evaluation yet.
 
     `not_better` is the number of evaluations since the best one. `loss_sum`, `correct` and `count` are sums since the
@@ -76,7 +76,7 @@ class Progress:
     tta_accuracy: float = -1.0
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Progress:
+    def from_state(cls, state: Mapping[str, Any]) -> Counters:
         """Return the counters of a checkpoint's state. Raises CheckpointError if one is not a number."""
         counters = state.get("progress", {})
         progress = cls(**{name: require_number(counters, name) for name in asdict(cls())})  # type: ignore[arg-type]

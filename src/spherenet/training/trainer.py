@@ -31,7 +31,7 @@ from spherenet.training.protocols import Protocols
 from spherenet.training.reporter import Reporter
 from spherenet.training.sharding import gradient_norm, is_sharded, joint_micro_batches, require_shardable, shard_model
 from spherenet.training.signals import StopRequested, StopSignals
-from spherenet.training.state import Outcome, Progress, buffer_copies, optimizer_tensors, restore_buffers
+from spherenet.training.state import Counters, Outcome, buffer_copies, optimizer_tensors, restore_buffers
 
 __all__ = ["Trainer"]
 
@@ -109,7 +109,7 @@ class Trainer:
         is_fused = config.choice("optimizer").name != "muon"  # only fused optimizers can skip a step on the device
         if device.type != "cpu" and is_fused:
             self.deferred = DeferredSums(device, config.batch_size, sticky=config.on_nan == "stop")
-        self.progress, self.patience = Progress(), config.patience or math.inf
+        self.progress, self.patience = Counters(), config.patience or math.inf
         self._last_means = (math.nan, math.nan)
         self.step = 0
         training_order(dataset.train.labels, config, processes)  # raises ValueError before anything is written
