@@ -69,17 +69,18 @@ def test_equals_oracle(need_weights, bias, sizes):
         assert weights is None
 
 
+FIXED = torch.Generator().manual_seed(0)  # what other files draw at import does not change the masks
 PADDING = torch.tensor([[False, False, True, False, True], [False] * 5])
 CAUSAL = torch.ones(L, S, dtype=torch.bool).triu(1)
 MASKS = {
     "padding": {"key_padding_mask": PADDING},
-    "float padding": {"key_padding_mask": torch.randn(N, S, dtype=torch.float64)},
+    "float padding": {"key_padding_mask": torch.randn(N, S, dtype=torch.float64, generator=FIXED)},
     "2-D": {"attn_mask": CAUSAL},
-    "float 2-D": {"attn_mask": torch.randn(L, S, dtype=torch.float64)},
-    "3-D": {"attn_mask": torch.rand(N * H, L, S) < 0.4},
-    "float 3-D": {"attn_mask": torch.randn(N * H, L, S, dtype=torch.float64)},
+    "float 2-D": {"attn_mask": torch.randn(L, S, dtype=torch.float64, generator=FIXED)},
+    "3-D": {"attn_mask": torch.rand(N * H, L, S, generator=FIXED) < 0.4},
+    "float 3-D": {"attn_mask": torch.randn(N * H, L, S, dtype=torch.float64, generator=FIXED)},
     "both": {"key_padding_mask": PADDING, "attn_mask": CAUSAL},
-    "mixed": {"key_padding_mask": PADDING, "attn_mask": torch.randn(L, S, dtype=torch.float64)},
+    "mixed": {"key_padding_mask": PADDING, "attn_mask": torch.randn(L, S, dtype=torch.float64, generator=FIXED)},
     "causal": {"is_causal": True},
     "causal with mask": {"is_causal": True, "attn_mask": CAUSAL},
     "causal and padding": {"is_causal": True, "key_padding_mask": PADDING},
