@@ -126,11 +126,16 @@ def test_run_on_a_full_device_is_resumed_later(tmp_path, tried):
     tried("a run on a device that fills up, and resumes when there is space")
 
 
-def test_output_to_a_full_device_is_an_error(tmp_path, tried):
-    """The exit code is not 0 if the result cannot be printed."""
+@pytest.mark.parametrize(
+    "arguments", [["--version"], ["--help"], ["train", "--help"], ["data", "mnist5k"]], ids=" ".join
+)
+def test_output_to_a_full_device_is_an_error(arguments, tried):
+    """The exit code is not 0 if the result cannot be printed, and the reason is one sentence."""
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "spherenet", "--version"], stdout=full, stderr=subprocess.PIPE, timeout=PATIENCE
-        )
-    assert done.returncode != 0
+            [sys.executable, "-m", "spherenet", *arguments],
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=PATIENCE,
+        )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == f"spherenet{'' if arguments[0][0] == '-' else ' ' + arguments[0]}: No space left on device.\n"
     tried("output to /dev/full")

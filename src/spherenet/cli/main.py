@@ -65,6 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except BrokenPipeError:
             discard_closed_streams()
             return CLOSED_PIPE
+        except OSError as error:
+            print_message(f"spherenet: {_describe_error(error)[0]}")
+            return WRONG_INPUT
         return 0
     name, *rest = words
     verb = find_verb(name)
@@ -140,7 +143,7 @@ def _describe_error(error: Exception, option_of: Callable[[str], str] = str) -> 
         return f"not enough memory ({detail}); use smaller batches, images or networks.", FAILED
     if isinstance(error, OSError) and error.strerror and isinstance(error.filename, (str, bytes)):
         return f"{os.fsdecode(error.filename)}: {error.strerror}.", WRONG_INPUT
-    if isinstance(error, OSError):
-        return str(error), WRONG_INPUT
+    if isinstance(error, OSError):  # of the output, which has no name, or of a library without a number
+        return f"{error.strerror}." if error.strerror else str(error), WRONG_INPUT
     detail = first_line(error)
     return f"internal error ({type(error).__name__}: {detail}); please report it with the output of --debug.", INTERNAL
