@@ -52,6 +52,7 @@ __all__ = [
     "is_transformed",
     "per_filter",
     "readable",
+    "serves_recurrence",
     "sphere_layer",
 ]
 
@@ -111,6 +112,15 @@ def blockwise(elements: int, *tensors: Tensor) -> bool:
 def allows_kernels() -> bool:
     """Return whether heads and losses may use kernels where they have one."""
     return BACKEND.current() != "reference"
+
+
+def serves_recurrence(h: Tensor, weight: Tensor, operation: Operation) -> bool:
+    """Return whether the native kernels compute a recurrent layer with states h [N, H]."""
+    case = Case(
+        BACKEND.current(), "direct", torch.get_num_threads(), h.device.type, h.dtype, operation.angle.kernel_id, None,
+        None, operation.geometry, h.shape, h.stride(), weight.shape,
+    )  # fmt: skip
+    return choose(case).name == "native"
 
 
 def convolution_plan(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> winograd.Plan | None:

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from spherenet.angles import AngleFunction
 from spherenet.angles.elementary import gradients_of
-from spherenet.kernels.backends import Case, Pass, Saved
-from spherenet.kernels.dispatch import choose, per_filter, readable
+from spherenet.kernels.backends import Pass, Saved
+from spherenet.kernels.dispatch import per_filter, readable, serves_recurrence
 from spherenet.kernels.library import CellStruct, load
-from spherenet.kernels.settings import BACKEND
 from spherenet.kernels.sphere_conv import native
 from spherenet.kernels.torch_internals import has_global_hooks
 from spherenet.ops import sphere_conv as plain
@@ -51,12 +50,7 @@ def fused_recurrence(
     if from_input.dim() != 3 or not one_dtype or autocast_is_on(from_input):
         return None
     operation = Operation(angle, eps=layer.eps)
-    h = state[0]
-    case = Case(
-        BACKEND.current(), "direct", torch.get_num_threads(), h.device.type, h.dtype, angle.kernel_id, None, None,
-        operation.geometry, h.shape, h.stride(), weight.shape,
-    )  # fmt: skip
-    if choose(case) is not native.BACKEND:
+    if not serves_recurrence(state[0], weight, operation):
         return None
     affine = (per_filter(value, weight) for value in (layer.bias, layer.beta, layer.gamma))
     parameters = Parameters(k, *affine)
