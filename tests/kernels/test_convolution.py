@@ -39,6 +39,20 @@ def test_auto_takes_winograd_where_it_is_faster():
 
 
 @needs_library
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["planes", "rows"])
+def test_small_sphere_layers_take_winograd_before_plain_ones(layout):
+    """Torch's convolution would need calls of the library before and after it."""
+    layer, x = sn.SphereConv2d(16, 16, 3, padding=1), torch.randn(1, 16, 12, 12).contiguous(memory_format=layout)
+    results = {}
+    for choice in ("auto", "winograd", "direct"):
+        with sn.convolution(choice), torch.no_grad():
+            results[choice] = layer(x)
+    assert tile(1, 16, 12, 12, filters=16) == 0
+    is_rows = layout == torch.channels_last  # planes would have to be copied
+    assert torch.equal(results["auto"], results["winograd" if is_rows else "direct"])
+
+
+@needs_library
 @pytest.mark.parametrize(
     "changed",
     [{"kernel_size": (1, 1)}, {"stride": (2, 1)}, {"dilation": (1, 2)}, {"groups": 2}, {"padding": (3, 1)},
