@@ -34,24 +34,13 @@ def test_given_splits_are_used(tmp_path):
     )
 
 
-@pytest.mark.parametrize("rule", ["name", "index"])
-def test_split_is_reproducible_and_seeded(tmp_path, rule):
+def test_split_is_reproducible_and_seeded(tmp_path):
     touch(tmp_path, *(f"{name}/{index}.png" for name in "ab" for index in range(50)))
-    first = listing_of(tmp_path, rule=rule)
-    assert first == listing_of(tmp_path, rule=rule)
+    first = listing_of(tmp_path)
+    assert first == listing_of(tmp_path)
     assert not {path for path, _ in first.train} & {path for path, _ in first.test}
     assert first.train == sorted(first.train)
-    assert first != listing_of(tmp_path, seed=1, rule=rule)
-
-
-def test_split_of_earlier_versions_is_stratified(tmp_path):
-    touch(tmp_path, *(f"a/{index}.png" for index in range(50)), *(f"b/{index}.png" for index in range(10)))
-    touch(tmp_path, "c/1.png", "c/2.png", "c/3.avif", "c/4.heic")
-    first = listing_of(tmp_path, rule="index")
-    assert [sum(label == expected for _, label in first.test) for expected in range(3)] == [10, 2, 1]
-    assert [sum(label == expected for _, label in first.train) for expected in range(3)] == [40, 8, 1]
-    # As version 0.1 chose them: runs of that version are evaluated on these images.
-    assert [path for path, label in first.test if label == 1] == ["b/1.png", "b/8.png"]
+    assert first != listing_of(tmp_path, seed=1)
 
 
 @pytest.mark.parametrize("fraction", [0.001, 0.999])

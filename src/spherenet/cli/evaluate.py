@@ -260,8 +260,6 @@ def _splits_of(saved: SavedRun, arguments: Namespace, workers: int) -> tuple[Spl
             message = "classes must be those of the run, also with --allow-changes: its network has no others."
             raise DataError(message) from None
         warn(str(error).partition(";")[0] + ".")
-        if config.data == "folder" and config.split_rule == "index":
-            warn("the test images are chosen by index: the network may have been trained on some of them.")
     split: Split | None = getattr(dataset, arguments.split)
     if split is None:
         raise InvalidArgument(

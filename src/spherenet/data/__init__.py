@@ -128,7 +128,6 @@ def load_dataset(
     standardize: str = "data",
     test_fraction: float = 0.1,
     seed: int = 0,
-    split_rule: Literal["name", "index"] = "name",
     on_broken: Literal["stop", "skip"] = "stop",
     broken: Collection[str] | None = None,
     workers: int = 0,
@@ -150,9 +149,7 @@ def load_dataset(
         standardize: "data" scales the pixels of all images alike, "image" also standardizes each image by its own mean
             and standard deviation; see `Preprocessing`.
         test_fraction: Fraction of each class that a folder without `val/` keeps for testing.
-        seed: Seed of this choice.
-        split_rule: How these images are chosen: "name" by a hash of the file name, which is independent of other files,
-            or "index" as in earlier versions.
+        seed: Seed of this choice, which depends on a hash of the file name and on no other file.
         on_broken: What happens to images of a folder that cannot be read: "stop" raises DataError when one is read, or
             at once if its format is not supported; "skip" decodes all images first and leaves those out.
         broken: Paths of images to leave out, if they are already known from `Dataset.broken`.
@@ -168,7 +165,6 @@ def load_dataset(
     info = DATASETS[require_one_of("data", name, DATASETS)]
     if not (isinstance(test_fraction, (int, float)) and 0 < test_fraction < 1):
         raise InvalidArgument("test_fraction", f"must be between 0 and 1, got {test_fraction!r}.")
-    require_one_of("split_rule", split_rule, ("name", "index"))
     require_one_of("on_broken", on_broken, ("stop", "skip"))
     if image_size is not None and (type(image_size) is not int or not 1 <= image_size <= MAX_IMAGE_SIZE):
         raise InvalidArgument("image_size", f"must be an integer from 1 to {MAX_IMAGE_SIZE}, got {image_size!r}.")
@@ -191,7 +187,6 @@ def load_dataset(
             seed,
             download,
             progress,
-            split_rule=split_rule,
             on_broken=on_broken,
             broken=broken,
             workers=workers,

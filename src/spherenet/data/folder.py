@@ -47,8 +47,8 @@ def _load(options: LoadOptions) -> Dataset:
     )
 
     def listing_without(skipped: Collection[str]) -> Listing:
-        fraction, seed, rule = options.test_fraction, options.seed, options.split_rule
-        return list_folder(root, test_fraction=fraction, seed=seed, rule=rule, skipped=frozenset(skipped))
+        fraction, seed = options.test_fraction, options.seed
+        return list_folder(root, test_fraction=fraction, seed=seed, skipped=frozenset(skipped))
 
     def split(images: list[tuple[str, int]]) -> FolderSplit:
         labels = torch.tensor([label for _, label in images], dtype=torch.int64)

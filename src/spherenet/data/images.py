@@ -29,7 +29,6 @@ from spherenet.data.preprocessing import Preprocessing, normalize
 from spherenet.errors import DataError
 
 __all__ = [
-    "EARLIER_SUFFIXES",
     "FORMATS",
     "MAX_PIXELS",
     "SUFFIXES",
@@ -48,8 +47,7 @@ __all__ = [
 MAX_PIXELS = (1 << 28) // 3  # 89 million, 256 MiB as RGB; Pillow's own limit only warns and can be turned off
 MAX_FILE_SIDE = 1 << 16  # of an image file; Pillow needs memory to resize a row in proportion to its length
 MAX_ASPECT = 10_000  # ratio of the sides of an image file
-EARLIER_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
-SUFFIXES = (*EARLIER_SUFFIXES, ".avif", ".heic", ".heif")
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".avif", ".heic", ".heif")
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", *(["AVIF"] if features.check("avif") else []))
 SIGNATURES = {
     b"\xff\xd8\xff": "JPEG",

@@ -10,22 +10,18 @@ import hashlib
 import os
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from spherenet.data.augmentation import shuffled
-from spherenet.data.images import EARLIER_SUFFIXES, SUFFIXES, signature
+from spherenet.data.images import SUFFIXES, signature
 from spherenet.errors import DataError
 
-__all__ = ["Listing", "SplitRule", "held_out", "image_files", "list_folder", "split_folders"]
+__all__ = ["Listing", "held_out", "image_files", "list_folder", "split_folders"]
 
 MAX_DEPTH = 16  # of folders below a class
 SPLIT_FOLDERS = {"validation": ("val", "valid", "validation"), "test": ("test",)}
 """Names of the folders of splits beside `train/`."""
 
 SPLIT_NAMES = ("train", "training", "val", "valid", "validation", "test", "testing")
-
-SplitRule = Literal["name", "index"]
-"""How the test images of a folder are chosen: by a hash of the name, or by index, as earlier versions did."""
 
 
 class Listing(NamedTuple):
@@ -48,9 +44,7 @@ class Listing(NamedTuple):
     outside: list[str]
 
 
-def list_folder(
-    root: Path, *, test_fraction: float, seed: int, rule: SplitRule = "name", skipped: Collection[str] = ()
-) -> Listing:
+def list_folder(root: Path, *, test_fraction: float, seed: int, skipped: Collection[str] = ()) -> Listing:
     """Return the images below `root`, sorted by name.
 
     `root` holds either `train/` and `val/` or `test/` with one folder per class, or the folders of the classes
@@ -63,9 +57,6 @@ def list_folder(
         root: The folder.
         test_fraction: Fraction of each class to keep for testing.
         seed: Seed of this choice.
-        rule: "name" as in `held_out`. "index" is that of earlier versions, in which every file that is added or removed
-            changes the choice; files of the formats that were not supported then are not listed, and `test/` is not
-            used if there is `val/`.
         skipped: Paths below `root` to leave out.
 
     Raises:
@@ -76,23 +67,22 @@ def list_folder(
     if not os.path.isdir(root):
         raise DataError(f"there is no folder {str(root)!r}; --data-dir selects another.")
     try:
-        folders = split_folders(root, rule)
+        folders = split_folders(root)
         unused: list[str] = []
         outside: list[str] = []
         if not folders:
-            images = _list_classes(root, root, rule, skipped, unused, outside)
-            if rule == "name":
-                _refuse_split_names(images, root)
+            images = _list_classes(root, root, skipped, unused, outside)
+            _refuse_split_names(images, root)
             _require_classes(images, root)
             _require_two_images(images, root)
-            train, test = _split(images, test_fraction, seed, rule)
+            train, test = _split(images, test_fraction, seed)
             return Listing(tuple(images), train, None, test, unused, outside)
         if len(folders) == 1:
             raise DataError(
                 f"the folder {str(root)!r} must have val/ or test/ beside train/, found neither; "
                 f"use {str(folders['train'])!r} as the folder to keep a fraction of it for testing."
             )
-        given = {name: _list_classes(folder, root, rule, skipped, unused, outside) for name, folder in folders.items()}
+        given = {name: _list_classes(folder, root, skipped, unused, outside) for name, folder in folders.items()}
         splits = _with_labels(given, folders)
         validation = splits.get("validation") if "test" in splits else None
         test = splits["test"] if "test" in splits else splits["validation"]
@@ -124,26 +114,20 @@ def held_out(names: Sequence[bytes], fraction: float, key: str) -> list[bool]:
 
 
 def _split(
-    images: dict[str, list[str]], test_fraction: float, seed: int, rule: SplitRule
+    images: dict[str, list[str]], test_fraction: float, seed: int
 ) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
     """Return the paths and labels for training and for testing."""
     train: list[tuple[str, int]] = []
     test: list[tuple[str, int]] = []
     for label, paths in enumerate(images.values()):
-        if rule == "name":
-            # With slashes on every system, so that a folder is split in the same way on all of them.
-            names = [os.fsencode(path.replace(os.sep, "/")) for path in paths]
-            is_test = held_out(names, test_fraction, f"test {seed}"[:64])
-        else:
-            test_count = min(max(round(len(paths) * test_fraction), 1), len(paths) - 1)
-            chosen = set(shuffled(seed + label, len(paths))[:test_count].tolist())
-            is_test = [index in chosen for index in range(len(paths))]
-        for path, tests in zip(paths, is_test, strict=True):
+        # With slashes on every system, so that a folder is split in the same way on all of them.
+        names = [os.fsencode(path.replace(os.sep, "/")) for path in paths]
+        for path, tests in zip(paths, held_out(names, test_fraction, f"test {seed}"[:64]), strict=True):
             (test if tests else train).append((path, label))
     return train, test
 
 
-def split_folders(root: Path, rule: SplitRule = "name") -> dict[str, Path]:
+def split_folders(root: Path) -> dict[str, Path]:
     """Return the folders of "train", "validation" and "test" that exist; none if `root` has the folders of classes.
 
     "train" may also be the name of a class: then `train/` has no folders, or it has images and no other split is there.
@@ -156,15 +140,15 @@ def split_folders(root: Path, rule: SplitRule = "name") -> dict[str, Path]:
     found = {"train": training}
     for split, names in SPLIT_FOLDERS.items():
         folder = next((root / name for name in names if os.path.isdir(root / name)), None)
-        if folder is not None and not (rule == "index" and len(found) == 2):
+        if folder is not None:
             found[split] = folder
-    has_images = any(_is_image(entry, rule) for entry in visible)
-    is_class = not any(entry.is_dir() for entry in visible) or (has_images and (len(found) == 1 or rule == "index"))
+    has_images = any(_is_image(entry) for entry in visible)
+    is_class = not any(entry.is_dir() for entry in visible) or (has_images and len(found) == 1)
     return {} if is_class else found
 
 
 def _list_classes(
-    folder: Path, root: Path, rule: SplitRule, skipped: Collection[str], unused: list[str], outside: list[str]
+    folder: Path, root: Path, skipped: Collection[str], unused: list[str], outside: list[str]
 ) -> dict[str, list[str]]:
     """Return the images per class as paths below `root`, sorted, and append other files to `unused` and `outside`."""
     with os.scandir(folder) as entries:
@@ -177,15 +161,13 @@ def _list_classes(
     outside += sorted(os.path.join(folder, name)[start:] for name, is_folder in visible if not is_folder)
     classes: dict[str, list[str]] = {}
     for name in names:
-        files = sorted((path[start:], is_image) for path, is_image in image_files(folder / name, rule))
+        files = sorted((path[start:], is_image) for path, is_image in image_files(folder / name))
         classes[name] = [path for path, is_image in files if is_image and path not in skipped]
         unused += [path for path, is_image in files if not is_image]
     return classes
 
 
-def image_files(
-    folder: Path, rule: SplitRule = "name", depth: int = MAX_DEPTH, links: int = 0
-) -> Iterator[tuple[str, bool]]:
+def image_files(folder: Path, depth: int = MAX_DEPTH, links: int = 0) -> Iterator[tuple[str, bool]]:
     """Yield the path of every file below a folder that is not hidden, and whether it is an image.
 
     Links to files are followed. Links to folders, which could form a cycle, are followed in the first `links` levels
@@ -198,16 +180,14 @@ def image_files(
             if entry.name.startswith("."):
                 continue
             if entry.is_dir(follow_symlinks=links > 0):
-                yield from image_files(Path(entry.path), rule, depth - 1, max(links - 1, 0))
+                yield from image_files(Path(entry.path), depth - 1, max(links - 1, 0))
             else:
-                yield entry.path, _is_image(entry, rule)
+                yield entry.path, _is_image(entry)
 
 
-def _is_image(entry: os.DirEntry[str], rule: SplitRule) -> bool:
+def _is_image(entry: os.DirEntry[str]) -> bool:
     if entry.is_dir():
         return False
-    if rule == "index":
-        return entry.name.lower().endswith(EARLIER_SUFFIXES)
     has_extension = bool(os.path.splitext(entry.name)[1])
     return entry.name.lower().endswith(SUFFIXES) if has_extension else signature(entry.path) is not None
 

@@ -194,7 +194,6 @@ class LoadOptions(NamedTuple):
     seed: int
     download: bool
     progress: Progress | None
-    split_rule: Literal["name", "index"] = "name"
     on_broken: Literal["stop", "skip"] = "stop"
     broken: Collection[str] | None = None
     workers: int = 0

@@ -81,7 +81,6 @@ def build_data(
         standardize=config.standardize,
         test_fraction=config.test_fraction,
         seed=0,  # the held-out images must not depend on the seed of the run
-        split_rule=config.split_rule,
         on_broken=config.on_broken,
         broken=broken,
         workers=config.workers,

@@ -112,9 +112,6 @@ class TrainConfig:
     test_fraction: float = _option(
         0.1, DATA, "fraction of each class of a folder without val/ or test/ that is held out for testing"
     )
-    split_rule: Literal["name", "index"] = _key(
-        "name", DATA, "choice of these test images: by a hash of the file name, or by index"
-    )
     validation_fraction: float = _basic(
         0.0, DATA, "fraction of the training images held out to select the best checkpoint; 0 selects on test images"
     )

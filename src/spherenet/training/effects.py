@@ -24,7 +24,7 @@ def _is_annealed(config: TrainConfig) -> bool:
 
 
 CONDITIONS: tuple[tuple[tuple[str, ...], Callable[[TrainConfig], bool], str], ...] = (
-    (("test_fraction", "resize", "split_rule", "on_broken", "max_megapixels"), lambda c: c.data not in _SETS,
+    (("test_fraction", "resize", "on_broken", "max_megapixels"), lambda c: c.data not in _SETS,
      "on this data set"),
     (("fold",), lambda c: c.folds > 0, "without folds"),
     (("orthogonality", "energy", "keep_norms"), lambda c: c.operator is not None, "without sphere layers"),

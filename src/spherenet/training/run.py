@@ -167,10 +167,7 @@ def _evaluation_changes(run: RunDirectory, config: TrainConfig, dataset: Dataset
     try:
         require_same_data(run.config, dataset, record, "the run continues on these")
     except DataError as error:
-        message = str(error)
-        if config.data == "folder" and config.split_rule == "index":
-            message += " The test images are chosen by index, so that the run may have been trained on some of them."
-        messages.append(message)
+        messages.append(str(error))
     return messages
 
 
