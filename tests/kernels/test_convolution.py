@@ -32,8 +32,9 @@ def test_auto_takes_winograd_where_it_is_faster():
     assert tile(64, 32, 16, 16) == 4
     assert tile(128, 64, 32, 32, filters=64) == 4
     assert tile(128, 64, 32, 32, filters=64, layout=torch.contiguous_format) == 4
-    assert tile(64, 32, 2, 2) == 2  # tiles of four would compute 16 outputs for 4
+    assert tile(200, 32, 2, 2) == 2  # tiles of four would compute 16 outputs for 4
     assert tile(64, 3, 32, 32) == 0
+    assert tile(1, 16, 16, 16, filters=24) == 0  # calls cost more than multiplications
     assert tile(1, 512, 4, 4, filters=512) == 0  # the weights cost more than they save
     assert tile(64, 32, 16, 16, dtype=torch.float64) == tile(64, 32, 16, 16, dtype=torch.bfloat16) == 0
 

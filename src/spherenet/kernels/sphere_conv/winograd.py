@@ -124,7 +124,7 @@ def _plan(
     if algorithm == "direct" or dtype != torch.float32 or len(shape) != 4:
         return None
     is_rows = layout_of(shape, stride) == "rows"
-    calls = _CALLS if is_sphere and is_rows else 0
+    calls = -_CALLS if not is_sphere else _CALLS if is_rows else 0
     tile = _tile_size(shape, filters, geometry, is_rows, threads, calls, algorithm == "winograd")
     return make_plan(shape, filters, cast(tuple[int, int], geometry.padding), tile, threads) if tile else None
 
@@ -143,17 +143,22 @@ def make_plan(shape: tuple[int, ...], filters: int, padding: tuple[int, int], ti
 
 
 _CALLS = 400_000
-"""Work of the calls around torch's convolution in a sphere layer, which the engine saves: about 8 µs of one thread."""
+"""Work of calls from Python, about 8 µs of one thread: a plain layer needs more of them with the engine, a sphere layer
+more with torch's convolution, which stands between two passes."""
+
+_SHARED = 1 << 20
+"""Multiplications of the direct algorithm from which several threads work (csrc/winograd_plan.h)."""
 
 
 def _tile_size(
     shape: tuple[int, ...], filters: int, geometry: Geometry, is_rows: bool, threads: int, calls: int, always: bool
 ) -> int:
-    """Return the side of tiles with the least work, 0 if the direct algorithm with its calls has less.
+    """Return the side of tiles with the least work, 0 if the direct algorithm with `calls` more has less.
 
     Work is counted in multiplications. The constants are fitted to times on AVX-512 for maps of 2 to 56 pixels, 3 to
     512 channels and batches of 1 to 128: a channel of a tile costs as much as 10 multiplications per frequency, the
-    weights as much as 16 tiles (more beyond the cache), and a change of the memory layout 60 per number.
+    weights as much as 16 tiles (more beyond the cache, and 48 more if they travel between cores), and a change of the
+    memory layout 60 per number.
     """
     kernel_size, stride, padding, dilation, groups = geometry[:5]
     batch, channels, height, width = shape
@@ -174,6 +179,8 @@ def _tile_size(
         if frequencies * pairs * 4 * (threads + 2) > SCRATCH_LIMIT:
             continue
         of_weights = 16 * (1 + pairs / 20_000)
+        if threads > 1 and pixels * pairs >= _SHARED:
+            of_weights += 48
         work[side] = frequencies * (tiles * (pairs + 10 * both) + of_weights * pairs) + relayout
     if always and len(work) > 1:
         del work[0]
