@@ -10,7 +10,7 @@ from command_line import TINY, one_sentence, spherenet
 from spherenet.training import TrainConfig
 from spherenet_paper.experiments.jobs import create_settings, create_tuning_jobs, read_score
 from spherenet_paper.report.csv_tables import grids_as_csv
-from spherenet_paper.report.pages import results_page
+from spherenet_paper.report.pages import grids_page
 from spherenet_paper.report.verdicts import verdict_rows
 
 
@@ -48,7 +48,7 @@ def test_markdown_and_csv_escape_names(tmp_path):
     cells = {"=cmd()": ("@row | <img src=x>", "[link](http://x)", 90.0, {0: [0.5]})}
     folder = make_grid(tmp_path / "grid", cells)
     grid = folder.read()
-    page, table = results_page([grid], verdict_rows([grid])), grids_as_csv([grid])
+    page, table = grids_page([grid], verdict_rows([grid])), grids_as_csv([grid])
     assert "<img" not in page
     assert "[link](http" not in page
     assert "'=cmd()" in table

@@ -19,7 +19,7 @@ from spherenet_paper.report.csv_tables import CELL_COLUMNS, grids_as_csv
 from spherenet_paper.report.grids import grid_of_runs
 from spherenet_paper.report.markdown_tables import accuracy_table, protocol_table, time_table
 from spherenet_paper.report.page import section_of_grid
-from spherenet_paper.report.pages import results_page
+from spherenet_paper.report.pages import grids_page
 from spherenet_paper.report.tables import paper_tables
 from spherenet_paper.report.verdicts import verdict_rows
 
@@ -171,7 +171,7 @@ def test_runs_on_digits_are_not_compared_with_the_paper(tmp_path):
         assert "digits" in grid.title
         write_page([section_of_grid(grid)], tmp_path / "page.html", "Digits")
         assert "CIFAR" not in (tmp_path / "page.html").read_text()
-        assert "CIFAR" not in results_page([grid], verdict_rows([grid]))
+        assert "CIFAR" not in grids_page([grid], verdict_rows([grid]))
 
 
 def test_markdown_of_an_experiment(folder):
@@ -183,7 +183,7 @@ def test_markdown_of_an_experiment(folder):
 def test_markdown_page_of_several_experiments_starts_with_the_claims(folder, tmp_path):
     other = make_grid(tmp_path / "table2", CELLS, CLAIMS[1:2], id="table2")
     grids = [folder.read(), other.read()]
-    page = results_page(grids, verdict_rows(grids))
+    page = grids_page(grids, verdict_rows(grids))
     overview = page.split("## table1")[0]
     assert [line.split(" (Table 1)")[0] for line in overview.splitlines() if line.startswith(("## ", "| "))] == [
         "## Claims confirmed (1)",
