@@ -119,8 +119,9 @@ def test_readme_states_verdicts_of_the_largest_grid():
     with pytest.raises(ValueError, match=r"headline\.faster must be confirmed in README\.md, got refuted"):
         readme_parts([waiting, small, *rows])
     arms = ("patch", "cnn", "standardized", "trained")
-    light = {"seeds": 5, **{arm: {"mean": "1.0", "shadow": "2.0"} for arm in arms}}
+    light = {"seeds": 5, "claim": "+1.00", **{arm: {"mean": "1.0", "clean": "3.0", "shadow": "2.0"} for arm in arms}}
     assert "light.svg" in readme_parts(rows, light)["hero"]
+    assert "| +1.00 |" in readme_parts(rows, light)["holds"]
 
 
 def test_readme_does_not_deny_a_confirmed_claim():
