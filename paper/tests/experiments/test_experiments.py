@@ -359,7 +359,7 @@ def test_list_shows_experiments_and_cells(capsys):
     [({}, 5.0), ({"lambda_floor": 20.0}, 20.0), ({"lambda_floor": 150.0}, 150.0), ({"annealing": False}, 0.0)],
 )
 def test_annealing_ends_at_its_floor(options, last):
-    from spherenet.training import build_model, lambda_setter
+    from spherenet.training.build import build_model, lambda_setter
 
     dataset = load_dataset("mnist5k")
     options = {**paper_margin("ga-linear"), "lambda_floor_at": 0.5, **options}

@@ -49,7 +49,7 @@ def test_tune_without_a_finished_run_prints_no_table(tmp_path, capsys, monkeypat
 
 
 def test_folds_are_disjoint_and_stratified():
-    from spherenet.training import split_folds
+    from spherenet.training.build import split_folds
 
     dataset = load_dataset("mnist5k")
     folds = [split_folds(dataset, 3, fold) for fold in range(3)]
@@ -62,7 +62,7 @@ def test_folds_are_disjoint_and_stratified():
 
 
 def test_subsample_is_stratified_and_keeps_the_test_split():
-    from spherenet.training import subsample
+    from spherenet.training.build import subsample
 
     dataset = load_dataset("mnist5k")
     few = subsample(dataset, 37)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from spherenet._util.validation import require_one_of
-
 __all__ = ["RECIPES", "recipe"]
 
 RECIPES: dict[str, dict[str, Any]] = {
@@ -67,4 +65,8 @@ def recipe(name: str) -> dict[str, Any]:
     Raises:
         ValueError: If there is no such recipe.
     """
-    return dict(RECIPES[require_one_of("recipe", name, RECIPES)])
+    if name not in RECIPES:
+        from spherenet._util.validation import require_one_of  # imports torch, which help texts do without
+
+        require_one_of("recipe", name, RECIPES)
+    return dict(RECIPES[name])
