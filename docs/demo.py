@@ -1,6 +1,6 @@
 """Write the networks and images of docs/demo.md into docs/assets/demo from two runs.
 
-    OPTIONS="--recipe speed --model air-unwhitened --widths 16 32 32 --epochs 3 --seed 0 --threads 1 --set tta=none"
+    OPTIONS="--recipe speed --model air-unwhitened --widths 24 48 48 --seed 0 --threads 1 --set tta=none"
     spherenet train $OPTIONS --operator cosine --center patch --output runs/spherenet
     spherenet train $OPTIONS --operator none --output runs/cnn
     python docs/demo.py runs/spherenet runs/cnn [DATA_DIR]
@@ -32,6 +32,7 @@ LIGHTS = {
     "as they are": None,
     "spot light 0.85": "spot:0.85",
     "ramp 0.95": "ramp:0.95",
+    "shadow 0.7": "shadow:0.7",
     "color cast 0.7": "cast:0.7",
     "less contrast 0.75": "contrast:0.75",
 }

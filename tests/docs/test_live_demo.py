@@ -19,7 +19,7 @@ expect = pytest.importorskip("playwright.sync_api").expect
 PHONE, DESKTOP = 390, 1440
 FOLDER = DOCS / "assets" / "demo"
 SAMPLES = sorted((ROOT / "examples" / "images").glob("*.png"))
-LIGHTS = ["spot", "ramp", "cast", "contrast"]
+LIGHTS = ["spot", "ramp", "shadow", "cast", "contrast"]
 
 
 def saved(name):

@@ -185,12 +185,14 @@ const spherenet = (() => {
   /* Strengths are from 0 to 1. Positions are those of `spherenet.data.corrupt` for the first image of a set, which the
      demo on your machine uses as well: y and x in units of the side, from the center. */
   const POINT = [0.09097985033, 0.09855993581], DIRECTION = [-0.98027753374, 0.19762580006], CAST = [0, 1, 0.5];
+  const EDGE = [0.12835753150, -0.12963449885], SHADED = [-0.97750987990, 0.21088962680];
   const LIGHTS = {
     spot: (p, s, y, x) => p * (1 - s * (1 - Math.exp(-8 * ((y - POINT[0]) ** 2 + (x - POINT[1]) ** 2)))),
     ramp: (p, s, y, x, side) => {
       const reach = (side - 1) / 2 / side * (Math.abs(DIRECTION[0]) + Math.abs(DIRECTION[1]));
       return p * (1 - s * (y * DIRECTION[0] + x * DIRECTION[1] + reach) / (2 * reach));
     },
+    shadow: (p, s, y, x) => (y - EDGE[0]) * SHADED[0] + (x - EDGE[1]) * SHADED[1] > 0 ? p * (1 - s) : p,
     cast: (p, s, y, x, side, channel) => p * (1 - s * CAST[channel]),
     contrast: (p, s) => 127.5 + (1 - s) * (p - 127.5),
   };

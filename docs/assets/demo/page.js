@@ -2,7 +2,7 @@
 /* The demo of demo.md: samples, own images, sliders, and the probabilities of the networks that network.js computes. */
 (() => {
   const LARGEST = 20 * 2 ** 20, SIDE = 32;
-  const TITLES = { spot: "Spot light", ramp: "Ramp across the image", cast: "Color cast", contrast: "Less contrast" };
+  const TITLES = { spot: "Spot light", ramp: "Ramp across the image", shadow: "Shadow", cast: "Color cast", contrast: "Less contrast" };
   const byId = name => document.getElementById("demo-" + name);
   const element = (name, properties = {}, ...children) => {
     const made = Object.assign(document.createElement(name), properties);
