@@ -40,8 +40,8 @@ def test_page_states_verdicts_or_that_runs_are_missing():
     assert "the centered SphereNet beats 4 of 4 CNNs" in page
     assert "**Confirmed: the largest cosine of a SphereNet" in page
     refuted = results_page(grids, verdicts, Questions(made_rows(patch=0.55), areas(-0.1)))
-    assert "**1 of 4 comparisons confirm" in refuted
-    assert "**0 of 4 comparisons confirm" in refuted
+    assert "**Of 4 comparisons 1 confirm that" in refuted
+    assert "**Of 4 comparisons 0 confirm and 4 refute" in refuted
     some = [area for area in areas(0.1) if area.arm != "patch"]
     missing = results_page(grids, verdicts, Questions([Row("cnn", 0, "clean", "", 0.5)], some))
     assert missing.count("so there is no verdict") == 2
