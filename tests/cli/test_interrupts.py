@@ -89,5 +89,5 @@ def test_interrupt_at_any_time_shows_no_line_of_the_package():
         time.sleep(milliseconds / 1000)
         process.send_signal(signal.SIGINT)
         error = process.communicate(timeout=120)[1].decode()
-        assert "spherenet/" not in error, json.dumps([milliseconds, error])
+        assert "src/spherenet/" not in error, json.dumps([milliseconds, error])
         assert process.returncode in (0, 1, 130, -signal.SIGINT)
