@@ -4,28 +4,23 @@
     python -m spherenet_paper.light table FOLDER -o paper/results/light.csv
     python -m spherenet_paper.light judge paper/results/light.csv
 
-Everything is a command of the library, which `run --dry-run` prints. A run that is complete is not repeated, one that
-was stopped continues, and one that another process works on is left to it. Training takes about four minutes per run on
-one core of an AMD EPYC with bfloat16 instructions.
+Everything is a command of the library, which `run --dry-run` prints. Training takes about four minutes per run on one
+core of an AMD EPYC with bfloat16 instructions.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from filelock import FileLock, Timeout
+from spherenet_paper.comparisons import Comparison, compare
+from spherenet_paper.question import Question, Training, run_trainings, verdicts
 
-from spherenet_paper.comparisons import Comparison, compare, read_rows, write_rows
-
-__all__ = ["ARMS", "BASELINES", "CONTROLS", "LIGHT", "Row", "judge", "light_accuracy"]
+__all__ = ["ARMS", "BASELINES", "CONTROLS", "LIGHT", "QUESTION", "Row", "judge", "light_accuracy", "trainings"]
 
 _CNN, _UNWHITENED = "--operator none", "--model air-unwhitened --operator cosine"
 ARMS = {
@@ -74,46 +69,11 @@ def seeds_of(arm: str) -> range:
     return CLAIM_SEEDS if arm in ("patch", *BASELINES) else OTHER_SEEDS
 
 
-def train_command(arm: str, seed: int, run: Path, data_dir: str | None) -> list[str]:
-    """Return the command that trains an arm, or resumes it."""
-    location = [] if data_dir is None else ["--data-dir", data_dir]
-    resume = ["--resume"] if (run / "config.json").exists() else []
-    options = [*_TRAIN.split(), *ARMS[arm].split(), "--seed", str(seed), *location, "--output", str(run), *resume]
-    return [*spherenet_command("train"), *options]
-
-
-def evaluate_command(run: Path, data_dir: str | None) -> list[str]:
-    """Return the command that evaluates a run on all corruptions."""
-    texts = [f"{kind}:{strength:g}" for kind, values in (LIGHT | CONTROLS).items() for strength in values]
-    location = [] if data_dir is None else ["--data-dir", data_dir]
-    return [*spherenet_command("evaluate"), str(run), "--threads", "1", "--json", *location, "--corrupt", *texts]
-
-
-def spherenet_command(verb: str) -> list[str]:
-    """Return the start of a command of this installation of the library."""
-    return [sys.executable, "-m", "spherenet", verb]
-
-
-def run_all(folder: Path, data_dir: str | None, arms: Sequence[str], dry_run: bool) -> int:
-    """Train and evaluate what is missing, all arms of a seed before the next one; return 1 if a run fails."""
-    failed = 0
+def trainings(arms: Sequence[str]) -> Iterator[Training]:
+    """Return the networks of the arms, all arms of a seed before the next one."""
+    corruptions = [f"{kind}:{strength:g}" for kind, values in (LIGHT | CONTROLS).items() for strength in values]
     for seed, arm in ((seed, arm) for seed in CLAIM_SEEDS for arm in arms if seed in seeds_of(arm)):
-        run = folder / f"{arm}-seed{seed}"
-        numbers = run.with_suffix(".json")
-        if dry_run:
-            print(" ".join(train_command(arm, seed, run, data_dir)))
-            continue
-        folder.mkdir(parents=True, exist_ok=True)
-        with suppress(Timeout), FileLock(run.with_suffix(".lock"), timeout=0):
-            if not (run / "summary.json").exists():
-                subprocess.run(train_command(arm, seed, run, data_dir), check=False)  # noqa: S603 - our own command
-            if (run / "summary.json").exists() and not numbers.exists():
-                command = evaluate_command(run, data_dir)
-                result = subprocess.run(command, check=False, stdout=subprocess.PIPE)  # noqa: S603
-                if result.returncode == 0:
-                    numbers.write_bytes(result.stdout)
-            failed += not numbers.exists()
-    return int(failed > 0)
+        yield Training(arm, seed, f"{_TRAIN} {ARMS[arm]}", ["--corrupt", *corruptions])
 
 
 def collect(folder: Path) -> Iterator[Row]:
@@ -151,39 +111,15 @@ def judge(rows: Sequence[Row]) -> list[Comparison]:
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run, collect or judge."""
-    parser = argparse.ArgumentParser(
-        prog="python -m spherenet_paper.light",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    actions = parser.add_subparsers(dest="action", required=True)
-    running = actions.add_parser("run", help="train and evaluate all arms")
-    running.add_argument("folder", type=Path, metavar="FOLDER")
-    running.add_argument("--data-dir", metavar="DIR", help="folder of CIFAR-10")
-    running.add_argument(
-        "--arms", nargs="+", choices=list(ARMS), default=list(ARMS), metavar="ARM", help="default: all"
-    )
-    running.add_argument("--dry-run", action="store_true", help="print the commands of the trainings")
-    table = actions.add_parser("table", help="write the accuracies of all evaluated runs")
-    table.add_argument("folder", type=Path, metavar="FOLDER")
-    table.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="CSV file")
-    judging = actions.add_parser("judge", help="compare the arms of the claim")
-    judging.add_argument("table", type=Path, metavar="TABLE")
-    options = parser.parse_args(arguments)
-    if options.action == "run":
-        return run_all(options.folder, options.data_dir, options.arms, options.dry_run)
-    if options.action == "table":
-        write_rows(collect(options.folder), Row, options.output)
-        return 0
-    comparisons = judge(read_rows(options.table, Row))
-    if not comparisons:
-        print(f"No verdict: {options.table} lacks planned runs of {', '.join(('patch', *BASELINES))}.")
-    for one in comparisons:
-        print(f"patch − {one.name}: {one}, p = {one.p:.3f} (Holm): {one.decision}")
-    return 0
-
+QUESTION = Question(
+    module="spherenet_paper.light",
+    description=__doc__,
+    run=lambda options: run_trainings(trainings(options.arms), options.folder, options.data_dir, options.dry_run),
+    collect=collect,
+    row=Row,
+    judge=lambda rows, table: verdicts(judge(rows), table, "patch − {}"),
+    arms=list(ARMS),
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(QUESTION.main())

@@ -9,9 +9,7 @@ FOLDER is that of `python -m spherenet_paper.light run`. The unknown images are 
 
 from __future__ import annotations
 
-import argparse
 import json
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,10 +20,10 @@ import torch
 from PIL import Image
 
 from spherenet.data import load_dataset
-from spherenet_paper.comparisons import Comparison, compare, read_rows, write_rows
-from spherenet_paper.light import spherenet_command
+from spherenet_paper.comparisons import Comparison, compare
+from spherenet_paper.question import Question, evaluate, verdicts
 
-__all__ = ["ARMS", "KINDS", "SCORES", "Area", "judge"]
+__all__ = ["ARMS", "KINDS", "QUESTION", "SCORES", "Area", "judge"]
 
 ARMS = ("cnn", "cosine", "patch")
 SEEDS = range(3)
@@ -75,14 +73,8 @@ def run_all(folder: Path, data_dir: str | None) -> int:
             for index, image in enumerate(images()):
                 Image.fromarray(image).save(target / f"{index:04d}.png")
         for arm, seed in ((arm, seed) for arm in ARMS for seed in SEEDS):
-            run, numbers = folder / f"{arm}-seed{seed}", _numbers(folder, arm, seed, unknown)
-            if not numbers.exists():
-                location = [] if data_dir is None else ["--data-dir", data_dir]
-                command = [*spherenet_command("evaluate"), str(run), "--threads", "1", "--json", "--ood", str(target)]
-                result = subprocess.run([*command, *location], check=False, stdout=subprocess.PIPE)  # noqa: S603
-                if result.returncode == 0:
-                    numbers.write_bytes(result.stdout)
-            failed += not numbers.exists()
+            numbers = _numbers(folder, arm, seed, unknown)
+            failed += not evaluate(folder / f"{arm}-seed{seed}", ["--ood", str(target)], numbers, data_dir)
     return int(failed > 0)
 
 
@@ -113,35 +105,14 @@ def judge(areas: Sequence[Area]) -> list[Comparison]:
     return compare(differences)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run, collect or judge."""
-    parser = argparse.ArgumentParser(
-        prog="python -m spherenet_paper.unknown",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    actions = parser.add_subparsers(dest="action", required=True)
-    running = actions.add_parser("run", help="evaluate the networks")
-    running.add_argument("folder", type=Path, metavar="FOLDER")
-    running.add_argument("--data-dir", metavar="DIR", help="folder of CIFAR-10")
-    table = actions.add_parser("table", help="write the areas of all evaluated runs")
-    table.add_argument("folder", type=Path, metavar="FOLDER")
-    table.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="CSV file")
-    judging = actions.add_parser("judge", help="compare the scores")
-    judging.add_argument("table", type=Path, metavar="TABLE")
-    options = parser.parse_args(arguments)
-    if options.action == "run":
-        return run_all(options.folder, options.data_dir)
-    if options.action == "table":
-        write_rows(collect(options.folder), Area, options.output)
-        return 0
-    comparisons = judge(read_rows(options.table, Area))
-    if not comparisons:
-        print(f"No verdict: {options.table} lacks planned evaluations.")
-    for one in comparisons:
-        print(f"{one.name}: {one}, p = {one.p:.3f} (Holm): {one.decision}")
-    return 0
-
+QUESTION = Question(
+    module="spherenet_paper.unknown",
+    description=__doc__,
+    run=lambda options: run_all(options.folder, options.data_dir),
+    collect=collect,
+    row=Area,
+    judge=lambda areas, table: verdicts(judge(areas), table),
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(QUESTION.main())

@@ -60,7 +60,8 @@ def test_holm_corrects_the_smallest_most():
 
 @pytest.mark.parametrize("arm", ARMS)
 def test_commands_are_accepted_by_the_command_line(arm, tmp_path, capsys):
-    command = light.train_command(arm, 1, tmp_path / "run", None)
+    training = next(one for one in light.trainings([arm]) if one.seed == 1)
+    command = training.train_command(tmp_path / "run", None)
     with pytest.raises(SystemExit, match=r"^0$"):
         spherenet([*command[3:], "--print-config"])
     printed = capsys.readouterr().out
@@ -88,14 +89,14 @@ def test_folder_of_runs_becomes_a_table(tmp_path, monkeypatch, capsys):
         return subprocess.CompletedProcess(command, 0, text.encode())
 
     monkeypatch.setattr(subprocess, "run", finish)
-    assert light.main(["run", str(tmp_path / "runs"), "--arms", "patch", *BASELINES]) == 0
+    assert light.QUESTION.main(["run", str(tmp_path / "runs"), "--arms", "patch", *BASELINES]) == 0
     table = tmp_path / "light.csv"
-    assert light.main(["table", str(tmp_path / "runs"), "-o", str(table)]) == 0
+    assert light.QUESTION.main(["table", str(tmp_path / "runs"), "-o", str(table)]) == 0
     read = read_rows(table, Row)
     settings = sum(map(len, (LIGHT | CONTROLS).values()))
     assert len(read) == 5 * len(CLAIM_SEEDS) * (1 + settings)
     assert light.light_accuracy(read, "patch") == {seed: pytest.approx(25) for seed in CLAIM_SEEDS}
-    assert light.main(["judge", str(table)]) == 0
+    assert light.QUESTION.main(["judge", str(table)]) == 0
     assert capsys.readouterr().out.count("not decided") == 4
     table.write_text("arm,seed\n")
     with pytest.raises(ValueError, match=r"^columns of .* must be arm, seed, corruption, strength, accuracy, got"):
@@ -104,5 +105,5 @@ def test_folder_of_runs_becomes_a_table(tmp_path, monkeypatch, capsys):
 
 def test_failed_run_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 1))
-    assert light.main(["run", str(tmp_path), "--arms", "cnn"]) == 1
+    assert light.QUESTION.main(["run", str(tmp_path), "--arms", "cnn"]) == 1
     assert light.light_accuracy(light.collect(tmp_path), "cnn") == {}

@@ -43,20 +43,20 @@ def test_runs_become_a_table_and_a_verdict(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(subprocess, "run", finish)
     monkeypatch.setattr(unknown, "COUNT", 3)
-    assert unknown.main(["run", str(tmp_path), "--data-dir", "data"]) == 0
+    assert unknown.QUESTION.main(["run", str(tmp_path), "--data-dir", "data"]) == 0
     assert len(list((tmp_path / "unknown-digits").glob("*.png"))) == 3
     table = tmp_path / "unknown.csv"
-    assert unknown.main(["table", str(tmp_path), "-o", str(table)]) == 0
+    assert unknown.QUESTION.main(["table", str(tmp_path), "-o", str(table)]) == 0
     assert len(read_rows(table, Area)) == len(ARMS) * len(SEEDS) * len(KINDS) * len(SCORES)
-    assert unknown.main(["judge", str(table)]) == 0
+    assert unknown.QUESTION.main(["judge", str(table)]) == 0
     assert capsys.readouterr().out.count("not decided") == 4
     table.write_text(table.read_text().replace("cosine", "other"))
-    assert unknown.main(["judge", str(table)]) == 0
+    assert unknown.QUESTION.main(["judge", str(table)]) == 0
     assert "No verdict" in capsys.readouterr().out
 
 
 def test_failed_evaluation_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(unknown, "COUNT", 1)
     monkeypatch.setattr(subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 1))
-    assert unknown.main(["run", str(tmp_path)]) == 1
+    assert unknown.QUESTION.main(["run", str(tmp_path)]) == 1
     assert list(unknown.collect(tmp_path)) == []
