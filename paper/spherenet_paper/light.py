@@ -116,9 +116,9 @@ QUESTION = Question(
     description=__doc__,
     run=lambda options: run_trainings(trainings(options.arms), options.folder, options.data_dir, options.dry_run),
     collect=collect,
+    arms=list(ARMS),
     row=Row,
     judge=lambda rows, table: verdicts(judge(rows), table, "patch − {}"),
-    arms=list(ARMS),
 )
 
 if __name__ == "__main__":

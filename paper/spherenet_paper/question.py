@@ -1,4 +1,4 @@
-"""What the questions of results/PLAN.md share: trainings that continue where they stopped, tables, and their commands."""
+"""What the questions of results/PLAN.md share: trainings that continue where they stopped, tables, commands."""
 
 from __future__ import annotations
 
@@ -51,10 +51,12 @@ def spherenet_command(verb: str) -> list[str]:
     return [sys.executable, "-m", "spherenet", verb]
 
 
-def evaluate(run: Path, options: Sequence[str], numbers: Path, data_dir: str | None) -> bool:
+def evaluate(run: Path, options: Sequence[str], numbers: Path, data_dir: str | None, dry_run: bool = False) -> bool:
     """Write what `spherenet evaluate` prints as JSON, if it is missing; return whether it is there."""
-    if not numbers.exists():
-        command = [*spherenet_command("evaluate"), str(run), "--threads", "1", "--json", *_location(data_dir), *options]
+    command = [*spherenet_command("evaluate"), str(run), "--threads", "1", "--json", *_location(data_dir), *options]
+    if dry_run:
+        print(" ".join(command))
+    elif not numbers.exists():
         result = subprocess.run(command, check=False, stdout=subprocess.PIPE)  # noqa: S603 - our own command
         if result.returncode == 0:
             numbers.write_bytes(result.stdout)
@@ -105,18 +107,18 @@ class Question:
         description: Text of `--help`.
         run: Function of the folder, the folder of the data and the namespace of options that makes what is missing.
         collect: Function of the folder that returns the rows of the table.
-        row: Type of a row, a named tuple.
+        arms: Names of the networks, in the order of the table.
+        row: Type of a row, a named tuple whose first entries are the network and the seed.
         judge: Function of the rows and the table's path that returns the lines to print.
-        arms: Names of networks that `run --arms` can choose.
     """
 
     module: str
     description: str | None
     run: Callable[[argparse.Namespace], int]
     collect: Callable[[Path], Iterable[Any]]
+    arms: Sequence[str]
     row: Any
     judge: Callable[[Sequence[Any], Path], Iterable[str]]
-    arms: Sequence[str] = ()
 
     def main(self, arguments: Sequence[str] | None = None) -> int:
         """Run, collect or judge; return the exit code."""
@@ -124,11 +126,17 @@ class Question:
         if options.action == "run":
             return self.run(options)
         if options.action == "table":
-            write_rows(self.collect(options.folder), self.row, options.output)
+            write_rows(self._merged(list(self.collect(options.folder)), options.output), self.row, options.output)
             return 0
         for line in self.judge(read_rows(options.table, self.row), options.table):
             print(line)
         return 0
+
+    def _merged(self, rows: list[Any], table: Path) -> list[Any]:
+        """Return rows and those of the table whose network and seed they lack, in the order of the networks."""
+        new = {row[:2] for row in rows}
+        kept = [row for row in read_rows(table, self.row) if row[:2] not in new] if table.exists() else []
+        return sorted([*kept, *rows], key=lambda row: (self.arms.index(row[0]), row[1]))
 
     def _parser(self) -> argparse.ArgumentParser:
         parser = argparse.ArgumentParser(
@@ -140,12 +148,11 @@ class Question:
         running = actions.add_parser("run", help="train or evaluate what is missing")
         running.add_argument("folder", type=Path, metavar="FOLDER")
         running.add_argument("--data-dir", metavar="DIR", help="folder of CIFAR-10")
-        if self.arms:
-            running.add_argument(
-                "--arms", nargs="+", choices=self.arms, default=self.arms, metavar="ARM", help="default: all"
-            )
-            running.add_argument("--dry-run", action="store_true", help="print the commands of the trainings")
-        table = actions.add_parser("table", help="write the table of what is complete")
+        running.add_argument(
+            "--arms", nargs="+", choices=self.arms, default=self.arms, metavar="ARM", help="default: all"
+        )
+        running.add_argument("--dry-run", action="store_true", help="print the commands")
+        table = actions.add_parser("table", help="write what is complete; other rows of the table stay")
         table.add_argument("folder", type=Path, metavar="FOLDER")
         table.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="CSV file")
         judging = actions.add_parser("judge", help="compare the networks of a table")

@@ -1,6 +1,6 @@
 """Tune the CNN and the SphereNet of the speed recipe on held-out training images, with the same budget.
 
-    python -m spherenet_paper.tuning run FOLDER --data-dir DATA     # eight candidates each, then the best with more seeds
+    python -m spherenet_paper.tuning run FOLDER --data-dir DATA     # eight candidates each; the best get more seeds
     python -m spherenet_paper.tuning table FOLDER -o paper/results/tuning.csv
     python -m spherenet_paper.tuning judge paper/results/tuning.csv
 
@@ -71,7 +71,11 @@ def trainings(candidates: Sequence[str], seeds: Sequence[int]) -> Iterator[Train
 
 
 def run_all(folder: Path, data_dir: str | None, names: Sequence[str], dry_run: bool) -> int:
-    """Train all candidates once, then the best two and the recipe of each network with more seeds; return 1 if a run fails."""
+    """Train all candidates once, then the best two and the recipe of each network with more seeds.
+
+    Returns:
+        1 if a run fails, else 0.
+    """
     failed = run_trainings(trainings(names, FIRST_SEEDS), folder, data_dir, dry_run)
     rows = list(collect(folder))
     if failed or dry_run or {row.candidate for row in rows} != set(CANDIDATES):
@@ -119,9 +123,9 @@ QUESTION = Question(
     description=__doc__,
     run=lambda options: run_all(options.folder, options.data_dir, options.arms, options.dry_run),
     collect=collect,
+    arms=list(CANDIDATES),
     row=Candidate,
     judge=judge,
-    arms=list(CANDIDATES),
 )
 
 if __name__ == "__main__":

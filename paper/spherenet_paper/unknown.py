@@ -63,19 +63,19 @@ KINDS = {"digits": digits, "noise": noise}
 """Unknown images by name."""
 
 
-def run_all(folder: Path, data_dir: str | None) -> int:
+def run_all(folder: Path, data_dir: str | None, arms: Sequence[str] = ARMS, dry_run: bool = False) -> int:
     """Write the unknown images and evaluate what is missing; return 1 if a run is missing or an evaluation fails."""
     failed = 0
     for unknown, images in KINDS.items():
         target = folder / f"unknown-{unknown}"
-        if len(list(target.glob("*.png"))) != COUNT:
+        if not dry_run and len(list(target.glob("*.png"))) != COUNT:
             target.mkdir(parents=True, exist_ok=True)
             for index, image in enumerate(images()):
                 Image.fromarray(image).save(target / f"{index:04d}.png")
-        for arm, seed in ((arm, seed) for arm in ARMS for seed in SEEDS):
+        for arm, seed in ((arm, seed) for arm in arms for seed in SEEDS):
             numbers = _numbers(folder, arm, seed, unknown)
-            failed += not evaluate(folder / f"{arm}-seed{seed}", ["--ood", str(target)], numbers, data_dir)
-    return int(failed > 0)
+            failed += not evaluate(folder / f"{arm}-seed{seed}", ["--ood", str(target)], numbers, data_dir, dry_run)
+    return int(failed > 0 and not dry_run)
 
 
 def _numbers(folder: Path, arm: str, seed: int, unknown: str) -> Path:
@@ -108,8 +108,9 @@ def judge(areas: Sequence[Area]) -> list[Comparison]:
 QUESTION = Question(
     module="spherenet_paper.unknown",
     description=__doc__,
-    run=lambda options: run_all(options.folder, options.data_dir),
+    run=lambda options: run_all(options.folder, options.data_dir, options.arms, options.dry_run),
     collect=collect,
+    arms=ARMS,
     row=Area,
     judge=lambda areas, table: verdicts(judge(areas), table),
 )

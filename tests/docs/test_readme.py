@@ -44,7 +44,7 @@ def test_every_number_has_a_source():
     minimum = [re.search(pattern, (ROOT / "pyproject.toml").read_text("utf-8"))[1]
                for pattern in (r'requires-python = ">=([\d.]+)"', r'"torch>=([\d.]+)"')]  # fmt: skip
     sources = {losses, rounds, cosine, f"{float(unfold):.1f}", *minimum, *versions()}
-    accuracy = {"94"}  # paper/tools/tabulate_runs.py computes it from paper/results/speed.csv
+    accuracy = {"94"}  # report/questions.py computes it from paper/results/speed.csv
     assert set(NUMBER.findall(by_hand())) - accuracy <= sources
     assert table_row(README, "**spherenet**")[2].startswith(f"{losses}, ")
     assert table_row(README, "**spherenet**")[3] == cosine

@@ -27,7 +27,15 @@ from spherenet_paper.report.markdown_tables import (
     protocol_table,
     time_table,
 )
-from spherenet_paper.report.questions import Light, Questions, area_table, comparison_table, light_table, speed_table
+from spherenet_paper.report.questions import (
+    Light,
+    Questions,
+    area_table,
+    comparison_table,
+    light_table,
+    speed_table,
+    tuning_table,
+)
 from spherenet_paper.report.tables import row_name
 from spherenet_paper.report.verdicts import VerdictRow, read_verdicts, verdict_rows, write_verdicts
 
@@ -80,6 +88,8 @@ def results_page(grids: Sequence[Grid], verdicts: Sequence[VerdictRow], question
         control_names=tuple(CONTROLS),
         strengths=strengths,
         speed=questions.speed,
+        speed_claims=questions.speed_claims,
+        tuning=questions.tuning,
         areas=questions.areas,
         unknown_claims=questions.unknown_claims,
         small=next((grid for grid in grids if (grid.preset, grid.id) == (preset, "fig-spherenorm")), None),
@@ -122,7 +132,7 @@ def with_parts(page: str, parts: Mapping[str, str]) -> str:
         before, begin, rest = page.partition(f"<!-- make results: {name} -->\n")
         _, end, after = rest.partition("\n<!-- end -->")
         if not begin or not end:
-            raise ValueError(f"README.md must contain the markers of {name!r}.")
+            raise ValueError(f"the page must contain the markers of {name!r}.")
         page = f"{before}{begin}{content}{end}{after}"
     return page
 
@@ -161,6 +171,9 @@ def write_pages(folder: Path) -> None:
     readme = root / "README.md"
     parts = readme_parts(verdicts, measured_light(questions))
     readme.write_text(with_parts(readme.read_text(encoding="utf-8"), parts), encoding="utf-8")
+    tutorial = root / "docs" / "tutorials" / "speed.md"
+    text = tutorial.read_text(encoding="utf-8")
+    tutorial.write_text(with_parts(text, {"speed": speed_table(questions.speed)}), encoding="utf-8")
     if main is not None:
         (root / "docs" / "images" / "headline.svg").write_text(draw_curves(main), encoding="utf-8")
 
@@ -191,7 +204,7 @@ def _environment(verdicts: Sequence[VerdictRow]) -> Environment:
         trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
     )
     filters = (markdown, closeness, accuracy_table, footer, logs_table, missing_table, protocol_table, time_table,
-               light_table, comparison_table, speed_table, area_table, claim, effect)  # fmt: skip
+               light_table, comparison_table, speed_table, tuning_table, area_table, claim, effect)  # fmt: skip
     environment.filters.update({function.__name__: function for function in filters})
     environment.filters["confirmed"] = partial(effect, is_confirmed=True)
     environment.filters["unconfirmed"] = partial(effect, is_confirmed=False)

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-import csv
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from spherenet_paper import light, unknown
+from spherenet_paper import accuracy, light, tuning, unknown
 from spherenet_paper.comparisons import Comparison, read_rows
 from spherenet_paper.report.claims import confidence_interval
 
-__all__ = ["ARM_NAMES", "Light", "Questions", "area_table", "comparison_table", "light_table", "speed_table"]
+__all__ = [
+    "ARM_NAMES",
+    "Light",
+    "Questions",
+    "area_table",
+    "comparison_table",
+    "light_table",
+    "speed_table",
+    "tuning_table",
+]
 
 CORRUPTION_NAMES = {"clean": "as it is", "cast": "color cast"}
 ARM_NAMES = {
@@ -29,6 +37,9 @@ ARM_NAMES = {
     "cnn-unwhitened": "CNN without whitening, standardized images",
 }
 """Arms of Q1 in the order of the page."""
+
+SPEED_NAMES = {"cnn": "CNN", "cosine": "SphereNet, cosine"}
+"""Arms of Q2."""
 
 SCORE_NAMES = {
     "max_cosine": "largest cosine",
@@ -87,27 +98,31 @@ class Questions(NamedTuple):
     Attributes:
         light: Rows of light.csv (Q1).
         areas: Rows of unknown.csv (Q4).
-        speed: Rows of speed.csv (Q2), by column.
+        speed: Rows of speed.csv (Q2).
+        tuning: Rows of tuning.csv, the candidates before Q2.
     """
 
     light: Sequence[light.Row] = ()
     areas: Sequence[unknown.Area] = ()
-    speed: Sequence[dict[str, Any]] = ()
+    speed: Sequence[accuracy.Accuracy] = ()
+    tuning: Sequence[tuning.Candidate] = ()
 
     @classmethod
     def read(cls, folder: Path) -> Questions:
         """Read the tables of a folder that exist."""
-        rows, areas, speed = (folder / name for name in ("light.csv", "unknown.csv", "speed.csv"))
-        return cls(
-            read_rows(rows, light.Row) if rows.exists() else (),
-            read_rows(areas, unknown.Area) if areas.exists() else (),
-            list(csv.DictReader(speed.read_text(encoding="utf-8").splitlines())) if speed.exists() else (),
-        )
+        types = {"light": light.Row, "unknown": unknown.Area, "speed": accuracy.Accuracy, "tuning": tuning.Candidate}
+        paths = {name: folder / f"{name}.csv" for name in types}
+        return cls(*(read_rows(paths[name], row) if paths[name].exists() else () for name, row in types.items()))
 
     @property
     def light_claims(self) -> list[Comparison]:
         """The comparisons of Q1; none if a planned run is missing."""
         return light.judge(self.light)
+
+    @property
+    def speed_claims(self) -> list[Comparison]:
+        """The comparison of Q2; none if a planned run is missing."""
+        return accuracy.judge(self.speed)
 
     @property
     def unknown_claims(self) -> list[Comparison]:
@@ -154,13 +169,23 @@ def area_table(areas: Sequence[unknown.Area]) -> str:
     return "\n".join(lines)
 
 
-def speed_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return accuracies of the speed recipe by operator: mean, standard deviation and interval, in percent."""
+def speed_table(rows: Sequence[accuracy.Accuracy]) -> str:
+    """Return accuracies of the speed recipe by network: mean, standard deviation and interval, in percent."""
     lines = ["| network | n | accuracy, % | with six views, % |", "|---|---|---|---|"]
-    for operator in dict.fromkeys(row["operator"] for row in rows):
-        cell = [row for row in rows if row["operator"] == operator]
-        columns = (_with_interval([float(row[name]) for row in cell]) for name in ("accuracy", "tta_accuracy"))
-        lines.append(f"| {'CNN' if operator == 'none' else operator} | {len(cell)} | {' | '.join(columns)} |")
+    for arm in dict.fromkeys(row.arm for row in rows):
+        cell = [row for row in rows if row.arm == arm]
+        columns = (_with_interval([row.accuracy for row in cell]), _with_interval([row.tta_accuracy for row in cell]))
+        lines.append(f"| {SPEED_NAMES.get(arm, arm)} | {len(cell)} | {' | '.join(columns)} |")
+    return "\n".join(lines)
+
+
+def tuning_table(rows: Sequence[tuning.Candidate]) -> str:
+    """Return accuracies on held-out images by candidate, the best of each network first."""
+    lines = ["| network | setting | n | accuracy on held-out images, % |", "|---|---|---|---|"]
+    for network, title in (("cnn", "CNN"), ("sphere", "SphereNet")):
+        for name, values in tuning.ranking([row for row in rows if tuning.network_of(row.candidate) == network]):
+            options = f"`{tuning.CANDIDATES[name]}`"
+            lines.append(f"| {title} | {options} | {len(values)} | {mean_text(values, 2)} |")
     return "\n".join(lines)
 
 

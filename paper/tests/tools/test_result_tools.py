@@ -1,6 +1,5 @@
 """Tools for committed runs: comparison of repetitions, collection of finished runs, the included model."""
 
-import csv
 import importlib.util
 import json
 import shutil
@@ -22,7 +21,6 @@ from spherenet_paper.experiments import find_experiment
 from spherenet_paper.experiments.jobs import create_jobs
 from spherenet_paper.records import read_records, write_records
 from spherenet_paper.report.grids import stored_grid
-from spherenet_paper.report.questions import speed_table
 
 TOOLS = Path(__file__).parents[2] / "tools"
 
@@ -204,31 +202,3 @@ def test_card_of_the_included_model_states_its_measured_accuracy(runs, tmp_path)
     (unfinished / "summary.json").unlink()
     with pytest.raises(RunError, match="must be a finished run, got one at step 6"):
         load_tool("ship_model").ship(str(unfinished), target)
-
-
-def test_runs_are_tabulated_with_mean_and_interval(tmp_path, capsys):
-    folders = []
-    for seed in (1, 0):
-        folders.append(tmp_path / f"run-{seed}")
-        assert spherenet("train", *TINY, "--set", "tta=mirror", "--seed", str(seed), "--output", folders[-1]) == 0
-    capsys.readouterr()
-    tool = load_tool("tabulate_runs")
-    assert tool.main([*map(str, folders), "-o", str(tmp_path / "runs.csv")]) == 0
-    printed = capsys.readouterr().out.splitlines()
-    with (tmp_path / "runs.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [row["seed"] for row in rows] == ["0", "1"]
-    mean = 50 * sum(float(row["accuracy"]) for row in rows)
-    assert printed[-1].startswith(f"| cosine | 2 | {mean:.2f} ± ")
-    assert speed_table(rows) == "\n".join(printed)
-
-
-def test_folder_without_a_finished_run_is_named(tmp_path):
-    with pytest.raises(SystemExit, match="RUN must be a folder with a finished run"):
-        load_tool("tabulate_runs").main([str(tmp_path), "-o", str(tmp_path / "runs.csv")])
-
-
-def test_tutorial_shows_the_table_of_the_runs():
-    with (TOOLS.parent / "results" / "speed.csv").open() as file:
-        table = speed_table(list(csv.DictReader(file)))
-    assert table in (TOOLS.parents[1] / "docs" / "tutorials" / "speed.md").read_text()
