@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from fixtures import browser, seed
+from fixtures import browser, process_group, seed, visit
 
-__all__ = ["browser", "seed"]
+__all__ = ["browser", "process_group", "seed", "visit"]
 
 
 def pytest_configure(config):

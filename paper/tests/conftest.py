@@ -1,5 +1,5 @@
 """What tests share, with those of the library."""
 
-from fixtures import browser, seed
+from fixtures import browser, seed, visit
 
-__all__ = ["browser", "seed"]
+__all__ = ["browser", "seed", "visit"]

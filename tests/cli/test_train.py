@@ -78,6 +78,26 @@ def test_yaml_options_are_read_and_overridden(tmp_path, capsys):
     assert (config["iterations"], config["operator"], config["batch_size"]) == (2, None, 32)
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "hint"),
+    [("--model", "cnn-4", "cnn-45"), ("--augmentation", "flips", "flip"), ("--operator", "cosin", "cosine"),
+     ("--loss", "softmax:margin=1", "softmax has no option 'margin'")],
+)  # fmt: skip
+def test_wrong_names_are_refused_before_they_are_printed(option, value, hint, capsys):
+    assert spherenet("train", option, value, "--print-config") == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"spherenet train: {option} ")
+    assert hint in printed.err
+
+
+def test_images_that_cannot_be_translated_are_refused_before_training(tmp_path, capsys):
+    options = ["--image-size", 1, "--model", "resnet-32", "--set", "tta=mirror-shift"]
+    assert spherenet("train", *TINY, *options, "--output", tmp_path / "run") == 2
+    assert not (tmp_path / "run").exists()
+    assert "tta must be none or mirror for images of 1×1 pixels, got 'mirror-shift'." in capsys.readouterr().err
+
+
 def test_json_has_the_final_numbers(tmp_path, capsys):
     assert spherenet("train", *TINY, "--output", tmp_path / "run", "--json") == 0
     assert json.loads(capsys.readouterr().out)["iterations"] == 6

@@ -153,13 +153,6 @@ def test_scripted_and_compiled_models_raise(case, convert):
         convert(SEALED[case]())
 
 
-@pytest.fixture
-def process_group():
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
 def with_ddp(model):
     return nn.parallel.DistributedDataParallel(model)
 

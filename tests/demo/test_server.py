@@ -10,7 +10,7 @@ import socket
 import subprocess
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from urllib.parse import urlsplit
 
 import pytest
@@ -375,6 +375,13 @@ def test_unknown_layer_is_named(server, png):
 def test_server_listens_on_the_loopback_address_only(server):
     assert server.socket.getsockname()[0] == "127.0.0.1"
     assert urlsplit(server.address).hostname == "127.0.0.1"
+
+
+def test_server_is_reachable_before_it_serves():
+    """The address is printed before; the system queues connections until then."""
+    with DemoServer(Analyzer(predictor()), "queue") as started, ExitStack() as stack:
+        for _ in range(20):
+            stack.enter_context(socket.create_connection(started.server_address, timeout=60))
 
 
 def test_port_in_use_and_bad_options(capsys):

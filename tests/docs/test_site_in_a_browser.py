@@ -6,31 +6,9 @@ PHONE, DESKTOP = 390, 1280
 
 
 @pytest.fixture
-def open_page(browser, site):
-    """Return a function that opens a page of the site; at the end, assert that no error or foreign request occurred."""
-    pages, errors, requests = [], [], []
-
-    def failed(request):
-        if request.failure != "net::ERR_ABORTED":  # the page was left before its icon was loaded
-            errors.append(f"{request.url}: {request.failure}")
-
-    def open_at(name, width, scheme):
-        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        page.on(
-            "console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None
-        )
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("requestfailed", failed)
-        page.on("request", lambda request: requests.append(request.url))
-        page.goto((site / name).as_uri())
-        pages.append(page)
-        return page
-
-    yield open_at
-    for page in pages:
-        page.close()
-    assert errors == []
-    assert [url for url in requests if not url.startswith((site.as_uri(), "data:", "blob:", "about:"))] == []
+def open_page(visit, site):
+    """Return a function that opens a page of the site."""
+    return lambda name, width, scheme: visit((site / name).as_uri(), width, scheme)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

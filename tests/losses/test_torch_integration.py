@@ -172,21 +172,16 @@ def test_model_saves_and_trains_weights_only():
     assert dict(model.named_parameters()).keys() == {"head.weight"}
 
 
-def test_distributed_data_parallel(tmp_path):
-    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        model = Trained()
-        alone, wrapped = copy.deepcopy(model), torch.nn.parallel.DistributedDataParallel(model)
-        features, labels = torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1])
-        for _ in range(2):
-            for network in (alone, wrapped):
-                loss, scores = network(features, labels)
-                loss.backward()
-                assert scores.shape == (5, 3)
-        torch.testing.assert_close(model.head.weight.grad, alone.head.weight.grad)
-    finally:
-        torch.distributed.destroy_process_group()
+def test_distributed_data_parallel(process_group):
+    model = Trained()
+    alone, wrapped = copy.deepcopy(model), torch.nn.parallel.DistributedDataParallel(model)
+    features, labels = torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1])
+    for _ in range(2):
+        for network in (alone, wrapped):
+            loss, scores = network(features, labels)
+            loss.backward()
+            assert scores.shape == (5, 3)
+    torch.testing.assert_close(model.head.weight.grad, alone.head.weight.grad)
 
 
 def test_repr_shows_options():

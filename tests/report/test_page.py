@@ -19,21 +19,13 @@ def page_file(tmp_path_factory):
 
 
 @pytest.mark.parametrize("width", [390, 1280], ids=["phone", "desktop"])
-def test_page_shows_runs_and_statements_without_requests(browser, page_file, width):
-    page = browser.new_page(viewport={"width": width, "height": 900})
-    messages, requests = [], []
-    page.on("console", lambda message: messages.append(message.text) if message.type in ("error", "warning") else None)
-    page.on("pageerror", lambda error: messages.append(str(error)))
-    page.on("request", lambda request: requests.append(request.url))
-    page.goto(page_file.as_uri())
+def test_page_shows_runs_and_statements_without_requests(visit, page_file, width):
+    page = visit(page_file.as_uri(), width)
     page.wait_for_selector("#plot-2 svg")
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     assert page.locator("b", has_text="<i>one").count() == 1  # shown, not interpreted
     assert page.locator("#plot-0 + .legend button").all_text_contents() == ["<i>one", "two"]
     assert page.locator(".claims li.not-decided").inner_text() == "not decided: one beats <b> (ours; n = 1)"
-    assert messages == []
-    assert [url for url in requests if not url.startswith(("file:", "data:", "blob:"))] == []
-    page.close()
 
 
 def test_page_is_small(page_file):
@@ -46,26 +38,22 @@ def test_values_that_are_not_finite_are_left_out(tmp_path):
     assert accuracy.lines[0].y == [0.2, 0.6]
 
 
-def test_page_follows_a_change_of_the_color_scheme(browser, page_file):
-    page = browser.new_page(color_scheme="light")
-    page.goto(page_file.as_uri())
+def test_page_follows_a_change_of_the_color_scheme(visit, page_file):
+    page = visit(page_file.as_uri())
     page.wait_for_selector("#plot-0 svg")
     page.emulate_media(color_scheme="dark")
     page.wait_for_function("getComputedStyle(document.querySelector('#plot-0 svg')).fill === 'rgb(160, 164, 172)'")
-    page.close()
 
 
 @pytest.mark.parametrize("accuracies", [[0.1, 0.101, 0.102], [0.9, 0.95, 0.99], [0.0, 0.5, 1.0]])
-def test_ticks_of_accuracies_differ(browser, tmp_path, accuracies):
+def test_ticks_of_accuracies_differ(visit, tmp_path, accuracies):
     run = read_run(make_run(tmp_path / "run", accuracies))
     write_page([section_of_runs([run])], tmp_path / "page.html", "Ticks")
-    page = browser.new_page()
-    page.goto((tmp_path / "page.html").as_uri())
+    page = visit((tmp_path / "page.html").as_uri())
     page.wait_for_selector("#plot-0 svg")
     ticks = page.locator("#plot-0 .y-tick").all_text_contents()
     assert len(ticks) > 2
     assert len(set(ticks)) == len(ticks)
-    page.close()
 
 
 def test_angles_of_classes_are_plotted_in_degrees_if_they_were_measured(tmp_path):

@@ -201,7 +201,10 @@ class ConfigParser(Parser):
         if parsed.print_config:
             import yaml  # type: ignore[import-untyped]
 
+            from spherenet.training import require_valid_choices
+
             chosen: Any = config_from(parsed, self.config)
+            require_valid_choices(chosen)
             print(yaml.safe_dump(chosen.as_yaml(), sort_keys=False, allow_unicode=True), end="")
             raise SystemExit(0)
         return parsed

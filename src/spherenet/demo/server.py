@@ -73,6 +73,7 @@ class DemoServer(ThreadingHTTPServer):
 
     daemon_threads = True
     allow_reuse_address = False  # a second server on the same port must fail
+    request_queue_size = CONNECTIONS  # the address is announced before `serve_forever` accepts the first one
 
     def __init__(
         self,

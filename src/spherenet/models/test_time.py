@@ -11,10 +11,17 @@ from torch.nn import functional as F
 from spherenet._util.validation import require_one_of
 from spherenet.errors import InvalidArgument
 
-__all__ = ["TEST_TIME", "scores_of_views"]
+__all__ = ["TEST_TIME", "require_views", "scores_of_views"]
 
 TEST_TIME = ("none", "mirror", "mirror-shift")
 """Views: the image; with its mirror image; both, and both translated by one pixel toward two corners."""
+
+
+def require_views(tta: str, height: int, width: int) -> None:
+    """Raise ValueError if test-time augmentation is unknown, or images are too small to be translated."""
+    require_one_of("tta", tta, TEST_TIME)
+    if tta == "mirror-shift" and min(height, width) < 2:
+        raise InvalidArgument("tta", f"must be none or mirror for images of {height}×{width} pixels, got {tta!r}.")
 
 
 def scores_of_views(model: nn.Module, images: Tensor, tta: str) -> Tensor:
@@ -32,7 +39,8 @@ def scores_of_views(model: nn.Module, images: Tensor, tta: str) -> Tensor:
     Raises:
         ValueError: If `tta` is unknown, or the images are too small to be translated.
     """
-    require_one_of("tta", tta, TEST_TIME)
+    height, width = images.shape[-2:]
+    require_views(tta, height, width)
 
     def scores(views: Tensor) -> Any:
         return model(views).to(torch.promote_types(views.dtype, torch.float32))
@@ -44,9 +52,6 @@ def scores_of_views(model: nn.Module, images: Tensor, tta: str) -> Tensor:
         return scores(images)  # type: ignore[no-any-return]
     if tta == "mirror":
         return both_sides(images)
-    height, width = images.shape[2:]
-    if min(height, width) < 2:
-        raise InvalidArgument("images", f"must have at least 2×2 pixels for tta 'mirror-shift', got {height}×{width}.")
     padded = F.pad(images, (1, 1, 1, 1), "reflect")
     shifted = [padded[:, :, first : first + height, first : first + width] for first in (0, 2)]
     if images.is_contiguous(memory_format=torch.channels_last):

@@ -160,8 +160,7 @@ def _sorted_by_class(labels: Tensor) -> Tensor:
 def build_augmentation(config: TrainConfig) -> Augmentation | None:
     """Return the augmentation of the training images, None if they are not changed."""
     name = default_augmentation(config.data) if config.augmentation is None else config.augmentation
-    augmentation = AUGMENTATIONS[require_one_of("augmentation", name, AUGMENTATIONS)]
-    return None if name == "none" else augmentation
+    return None if name == "none" else AUGMENTATIONS[require_one_of("augmentation", name, AUGMENTATIONS)]
 
 
 def build_model(config: TrainConfig, dataset: Dataset) -> Classifier:
@@ -236,7 +235,10 @@ CHOICE_ARGUMENTS = {"k": "operator", "k_sharing": "operator", "radius": "magnitu
 
 
 def require_valid_choices(config: TrainConfig) -> None:
-    """Raise ValueError, naming the option, if a loss, operator or magnitude is unknown or does not have its options."""
+    """Raise ValueError, naming the option, if a name is unknown or does not have its options."""
+    require_one_of("model", config.model, list_models())
+    if config.augmentation is not None:
+        require_one_of("augmentation", config.augmentation, AUGMENTATIONS)
     loss, operator, magnitude = (config.choice(name) for name in ("loss", "operator", "magnitude"))
     arguments = loss_arguments(loss.name)
     loss.require_options("loss", [name for name in arguments if name not in ARGUMENTS_OF_OTHERS])
@@ -265,7 +267,7 @@ def _create(config: TrainConfig, dataset: Dataset, class_weight: Tensor | None =
     require_valid_choices(config)
     try:
         return create_model(
-            require_one_of("model", config.model, list_models()),
+            config.model,
             num_classes=len(dataset.classes),
             operator=None if config.operator is None else operator.name,
             magnitude=None if config.magnitude is None else magnitude.name,

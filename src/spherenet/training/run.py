@@ -16,7 +16,7 @@ from spherenet._util.files import user_path
 from spherenet.data import Dataset, Progress
 from spherenet.errors import DataError, RunError
 from spherenet.runs import RunDirectory
-from spherenet.training.build import build_augmentation, build_data, build_model, located, require_valid_choices
+from spherenet.training.build import build_data, build_model, located, require_valid_choices
 from spherenet.training.config import FREE, PREDICTION_OPTIONS, TrainConfig, option_name
 from spherenet.training.distributed import Processes
 from spherenet.training.effects import options_without_effect
@@ -74,8 +74,7 @@ def train(
     else:
         opened = RunDirectory.open(output) if resume else None
     config = located(config, config_of(opened) if opened is not None and resume else None)
-    build_augmentation(config)  # raises ValueError before data are downloaded, as does the next line
-    require_valid_choices(config)
+    require_valid_choices(config)  # before data are downloaded
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     with StopSignals() as stop, Processes.joined(config.device, config.timeout) as processes:

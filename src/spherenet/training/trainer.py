@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from spherenet.data import Batch, Dataset, Split
 from spherenet.errors import DataError
 from spherenet.models.normalized import has_normalized_weights, keep_normalized
+from spherenet.models.test_time import require_views
 from spherenet.optim import keep_norms
 from spherenet.runs import RunDirectory
 from spherenet.training.averaging import WeightAverage
@@ -70,6 +71,7 @@ class Trainer:
         self.dataset, self.config, self.processes, self.run_directory = dataset, config, processes, run
         self.reporter = reporter if reporter is not None and processes.is_main else Reporter()
         self.augmentation = build_augmentation(config)
+        require_views(config.tta, *dataset.preprocessing.size)
         self.penalty = penalty or build_penalty(config, model)
         self.set_lambda = lambda_setter(config, model)
         self.probes = Probes(self.reporter.warned) if config.probes else None
