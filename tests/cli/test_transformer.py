@@ -8,7 +8,7 @@ from PIL import Image
 
 import spherenet as sn
 from command_line import TINY, spherenet
-from spherenet.models.normalized import EmbeddingMatrix
+from spherenet.models.transformer import EmbeddingMatrix
 
 OPTIONS = ["--model", "sphere-vit-tiny", *TINY[4:], "--widths", 8, "--train-images", 200, "--learning-rate", 0.01]
 

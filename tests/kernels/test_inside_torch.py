@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import spherenet as sn
 from spherenet.functional import sphere_linear
-from spherenet.kernels import torch_internals
+from spherenet.kernels import dispatch
 
 FORMS = [
     {},
@@ -180,10 +180,10 @@ def test_forward_of_a_replaced_recurrent_layer_is_called(name, gates):
 
 def test_hooks_of_all_modules_see_every_step():
     seen = []
-    assert not torch_internals.has_global_hooks()
+    assert not dispatch.has_global_hooks()
     handle = nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(type(module)))
     try:
-        assert torch_internals.has_global_hooks()
+        assert dispatch.has_global_hooks()
         sn.SphereLSTM(4, 6)(torch.randn(5, 2, 4))
     finally:
         handle.remove()

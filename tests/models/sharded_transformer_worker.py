@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 import spherenet as sn
-from spherenet.models.normalized import EmbeddingMatrix
+from spherenet.models.transformer import EmbeddingMatrix
 
 TOKENS, STEPS, WIDTH = 7, 5, 6  # 7 and 5 rows cannot be divided equally by two processes
 

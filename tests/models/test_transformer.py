@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import spherenet as sn
-from spherenet.models.normalized import EmbeddingMatrix, LearnedScale
+from spherenet.models.transformer import EmbeddingMatrix, LearnedScale
 
 TOKENS, STEPS = 7, 6
 

@@ -8,7 +8,7 @@ import torch
 import spherenet as sn
 from command_line import TINY, in_other_processes, one_sentence, spherenet
 from spherenet.errors import CheckpointError
-from spherenet.models.normalized import EmbeddingMatrix
+from spherenet.models.transformer import EmbeddingMatrix
 from spherenet.runs import RunDirectory
 from spherenet.runs.checkpoints import load_checkpoint
 from spherenet.training import Processes, StopSignals, TrainConfig, evaluate

@@ -5,7 +5,7 @@ import torch
 
 import spherenet as sn
 from spherenet.errors import TrainingError
-from spherenet.models.normalized import EmbeddingMatrix
+from spherenet.models.transformer import EmbeddingMatrix
 from spherenet.training import StopSignals, Trainer
 from spherenet.training.evaluation import training_order
 from training_problem import FLIP, SINGLE, StopAt, assert_equal, config, model, rows, run, split, trainer, weights

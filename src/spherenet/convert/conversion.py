@@ -13,7 +13,7 @@ from spherenet._util.validation import require_module, suggest_options
 from spherenet.angles import AngleFunction
 from spherenet.convert.attention import make_attention_plain, make_attention_spherical
 from spherenet.convert.plan import Rules, Selection, make_plan
-from spherenet.convert.pretrained import record_on_save
+from spherenet.convert.record import record_on_save
 from spherenet.convert.summary import record_reason, recorded_drop, restore_attributes
 from spherenet.convert.swap import (
     can_be_centered,

@@ -10,8 +10,14 @@ from torch.distributions import Distribution
 from torch.distributions.constraints import Constraint
 
 from spherenet._util.validation import require_integer
-from spherenet.distributions.base import broadcast, log_surface, uniform_directions
-from spherenet.distributions.constraints import checks_values, require_sample, unit_vectors
+from spherenet.distributions.base import (
+    broadcast,
+    checks_values,
+    log_surface,
+    require_sample,
+    uniform_directions,
+    unit_vectors,
+)
 
 __all__ = ["HypersphericalUniform"]
 

@@ -15,7 +15,7 @@ from torch import nn
 from spherenet._util.files import user_path
 from spherenet._util.text import first_line, first_names
 from spherenet.convert import apply_conversion
-from spherenet.convert.pretrained import RECORD_ENTRY, is_pretrained_model, save_with_record
+from spherenet.convert.record import RECORD_ENTRY, is_pretrained_model, save_with_record
 from spherenet.errors import InvalidArgumentType, ModelError
 from spherenet.export.folder import CONFIG_FILE, read_json_object
 from spherenet.export.foreign_values import build_configuration

@@ -1,4 +1,4 @@
-"""The one place that decides how a layer, head or loss is computed, and what is saved for backward.
+"""The one place that decides how a layer, head or loss is computed, and that touches private torch API.
 
 | backend | what it is | when |
 |---|---|---|
@@ -23,13 +23,18 @@ with an affine map, a magnitude function or a g that does not determine the cosi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.nn import Parameter
+from torch.nn import Module, Parameter
+from torch.nn.modules import module
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import _disable_current_modes
 
 from spherenet.angles.elementary import gradients_of
 from spherenet.kernels import library
@@ -48,12 +53,15 @@ __all__ = [
     "can_read_values",
     "choose",
     "convolution_plan",
+    "has_global_hooks",
     "implementation_name",
     "is_transformed",
+    "leave_out_of_ddp",
     "per_filter",
     "readable",
     "serves_recurrence",
     "sphere_layer",
+    "without_modes",
 ]
 
 PLAIN = PlainBackend()
@@ -357,3 +365,29 @@ def _plain_gradients(
 
     gradients = gradients_of(formula, (x, weight, *parameters), [grad])
     return (*(value if need else None for value, need in zip(gradients, needs[:7], strict=True)), None, None)
+
+
+# --- other private torch API; tests/kernels fail when torch changes it -----------------------------------------------
+
+
+def has_global_hooks() -> bool:
+    """Return whether torch calls hooks for every module, which fused layers would skip."""
+    return bool(
+        module._global_backward_pre_hooks
+        or module._global_backward_hooks
+        or module._global_forward_pre_hooks
+        or module._global_forward_hooks
+    )
+
+
+def leave_out_of_ddp(model: Module, names: Sequence[str]) -> None:
+    """Let DDP neither copy nor reduce these parameters of a model that is wrapped afterwards."""
+    if names:
+        ignore: Any = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+        ignore(model, list(names))
+
+
+def without_modes() -> AbstractContextManager[object]:
+    """Return a context in which tensors have values, also under a dispatch mode like `FakeTensorMode`."""
+    context: AbstractContextManager[object] = _disable_current_modes()
+    return context

@@ -16,10 +16,9 @@ from torch import Tensor
 from spherenet.angles import AngleFunction
 from spherenet.angles.elementary import gradients_of
 from spherenet.kernels.backends import Pass, Saved
-from spherenet.kernels.dispatch import per_filter, readable, serves_recurrence
+from spherenet.kernels.dispatch import has_global_hooks, per_filter, readable, serves_recurrence
 from spherenet.kernels.library import CellStruct, load
 from spherenet.kernels.sphere_conv import native
-from spherenet.kernels.torch_internals import has_global_hooks
 from spherenet.ops import sphere_conv as plain
 from spherenet.ops.norms import autocast_is_on
 from spherenet.ops.operation import Operation, Parameters

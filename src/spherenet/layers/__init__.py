@@ -13,11 +13,9 @@ from spherenet.layers.conv import (
     SphereLinear,
 )
 from spherenet.layers.fast_conv import FastConv2d
-from spherenet.layers.fixed_head import FixedHead, etf_directions
-from spherenet.layers.head import AngularHead
+from spherenet.layers.head import AngularHead, FixedHead, etf_directions
 from spherenet.layers.magnitude_preserving import MPConv2d, MPLinear, mp_cat, mp_silu, mp_sum
 from spherenet.layers.options import SphereOptions
-from spherenet.layers.other_tools import watch_modules
 from spherenet.layers.recurrent import SphereGRU, SphereGRUCell, SphereLSTM, SphereLSTMCell
 from spherenet.layers.sharded_head import ShardedHead, shard_head
 from spherenet.layers.transposed import SphereConvTranspose1d, SphereConvTranspose2d, SphereConvTranspose3d
@@ -53,5 +51,3 @@ __all__ = [
     "mp_sum",
     "shard_head",
 ]
-
-watch_modules()

@@ -9,20 +9,14 @@ from typing import Any
 
 from spherenet._util.validation import require_one_of
 from spherenet.errors import InvalidArgument, InvalidArgumentType
-from spherenet.losses.adaface import AdaFaceLoss
 from spherenet.losses.additive_margins import ArcFaceLoss, CosFaceLoss, SubcenterArcFaceLoss
-from spherenet.losses.arguments import options_of, reject_unknown
+from spherenet.losses.arguments import default_scale, options_of, reject_unknown
 from spherenet.losses.base import AngularLoss
-from spherenet.losses.contrastive import InfoNCELoss, SigLIPLoss, SupConLoss
-from spherenet.losses.curricularface import CurricularFaceLoss
-from spherenet.losses.elasticface import ElasticFaceLoss
-from spherenet.losses.magface import MagFaceLoss
+from spherenet.losses.binary import SphereFace2Loss, UniFaceLoss
+from spherenet.losses.contrastive import InfoNCELoss, PrototypicalLoss, SigLIPLoss, SupConLoss
 from spherenet.losses.margins import Annealing, ASoftmaxLoss, GASoftmaxLoss, MarginLoss
-from spherenet.losses.prototypical import PrototypicalLoss
-from spherenet.losses.scales import default_scale
+from spherenet.losses.sample_margins import AdaFaceLoss, CurricularFaceLoss, ElasticFaceLoss, MagFaceLoss
 from spherenet.losses.softmax import SoftmaxLoss, SSoftmaxLoss, WSoftmaxLoss
-from spherenet.losses.sphereface2 import SphereFace2Loss
-from spherenet.losses.uniface import UniFaceLoss
 from spherenet.losses.uniformity import AlignmentUniformityLoss, alignment_loss, uniformity_loss
 
 __all__ = [

@@ -16,18 +16,18 @@ from spherenet._util.validation import OptionCheck, require_number, require_one_
 from spherenet.angles import AngleFunction
 from spherenet.errors import InvalidArgument, InvalidArgumentType
 from spherenet.kernels.classes.sharded import ShardedOutput
-from spherenet.kernels.torch_internals import without_modes
+from spherenet.kernels.dispatch import without_modes
 from spherenet.losses.arguments import (
     SIMILAR_OPTIONS,
     Scale,
     angle_of_loss,
     checked_class_weight,
     checked_scale,
+    default_scale,
     named_scale,
     options_of,
 )
 from spherenet.losses.batch import AnyBatch, batch_of
-from spherenet.losses.scales import default_scale
 from spherenet.ops.angular import AngularLogits, AngularOutput
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Contrastive losses: features of the same class or of the same image are similar, all others are not.
+"""Losses that compare features with each other: features of the same class or image are similar, all others are not.
 
 The features are normalized inside, so that a similarity is a cosine. Similarities are computed in float32 or float64,
 under autocast too, and for blocks of rows, so that those of all pairs never exist at once (`losses/pairs.py`).
@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from spherenet._util.validation import require_number, require_one_of, require_positive
-from spherenet.errors import InvalidArgument, InvalidArgumentType
-from spherenet.losses.pairs import PairLoss, checked_features, checked_labels, in_blocks, unit
+from spherenet.errors import InvalidArgument
+from spherenet.losses.pairs import PairLoss, checked_features, checked_labels, in_blocks, unit, unit_views
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["InfoNCELoss", "PairOptions", "SigLIPLoss", "SupConLoss"]
+__all__ = ["InfoNCELoss", "PairOptions", "PrototypicalLoss", "SigLIPLoss", "SupConLoss"]
 
 
 class PairOptions(TypedDict, total=False):
@@ -145,7 +145,7 @@ class InfoNCELoss(PairLoss):
 
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
         """Return the loss of a batch of pairs."""
-        x, y = _pair_of_views(first, second, self.eps)
+        x, y = unit_views(first, second, self.eps)
         (all_x, all_y), start = self._both(x, y)
         ids = torch.arange(start, start + len(x), device=x.device)
         all_ids = torch.arange(len(all_x), device=x.device)
@@ -211,7 +211,7 @@ class SigLIPLoss(PairLoss):
 
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
         """Return the loss of a batch of pairs."""
-        x, y = _pair_of_views(first, second, self.eps)
+        x, y = unit_views(first, second, self.eps)
         all_y, start = self._gathered(y)
         positions = torch.arange(start, start + len(x), device=x.device)
         columns = (all_y, self.log_scale.to(x.dtype).exp(), self.bias.to(x.dtype))
@@ -224,13 +224,70 @@ class SigLIPLoss(PairLoss):
         return ", ".join(filter(None, (values, super().extra_repr())))
 
 
-def _pair_of_views(first: Tensor, second: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return the unit features of two views of the same samples."""
-    first = checked_features("first", first)
-    second = checked_features("second", second, first)
-    if len(first) != len(second):
-        raise InvalidArgument("second", f"must have {len(first)} samples as first, got {len(second)}.")
-    x, y = unit(first, eps), unit(second, eps)
-    if x.dtype != y.dtype:
-        raise InvalidArgumentType("second", f"must have the dtype of first, {first.dtype}, got {second.dtype}.")
-    return x, y
+class PrototypicalLoss(PairLoss):
+    """Cross entropy over prototypes, the mean directions of classes (Snell et al., NeurIPS 2017, on the sphere).
+
+        p_c = Σ over support samples of class c of x̂,    L_i = −log softmax_c(cos(x_i, p_c) / τ) at the label
+
+    Without queries, every sample is a query, and its class has a prototype without it. Queries whose
+    class has no (other) support sample do not count; if none counts, the loss is 0 with zero gradients.
+
+    Args:
+        temperature: τ > 0.
+        **options: `eps`, `block_size` and `gather`, see `PairOptions`. With gather, prototypes are those of the support
+            samples of all processes; each process classifies its own queries.
+
+    Shape:
+        features [N, D], labels [N], queries [Q, D], query_labels [Q] → scalar.
+    """
+
+    def __init__(self, temperature: float = 0.1, **options: Unpack[PairOptions]) -> None:
+        super().__init__(**options)
+        self.temperature = require_positive("temperature", temperature)
+
+    def forward(
+        self, features: Tensor, labels: Tensor, queries: Tensor | None = None, query_labels: Tensor | None = None
+    ) -> Tensor:
+        """Return the loss of a batch."""
+        features = checked_features("features", features)
+        labels = checked_labels("labels", labels, features)
+        own = unit(features, self.eps)
+        support, _ = self._gathered(own)
+        support_labels, _ = self._gathered(labels)
+        classes, indices = torch.unique(support_labels, return_inverse=True)
+        sums = support.new_zeros(len(classes), support.shape[1]).index_add(0, indices, support)
+        if queries is None:
+            if query_labels is not None:
+                raise InvalidArgument("query_labels", "must be left out without queries.")
+            rows, row_labels, itself = own, labels, own
+        elif query_labels is None:
+            raise InvalidArgument("query_labels", "must be given with queries.")
+        else:
+            rows = unit(checked_features("queries", queries, features), self.eps)
+            row_labels = checked_labels("query_labels", query_labels, queries)
+            itself = torch.zeros_like(rows)
+        sizes = torch.zeros_like(classes).index_add(0, indices, torch.ones_like(indices))
+        least = 1 + int(queries is None)
+        losses, counted = in_blocks(
+            self._rows, (rows, itself, row_labels), (sums, classes, sizes >= least), self.block_size
+        )
+        return self._mean(losses + 0 * support.sum(), counted)
+
+    def _rows(
+        self, rows: Tensor, itself: Tensor, row_labels: Tensor, sums: Tensor, classes: Tensor, usable: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the cross entropy of each row, 0 for rows that do not count, and whether it counts."""
+        own_class = row_labels.unsqueeze(1) == classes
+        counted = (own_class & usable).any(1)
+        if len(classes) == 0:
+            return 0 * rows.sum(1), counted
+        cosine = rows @ unit(sums, self.eps).T
+        own_prototype = unit(sums[own_class.int().argmax(1)] - itself, self.eps)
+        own_cosine = (rows * own_prototype).sum(1)
+        logits = torch.where(own_class, own_cosine.unsqueeze(1), cosine) / self.temperature
+        losses = logits.logsumexp(1) - own_cosine / self.temperature
+        return losses.masked_fill(~counted, 0), counted
+
+    def extra_repr(self) -> str:
+        """Return the options."""
+        return ", ".join(filter(None, (f"temperature={self.temperature:g}", super().extra_repr())))

@@ -17,13 +17,14 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from torch import Tensor
 
 from spherenet._util.validation import require_number, require_one_of, require_positive
 from spherenet.angles import AngleFunction, angle_from_cosine
 from spherenet.errors import InvalidArgument, InvalidArgumentType
-from spherenet.losses.arguments import MarginOptions, angle_of_loss
-from spherenet.losses.feature_penalty import FeaturePenalty
+from spherenet.losses.arguments import MarginOptions, angle_of_loss, default_scale
+from spherenet.losses.base import AngularLoss
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["ASoftmaxLoss", "Annealing", "GASoftmaxLoss", "MarginLoss"]
 
 MARGIN_FORMS = ("psi", "r1", "r2")
+PENALTY_FORMS = ("squared", "absolute")
 
 DEFAULT_M = 1.5
 """Default margin: with the detached gradient it costs no accuracy at a scale of 10, and gains some at 30."""
@@ -114,6 +116,53 @@ class Annealing:
         # A negative power of a large number is 0; a positive one would overflow.
         decreased = self.start / growth if self.power == 1 else self.start * math.pow(growth, -self.power)
         return max(self.floor, decreased)
+
+
+class FeaturePenalty(AngularLoss):
+    """Losses with a penalty that pulls feature norms to a number (Eq. 19); `GASoftmaxLoss` documents the options."""
+
+    def __init__(
+        self,
+        *,
+        feature_penalty: float = 0.0,
+        feature_norm: float | Literal["auto"] | None = "auto",
+        penalty_form: str = "squared",
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.feature_penalty = require_number("feature_penalty", feature_penalty)
+        automatic = feature_norm is None or feature_norm == "auto"
+        self._feature_norm = None if automatic else require_positive("feature_norm", feature_norm)
+        self.penalty_form = require_one_of("penalty_form", penalty_form, PENALTY_FORMS)
+        if self.feature_penalty < 0:
+            raise InvalidArgument("feature_penalty", f"must be at least 0, got {feature_penalty!r}.")
+        if self.feature_penalty > 0 and self.scale != "norm":
+            raise InvalidArgument(
+                "feature_penalty",
+                f'must be 0 unless scale is "norm", got {feature_penalty!r} with scale={self.scale!r}, '
+                "which does not depend on the norm.",
+            )
+        if self.feature_penalty == 0:
+            defaults = {"feature_norm": (self.feature_norm, "auto"), "penalty_form": (penalty_form, "squared")}
+            for name, (value, default) in defaults.items():
+                if value != default:
+                    raise InvalidArgument(name, f"must be left out unless feature_penalty is set, got {value!r}.")
+        if self.feature_penalty > 0 and automatic:
+            self._similarity_at_45 = self._measure_similarity_at_45()
+
+    @property
+    def feature_norm(self) -> float | Literal["auto"]:
+        """Norm to which the penalty pulls features."""
+        return self._feature_norm or "auto"
+
+    def row_penalty(self, feature_norm: Tensor, num_classes: int) -> Tensor | None:
+        """Return the penalty of each row, None if its weight is 0."""
+        if self.feature_penalty == 0:
+            return None
+        target = self._feature_norm or default_scale(num_classes, self._similarity_at_45)
+        # Limited so that the square of a huge norm does not overflow; the gradient there is 0.
+        difference = (feature_norm - target).clamp_max(torch.finfo(feature_norm.dtype).max ** 0.4)
+        return self.feature_penalty * (difference.square() if self.penalty_form == "squared" else difference.abs())
 
 
 class MarginLoss(FeaturePenalty):

@@ -18,7 +18,7 @@ from spherenet.angles.elementary import gradients_of
 from spherenet.errors import InvalidArgument, InvalidArgumentType
 from spherenet.ops.norms import norm, without_autocast, working_dtype
 
-__all__ = ["PAIR_EPS", "PairLoss", "checked_features", "checked_labels", "gather", "in_blocks", "unit"]
+__all__ = ["PAIR_EPS", "PairLoss", "checked_features", "checked_labels", "gather", "in_blocks", "unit", "unit_views"]
 
 PAIR_EPS = 1e-8
 """Number under the square root of the norms. The gradient of a zero feature is 10⁴ times that of its direction."""
@@ -103,6 +103,18 @@ def unit(features: Tensor, eps: float) -> Tensor:
         length = norm(features, -1, eps)
         overflowed = length.isinf()
         return features.to(dtype).masked_fill(overflowed, 0) / length.masked_fill(overflowed, 1)
+
+
+def unit_views(first: Tensor, second: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return the unit features of two views of the same samples."""
+    first = checked_features("first", first)
+    second = checked_features("second", second, first)
+    if len(first) != len(second):
+        raise InvalidArgument("second", f"must have {len(first)} samples as first, got {len(second)}.")
+    x, y = unit(first, eps), unit(second, eps)
+    if x.dtype != y.dtype:
+        raise InvalidArgumentType("second", f"must have the dtype of first, {first.dtype}, got {second.dtype}.")
+    return x, y
 
 
 def in_blocks(

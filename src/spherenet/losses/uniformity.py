@@ -10,8 +10,17 @@ from torch import Tensor
 
 from spherenet._util.validation import require_number, require_positive
 from spherenet.errors import InvalidArgument
-from spherenet.losses.contrastive import PairOptions, _pair_of_views
-from spherenet.losses.pairs import PAIR_EPS, PairLoss, checked_features, gather, in_blocks, process_count, unit
+from spherenet.losses.contrastive import PairOptions
+from spherenet.losses.pairs import (
+    PAIR_EPS,
+    PairLoss,
+    checked_features,
+    gather,
+    in_blocks,
+    process_count,
+    unit,
+    unit_views,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -34,7 +43,7 @@ def alignment_loss(first: Tensor, second: Tensor, power: float = 2.0, *, eps: fl
     Returns:
         A scalar, 0 for an empty batch.
     """
-    rows = _alignment_rows(*_pair_of_views(first, second, require_positive("eps", eps)), power)
+    rows = _alignment_rows(*unit_views(first, second, require_positive("eps", eps)), power)
     return rows.sum() / max(1, len(rows))
 
 
@@ -93,7 +102,7 @@ class AlignmentUniformityLoss(PairLoss):
 
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
         """Return the loss of a batch of pairs."""
-        x, y = _pair_of_views(first, second, self.eps)
+        x, y = unit_views(first, second, self.eps)
         distances = _alignment_rows(x, y, self.power)
         alignment = self._mean(distances, torch.ones_like(distances))
         everywhere, start = self._gathered(torch.stack([x, y], 1))

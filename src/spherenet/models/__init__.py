@@ -3,7 +3,7 @@
 from spherenet.models.create import Classifier, create_model, list_models
 from spherenet.models.gpt import SphereGPT, sphere_gpt_tiny
 from spherenet.models.networks import LayerFactory, PlainFeatures
-from spherenet.models.normalized import keep_normalized, normalize_weights
+from spherenet.models.transformer import keep_normalized, normalize_weights
 from spherenet.models.vit import SphereViT
 
 __all__ = [

@@ -9,8 +9,7 @@ from torch.nn import functional as F
 from spherenet._util.validation import require_integer
 from spherenet.errors import InvalidArgument, InvalidArgumentType
 from spherenet.kernels.dispatch import can_read_values
-from spherenet.models.normalized import EmbeddingMatrix
-from spherenet.models.transformer import Architecture, Transformer
+from spherenet.models.transformer import Architecture, EmbeddingMatrix, Transformer
 
 __all__ = ["SphereGPT", "sphere_gpt_tiny"]
 

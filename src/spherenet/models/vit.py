@@ -12,8 +12,7 @@ from spherenet._util.validation import require_integer
 from spherenet.errors import InvalidArgument
 from spherenet.layers import SphereOptions
 from spherenet.models.networks import LayerFactory
-from spherenet.models.normalized import EmbeddingMatrix, unit
-from spherenet.models.transformer import Architecture, Transformer
+from spherenet.models.transformer import Architecture, EmbeddingMatrix, Transformer, unit
 
 __all__ = ["SphereViT", "ViTFeatures"]
 

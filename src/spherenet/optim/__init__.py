@@ -1,8 +1,7 @@
 """Optimizers that live on the sphere, parameter groups and norm keeping."""
 
-from spherenet.optim.groups import param_groups
+from spherenet.optim.groups import MixedOptimizer, param_groups
 from spherenet.optim.hyperball import Hyperball
-from spherenet.optim.mixed import MixedOptimizer
 from spherenet.optim.muon import Muon, orthogonalize
 from spherenet.optim.norms import KeptNorms, keep_norms
 

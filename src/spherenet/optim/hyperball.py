@@ -22,8 +22,8 @@ from torch.optim import Optimizer
 from spherenet._util.validation import require_number, require_one_of
 from spherenet.errors import InvalidArgument
 from spherenet.ops.norms import working_dtype
+from spherenet.optim.groups import ALGORITHMS
 from spherenet.optim.kernels import is_dtensor
-from spherenet.optim.mixed import ALGORITHMS
 from spherenet.optim.muon import require_matrices
 from spherenet.optim.step import SteppingOptimizer, as_list
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from spherenet.models.normalized import EmbeddingMatrix
+from spherenet.models.transformer import EmbeddingMatrix
 from spherenet.optim.kernels import invariant_kernels
 from spherenet.training.config import TrainConfig
 from spherenet.training.state import require_fitting

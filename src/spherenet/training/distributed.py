@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from spherenet._util.text import first_line
 from spherenet._util.validation import require_device
 from spherenet.errors import InvalidArgument, LostProcessError, RunError, SphereNetError
-from spherenet.kernels.torch_internals import leave_out_of_ddp
+from spherenet.kernels.dispatch import leave_out_of_ddp
 
 __all__ = ["TIMEOUT", "Processes"]
 

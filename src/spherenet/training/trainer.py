@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from spherenet.data import Batch, Dataset, Split
 from spherenet.errors import DataError
-from spherenet.models.normalized import has_normalized_weights, keep_normalized
 from spherenet.models.test_time import require_views
+from spherenet.models.transformer import has_normalized_weights, keep_normalized
 from spherenet.optim import keep_norms
 from spherenet.runs import RunDirectory
 from spherenet.training.averaging import WeightAverage

@@ -8,8 +8,7 @@ magnitude functions have no Triton kernels.
 |---|---|
 | angles | g, its slope and its inverse as device code |
 | weights, patches, gradients | the kernels and the functions that launch them |
-| launch | geometry, strides, block sizes |
-| failures | errors of compiling and launching, after which a layer is computed by the plain formula |
+| launch | geometry, strides, block sizes; what happens if kernels cannot be compiled or launched |
 """
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 from spherenet.kernels.backends import Backend, Case, Gradients, Pass, Saved
 from spherenet.kernels.sphere_conv.triton import gradients, patches, weights
 from spherenet.kernels.sphere_conv.triton.angles import KERNEL_IDS
-from spherenet.kernels.sphere_conv.triton.failures import reported
+from spherenet.kernels.sphere_conv.triton.launch import reported
 from spherenet.ops.geometry import convolve, convolve_backward
 from spherenet.ops.operation import Operation, Parameters
 
