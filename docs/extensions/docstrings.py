@@ -9,6 +9,7 @@ import griffe
 __all__ = ["EscapeStars"]
 
 IN_BRACKETS = re.compile(r"\[[^\[\]`]*\]")
+SECTION = re.compile(r"(Args|Attributes|Raises|Returns|Shape|Yields):$")
 TORCH_HOOKS = ("extra_repr",)  # called by torch only
 
 
@@ -50,8 +51,11 @@ class EscapeStars(griffe.Extension):
 
 
 def with_literal_stars(text: str) -> str:
-    """Return Markdown with escaped stars between brackets; indented lines are code and stay unchanged."""
-    return "\n".join(
-        line if line.startswith("    ") else IN_BRACKETS.sub(lambda match: match[0].replace("*", r"\*"), line)
-        for line in text.split("\n")
-    )
+    """Return Markdown with escaped stars between brackets; indented lines outside of sections are code."""
+    lines, in_section = [], False
+    for line in text.split("\n"):
+        if line and not line.startswith(" "):
+            in_section = SECTION.match(line) is not None
+        is_code = line.startswith("    ") and not in_section
+        lines.append(line if is_code else IN_BRACKETS.sub(lambda match: match[0].replace("*", r"\*"), line))
+    return "\n".join(lines)

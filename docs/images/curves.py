@@ -1,5 +1,6 @@
 """Curves of test accuracy over iterations, which several figures draw."""
 
+from collections.abc import Callable, Sequence
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
@@ -8,7 +9,7 @@ from matplotlib.axes import Axes
 from spherenet_paper.report.grids import Grid
 from spherenet_paper.style import color_of
 
-__all__ = ["DASHED", "Line", "draw_curves"]
+__all__ = ["DASHED", "Line", "deviation", "draw_curves", "points_of"]
 
 DASHED = (0, (4, 1.5))
 
@@ -21,17 +22,28 @@ class Line(NamedTuple):
     dashes: Any = "solid"
 
 
+def deviation(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean of the values minus and plus one standard deviation."""
+    return fmean(values) - stdev(values), fmean(values) + stdev(values)
+
+
+Band = Callable[[Sequence[float]], tuple[float, float]]
+
+
+def points_of(grid: Grid, cell: str, band: Band = deviation) -> dict[int, tuple[float, float, float]]:
+    """Return mean, lower and upper end of the band of the test accuracy in percent over seeds, by iteration."""
+    found = grid.cell(cell)
+    assert found is not None, cell
+    percent = {step: [100 * value for value in values] for step, values in found.points().items()}
+    return {step: (fmean(values), *band(values)) for step, values in percent.items()}
+
+
 def draw_curves(axes: Axes, grid: Grid, cells: dict[str, Line], title: str) -> None:
     """Draw mean test accuracy over iterations with a band of ± one standard deviation over seeds."""
     for name, line in cells.items():
-        cell = grid.cell(name)
-        assert cell is not None, name
-        steps = cell.mean_curve().steps
-        seeds = [run.curve("test", "accuracy").values for run in cell.runs.values()]
-        points = [[100 * value for value in values] for values in zip(*seeds, strict=True)]
-        color, mean = color_of(line.method), [fmean(values) for values in points]
-        axes.plot(steps, mean, label=line.label, color=color, linestyle=line.dashes)
-        low, high = ([m + sign * stdev(v) for m, v in zip(mean, points, strict=True)] for sign in (-1, 1))
-        axes.fill_between(steps, low, high, color=color, alpha=0.18, linewidth=0)
+        points, color = points_of(grid, name), color_of(line.method)
+        mean, low, high = zip(*points.values(), strict=True)
+        axes.plot([*points], mean, label=line.label, color=color, linestyle=line.dashes)
+        axes.fill_between([*points], low, high, color=color, alpha=0.18, linewidth=0)
     axes.set_title(title)
     axes.set_xlabel("iterations")

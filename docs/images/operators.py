@@ -15,7 +15,7 @@ from spherenet_paper.style import WIDTH, color_of, save, style
 
 CURVES = [
     ("cosine", sn.CosineAngle(), "cosine", "solid"),
-    ("linear", sn.LinearAngle(), "linear", "solid"),
+    ("linear", sn.LinearAngle(), "linear", (0, (4, 1.5))),
     ("sigmoid, k = 0.3", sn.SigmoidAngle(0.3), "sigmoid", "solid"),
     ("sigmoid, k = 0.1", sn.SigmoidAngle(0.1), "sigmoid", (0, (1, 1))),
     ("learnable, from k = 0.5", sn.SigmoidAngle(0.5), "learnable", (0, (5, 1.5))),

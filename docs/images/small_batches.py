@@ -18,15 +18,18 @@ ROWS = {
     "spherenorm": Line("SphereNorm, cosine", "cosine"),
     "centered_patch": Line("SphereNorm, centered", "centered"),
 }
+PANELS = tuple(
+    ("fig-spherenorm", f"batches of {size}", {f"{row}_{size}": line for row, line in ROWS.items()})
+    for size in (2, 8, 32)
+)
 
 
 def main(path: Path) -> None:
     """Draw a panel per batch size."""
-    grid = stored_grid("long", "fig-spherenorm")
     with style("small_batches"):
         figure, axes = plt.subplots(1, 3, figsize=(WIDTH, 3.6), sharey=True)
-        for ax, size in zip(axes, (2, 8, 32), strict=True):
-            draw_curves(ax, grid, {f"{row}_{size}": line for row, line in ROWS.items()}, f"batches of {size}")
+        for ax, (experiment, title, cells) in zip(axes, PANELS, strict=True):
+            draw_curves(ax, stored_grid("long", experiment), cells, title)
             ax.set_xticks([0, 2000])
             ax.label_outer()
         axes[0].set_ylabel("test accuracy %")

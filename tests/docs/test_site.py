@@ -149,3 +149,26 @@ def test_broken_formula_is_an_error(to_html, text):
 @pytest.mark.parametrize("text", ["`$HOME and $PATH`", "it costs $5, not $6", r"\$a\$", "a $ b $ c"])
 def test_text_without_formulas_is_unchanged(to_html, text):
     assert "<math" not in to_html(text)
+
+
+def test_numbers_stay_with_their_units(monkeypatch):
+    monkeypatch.syspath_prepend(DOCS / "extensions")
+    text = "86.6 ± 0.2 %, n = 5, p < 0.001, [−0.71, +1.29] and 3 points, k < n, [a, 1]; `a = 3 %`\n\n    b = 3 %\n"
+    shown = markdown.markdown(text, extensions=["typography"]).replace("\N{NO-BREAK SPACE}", "~")
+    together = "86.6 ±~0.2~%, n~=~5, p~&lt;~0.001, [−0.71,~+1.29] and 3~points, k &lt; n, [a, 1]; <code>a = 3 %</code>"
+    assert together in shown
+    assert "<pre><code>b = 3 %" in shown
+
+
+def test_options_do_not_break_and_can_be_copied(monkeypatch):
+    monkeypatch.syspath_prepend(DOCS / "extensions")
+    shown = markdown.markdown("`train --data-dir x -o <y>` and `a-b`", extensions=["typography"])
+    option = '<span class="option">{}</span>'.format
+    assert f"<code>train {option('--data-dir')} x {option('-o')} &lt;y&gt;</code>" in shown
+    assert "<code>a-b</code>" in shown
+
+
+def test_stars_of_shapes_are_shown(site):
+    assert "cosines [*, C] → [*, C]." in (site / "api" / "losses.html").read_text()
+    for page in (site / "api").glob("*.html"):
+        assert not re.findall(r"\[<em>", page.read_text()), page

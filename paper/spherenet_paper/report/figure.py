@@ -21,15 +21,13 @@ LEFT, RIGHT, TOP, BOTTOM = 52, 566, 38, 362
 """Borders of the axes. The font is large, because a phone shows the figure at little more than half of its size."""
 
 STYLE = """\
-svg { color-scheme: light dark; --page: #ffffff; --text: #1c2024; --faint: #60646c; --line: #e4e5e9; %s }
-@media (prefers-color-scheme: dark) { svg { --page: #1e2129; --text: #edeef0; --faint: #b0b4ba; --line: #3a3f4a; %s } }
+svg { color-scheme: light dark; --text: #1c2024; --faint: #60646c; --line: #e4e5e9; %s }
+@media (prefers-color-scheme: dark) { svg { --text: #edeef0; --faint: #b0b4ba; --line: #3a3f4a; %s } }
 text { font: 16px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; fill: var(--text); }
 .faint { fill: var(--faint); }
 .grid { stroke: var(--line); stroke-width: 1; }
 .curve { fill: none; stroke-width: 2.5; stroke-linejoin: round; }
-.band { opacity: 0.18; }
-.page { fill: var(--page); }
-.legend { fill: var(--page); opacity: 0.85; }"""
+.band { opacity: 0.18; }"""
 
 
 def main_grid(grids: Sequence[Grid]) -> Grid | None:
@@ -73,7 +71,6 @@ def draw_curves(grid: Grid) -> str:
         f"<title>{escape(plain(title))}</title>",
         f"<style>{STYLE % (light, dark)}</style>",
         f'<clipPath id="axes"><rect x="{LEFT}" y="{TOP}" width="{RIGHT - LEFT}" height="{BOTTOM - TOP}"/></clipPath>',
-        f'<rect class="page" width="{WIDTH}" height="{HEIGHT}" rx="6"/>',
         f'<text class="faint" x="14" y="22">test accuracy %, {escape(plain(cells[0].column))}</text>',
         *axes.ticks(),
         '<g clip-path="url(#axes)">',
@@ -150,7 +147,7 @@ def _legend(grid: Grid, cells: Sequence[GridCell]) -> list[str]:
     names = [f"{row_name(grid, cell.row)}  {cell_text(cell)[0]}" for cell in cells]
     width = min(RIGHT - LEFT, 50 + 8.6 * max(map(len, names)))
     left, top = RIGHT - width, BOTTOM - 12 - 24 * len(cells)
-    lines = [f'<rect class="legend" x="{left:.0f}" y="{top}" width="{width:.0f}" height="{24 * len(cells) + 6}"/>']
+    lines = []
     for index, (cell, name) in enumerate(zip(cells, names, strict=True)):
         y = top + 24 * index + 18
         dashes = ' stroke-dasharray="7 5"' if cell.row == grid.baseline else ""
