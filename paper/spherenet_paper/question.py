@@ -76,12 +76,12 @@ def run_trainings(trainings: Iterable[Training], folder: Path, data_dir: str | N
             print(" ".join(training.train_command(run, data_dir)))
             continue
         folder.mkdir(parents=True, exist_ok=True)
-        with suppress(Timeout), FileLock(run.with_suffix(".lock"), timeout=0):
+        with suppress(Timeout), FileLock(folder / f"{training.name}.lock", timeout=0):
             if not (run / "summary.json").exists():
                 subprocess.run(training.train_command(run, data_dir), check=False)  # noqa: S603 - our own command
             done = (run / "summary.json").exists()
             if done and training.evaluation:
-                done = evaluate(run, training.evaluation, run.with_suffix(".json"), data_dir)
+                done = evaluate(run, training.evaluation, folder / f"{training.name}.json", data_dir)
             failed += not done
     return int(failed > 0)
 
