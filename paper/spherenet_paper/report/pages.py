@@ -15,7 +15,7 @@ from jinja2 import Environment, StrictUndefined
 from spherenet.cli.plugin import markdown
 from spherenet_paper.light import CONTROLS, LIGHT
 from spherenet_paper.report.claims import CONFIRMED, NOT_DECIDED, OUT_OF_REACH, REFUTED
-from spherenet_paper.report.closeness import closeness
+from spherenet_paper.report.closeness import closeness, distance
 from spherenet_paper.report.csv_tables import grids_as_csv
 from spherenet_paper.report.figure import draw_curves, figure_cells, main_grid
 from spherenet_paper.report.grids import PRESETS, Grid, presets_of, stored_grids
@@ -203,8 +203,9 @@ def _environment(verdicts: Sequence[VerdictRow]) -> Environment:
     environment = Environment(  # noqa: S701 (Markdown, whose names pass the filter of that name)
         trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
     )
-    filters = (markdown, closeness, accuracy_table, footer, logs_table, missing_table, protocol_table, time_table,
-               light_table, comparison_table, speed_table, tuning_table, area_table, claim, effect)  # fmt: skip
+    filters = (markdown, closeness, distance, accuracy_table, footer, logs_table, missing_table, protocol_table,
+               time_table, light_table, comparison_table, speed_table, tuning_table, area_table, claim,
+               effect)  # fmt: skip
     environment.filters.update({function.__name__: function for function in filters})
     environment.filters["confirmed"] = partial(effect, is_confirmed=True)
     environment.filters["unconfirmed"] = partial(effect, is_confirmed=False)

@@ -153,8 +153,14 @@ def comparison_table(comparisons: Sequence[Comparison], title: str) -> str:
     lines = [f"| {title} | difference [95 % interval] | p (Holm) | verdict |", "|---|---|---|---|"]
     for one in comparisons:
         p = "< 0.001" if one.p < 0.001 else f"{one.p:.3f}"
-        lines.append(f"| {ARM_NAMES.get(one.name, one.name)} | {one} | {p} | {one.decision} |")
+        lines.append(f"| {_comparison_name(one.name)} | {one} | {p} | {one.decision} |")
     return "\n".join(lines)
+
+
+def _comparison_name(name: str) -> str:
+    """Return the name of an arm for readers; of Q4's comparisons with the CNN, the arm and the images."""
+    arm, _, images = name.partition(" − cnn on ")
+    return ARM_NAMES.get(arm, arm) + (f", {images}" if images else "")
 
 
 def area_table(areas: Sequence[unknown.Area]) -> str:

@@ -41,9 +41,19 @@ class GridLayout:
         return self._cells.get((row, column))
 
 
+ROW_NAMES = {
+    "batchnorm": "CNN, BatchNorm",
+    "groupnorm": "CNN, GroupNorm",
+    "spherenorm": "SphereNorm",
+    "centered_weight": "SphereNorm, centered kernels",
+    "centered_patch": "SphereNorm, centered patches",
+}
+"""Names of the normalizations of fig-spherenorm for readers."""
+
+
 def row_name(grid: Grid, row: str) -> str:
     """Return the name of a row in figures and tables: CNN for the baseline "none", which has no operator."""
-    return "CNN" if row == grid.baseline == "none" else row
+    return "CNN" if row == grid.baseline == "none" else ROW_NAMES.get(row, row)
 
 
 def cell_text(cell: GridCell | None) -> tuple[str, str]:

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from spherenet_paper.report.closeness import closeness
+from spherenet_paper.report.closeness import closeness, distance
 
 
 def cell(name, column, ours, paper):
@@ -22,6 +22,8 @@ def test_differences_and_orders():
         "How close to the paper: -30.2 points over 4 cells with published numbers (farthest: -42.0, c); "
         "1 of 3 pairs in a column are in the paper's order."
     )
+    assert distance(grid(*cells)) == ({"a": -30.0, "b": -29.0, "c": -42.0, "d": -20.0}, 3, 1)
+    assert distance(grid(cell("e", "x", 1.0, None))) is None
 
 
 @pytest.mark.parametrize(
