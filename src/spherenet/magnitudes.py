@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from spherenet._util.positive import PositiveParameter
-from spherenet._util.validation import require_number, require_one_of, require_positive
+from spherenet._util.validation import NotScriptable, require_number, require_one_of, require_positive
 from spherenet.angles.elementary import tanh_of_norm
 from spherenet.errors import InvalidArgument
 
@@ -32,7 +32,7 @@ RADIUS = PositiveParameter("radius", start=1.0, smallest=1e-3)
 """Radius ρ. Below the bound of a learned one, every patch of a usual network lies outside of the ball."""
 
 
-class Magnitude(nn.Module):
+class Magnitude(NotScriptable, nn.Module):
     """Base class of magnitude functions h.
 
     Args:

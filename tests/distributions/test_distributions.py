@@ -387,3 +387,33 @@ def test_names_of_the_package():
     assert sn.VonMisesFisher is VonMisesFisher
     assert sn.PowerSpherical is PowerSpherical
     assert sn.HypersphericalUniform is HypersphericalUniform
+
+
+@pytest.mark.parametrize("dimension", [2, 3, 5, 16, 512, 4096])
+def test_divergences_of_power_spherical_near_the_uniform_distribution(dimension):
+    """They are positive, and their relative error is that of float64 where their differences would cancel."""
+    direction = torch.eye(dimension, dtype=torch.float64)[0]
+    threshold = (dimension - 1) / 4
+    kappas = [*(10.0**exponent for exponent in range(-15, 4)), threshold * (1 - 1e-9), threshold * (1 + 1e-9)]
+    power = PowerSpherical(direction, torch.tensor(kappas, dtype=torch.float64))
+    uniform = HypersphericalUniform(dimension, dtype=torch.float64)
+    divergences = zip(kl_divergence(power, uniform).tolist(), kl_divergence(uniform, power).tolist(), strict=True)
+    with mpmath.workdps(60):
+        half = mpmath.mpf(dimension - 1) / 2
+        for kappa, (to_uniform, from_uniform) in zip(map(mpmath.mpf, kappas), divergences, strict=True):
+            mode = mpmath.loggamma(2 * half + kappa) - mpmath.loggamma(half + kappa)
+            mode -= mpmath.loggamma(2 * half) - mpmath.loggamma(half)
+            expected = mode - kappa * (mpmath.digamma(2 * half + kappa) - mpmath.digamma(half + kappa))
+            assert abs(to_uniform - expected) <= 1e-12 * expected, kappa
+            expected = kappa * (mpmath.digamma(2 * half) - mpmath.digamma(half)) - mode
+            assert abs(from_uniform - expected) <= 1e-12 * expected, kappa
+
+
+def test_divergences_are_never_negative():
+    direction = torch.eye(64, dtype=torch.float64)[0]
+    kappas = torch.cat([torch.zeros(1), torch.logspace(-15, 6, 200)]).double().requires_grad_()
+    for first, second in ((VonMisesFisher, VonMisesFisher), (PowerSpherical, VonMisesFisher)):
+        divergence = kl_divergence(first(direction, kappas), second(direction, kappas))
+        assert divergence.min() >= 0
+        (gradient,) = torch.autograd.grad(divergence.sum(), kappas)
+        assert gradient.isfinite().all()

@@ -118,8 +118,16 @@ def test_inductor_compiles_layers_and_losses_with_changing_sizes(tmp_path, monke
         lambda: sn.SphereMultiheadAttention(4, 2),
         lambda: sn.MPLinear(3, 4),
         lambda: sn.ArcFaceLoss(),
+        lambda: sn.FastConv2d(3, 4, 3),
+        lambda: sn.SphereViT(),
+        lambda: sn.SphereGPT(10),
+        lambda: sn.LinearAngle(),
+        lambda: sn.TanhMagnitude(),
     ],
-    ids=["layer", "head", "recurrence", "attention", "magnitude-preserving", "loss"],
+    ids=[
+        *("layer", "head", "recurrence", "attention", "magnitude-preserving", "loss", "plain convolution"),
+        *("images", "tokens", "angle", "magnitude"),
+    ],
 )
 def test_script_names_what_works(make, nested):
     module = make()

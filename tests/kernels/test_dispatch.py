@@ -98,6 +98,36 @@ def test_backend_in_with_applies_to_this_thread_only():
     assert results == ["native"]
 
 
+def test_a_choice_can_be_used_again():
+    reference = sn.backend("reference")
+    assert BACKEND.current() == "auto"
+    for _ in range(2):
+        with reference:
+            with reference:
+                assert BACKEND.current() == "reference"
+            assert BACKEND.current() == "reference"
+        assert BACKEND.current() == "auto"
+
+    @reference
+    def names(depth):
+        return [BACKEND.current(), *(names(depth - 1) if depth else [])]
+
+    threads = [threading.Thread(target=names, args=(3,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert names(2) == ["reference"] * 3
+    assert BACKEND.current() == "auto"
+
+
+def test_a_choice_is_checked_when_it_is_made():
+    with pytest.raises(ValueError, match="backend must be one of"):
+        sn.backend("fast")
+    with pytest.raises(ValueError, match="convolution must be one of"):
+        sn.convolution("fast")
+
+
 def test_backward_uses_implementation_of_forward():
     layer, x = sn.SphereConv2d(3, 4, 3), torch.randn(2, 3, 6, 6)
     layer(x).sum().backward()

@@ -222,9 +222,6 @@ OF_TORCH = {
 
 """Entry points without kernels of this library: tensors with too little memory are read by torch's own operations."""
 
-UNCHECKED = ("PowerSpherical", "Muon", "Hyperball")
-"""Entry points where freed memory ends the process as in torch's own distributions and optimizers."""
-
 
 @pytest.fixture(autouse=True)
 def always_in_blocks(monkeypatch):
@@ -255,7 +252,7 @@ def test_every_entry_point_with_every_kind_of_tensor(name, kind):
             torch.testing.assert_close(value.as_subclass(torch.Tensor), wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", [name for name in ENTRY_POINTS | OF_TORCH if name not in UNCHECKED])
+@pytest.mark.parametrize("name", list(ENTRY_POINTS | OF_TORCH))
 @pytest.mark.parametrize("implementation", ["auto", "reference"])
 @pytest.mark.filterwarnings("ignore")
 def test_freed_memory_is_an_error_of_the_plain_formula_too(name, implementation, monkeypatch):
@@ -263,6 +260,65 @@ def test_freed_memory_is_an_error_of_the_plain_formula_too(name, implementation,
     call = (ENTRY_POINTS | OF_TORCH)[name]
     with sn.backend(implementation), pytest.raises(RuntimeError, match=r"allocated|out of bounds"):
         call(freed)
+
+
+def _later(make, tensor, use):
+    """Free the memory of a tensor after an object was created from it, and then use the object."""
+    made = make(tensor)
+    tensor.untyped_storage().resize_(0)
+    use(made)
+
+
+def _after_a_step(weight):
+    optimizer = sn.optim.Muon([weight])
+    weight.grad = torch.randn(3, 4)
+    optimizer.step()
+    freed_state = optimizer.state[weight]["momentum_buffer"]
+    freed_state.untyped_storage().resize_(0)
+    optimizer.step()
+
+
+def _kappa(use):
+    return lambda: _later(lambda kappa: sn.PowerSpherical(OTHER, kappa), torch.ones(6), use)
+
+
+def _frozen(use):
+    def call():
+        layer = sn.SphereLinear(4, 3, operator="learnable")
+        for tensor in layer.parameters():
+            tensor.data.untyped_storage().resize_(0)
+        use(layer)
+
+    return call
+
+
+FREED = {
+    "samples": _kappa(lambda distribution: distribution.rsample()),
+    "entropy": _kappa(lambda distribution: distribution.entropy()),
+    "mean": _kappa(lambda distribution: distribution.mean),
+    "variance": _kappa(lambda distribution: distribution.variance),
+    "unchecked values": lambda: sn.VonMisesFisher(OTHER, 1.0, validate_args=False).log_prob(freed(OTHER)),
+    "uniform": lambda: sn.HypersphericalUniform(4).log_prob(freed(OTHER)),
+    "state of an optimizer": lambda: _after_a_step(nn.Parameter(torch.randn(3, 4))),
+    "new optimizer": lambda: sn.optim.Hyperball([nn.Parameter(freed(OTHER))], "sgd"),
+    "prototypes": lambda: sn.FixedHead(freed(OTHER)),
+    "class weights": lambda: sn.SoftmaxLoss(class_weight=freed(torch.ones(3))),
+    "magnitude-preserving sum": lambda: sn.mp_sum(freed(OTHER), OTHER),
+    "magnitude-preserving activation": lambda: sn.mp_silu(freed(OTHER)),
+    "learned k": _frozen(lambda layer: layer.k),
+    "summary": _frozen(sn.sphere_summary),
+    "diagnostics": _frozen(lambda layer: sn.regularizers.layer_diagnostics(layer)),
+    "conversion": _frozen(lambda layer: sn.to_plain(layer)),
+    "kept norms": _frozen(lambda layer: sn.keep_norms(torch.optim.SGD(layer.parameters(), 0.1), layer)),
+}
+
+
+@pytest.mark.parametrize("name", FREED)
+def test_freed_memory_is_an_error_elsewhere(name):
+    with pytest.raises(
+        RuntimeError, match=r"tensor must have allocated memory, got shape \[.*\] in a storage of 0 bytes"
+    ):
+        FREED[name]()
 
 
 @every_kind

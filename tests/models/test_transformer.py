@@ -319,6 +319,7 @@ def test_features_have_the_same_size_as_those_of_the_counterpart():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"k": 0.3}, r"k must be none for a transformer, which has no sphere layers, got 0\.3"),
         ({"operator": "sigmoid"}, "operator must be cosine or none for a transformer, got sigmoid"),
         ({"center": "patch"}, "center must be none for a transformer"),
         ({"magnitude": "ball"}, "magnitude must be none for a transformer"),
@@ -371,3 +372,9 @@ def test_tokens_beyond_the_vocabulary_are_named(tokens, got):
     with pytest.raises(ValueError, match=rf"^tokens must be from 0 to {TOKENS - 1}, got {got}\.$"):
         model(torch.tensor(tokens))
     assert model(torch.zeros(2, 0, dtype=torch.int64)).shape == (2, 0, TOKENS)
+
+
+@pytest.mark.parametrize("make", [sn.SphereViT, lambda **options: sn.SphereGPT(5, **options)])
+def test_unknown_options_are_refused_with_a_suggestion(make):
+    with pytest.raises(TypeError, match="has no option 'dims'; did you mean 'dim'"):
+        make(dims=8)

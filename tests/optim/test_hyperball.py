@@ -155,7 +155,12 @@ def test_failing_inner_step_leaves_the_weights():
     ("values", "options", "message"),
     [
         (torch.ones(3), {}, r"^params must have two dimensions or more for Hyperball, got shape \[3\]"),
-        (torch.zeros(3, 4), {}, r"^params must not be zero for Hyperball, .* shape \[3, 4\]"),
+        (torch.zeros(3, 4), {}, r"^params must be finite and not zero for Hyperball, .* shape \[3, 4\]"),
+        (
+            torch.full((3, 4), torch.nan),
+            {},
+            r"^params must be finite and not zero for Hyperball, .* largest entry is nan",
+        ),
         (torch.ones(3, 4), {"lr": -0.1}, r"^lr must be at least 0, got -0\.1\.$"),
         (torch.ones(3, 4), {"scope": "row"}, "^scope must be one of"),
         (torch.ones(3, 4), {"inner": "lion"}, "^inner must be one of"),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from spherenet._util.validation import require_integer, require_positive
+from spherenet._util.validation import require_integer, require_memory, require_positive
 from spherenet.errors import InvalidArgument
 
 __all__ = ["PositiveParameter"]
@@ -63,5 +63,6 @@ class PositiveParameter:
 
     def value(self, raw: Tensor) -> Tensor:
         """Return the learned values in float32 or float64."""
+        require_memory(raw)
         raw = raw.float() if raw.dtype in (torch.bfloat16, torch.float16) else raw
         return self.smallest + F.softplus(raw)

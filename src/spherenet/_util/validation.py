@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "OPTION_DEFAULTS",
+    "NotScriptable",
     "OptionCheck",
     "reject_unknown_options",
     "require_device",
@@ -84,8 +85,9 @@ def require_one_of(name: str, value: T, allowed: Iterable[T]) -> T:
     choices = list(allowed)
     if value in choices:
         return value
-    similar = get_close_matches(str(value), [str(choice) for choice in choices], n=1)
-    hint = f" Did you mean {similar[0]!r}?" if similar else ""
+    named = {str(choice): choice for choice in choices}
+    similar = get_close_matches(str(value), named, n=1)
+    hint = f" Did you mean {named[similar[0]]!r}?" if similar else ""
     raise InvalidArgument(name, f"must be one of {', '.join(map(repr, choices))}, got {shown(value)}.{hint}")
 
 
@@ -117,14 +119,27 @@ def require_memory(*tensors: Tensor) -> None:
 
 
 def require_floating(name: str, tensor: Tensor) -> None:
-    """Raise TypeError unless the argument is a floating point tensor."""
+    """Raise TypeError unless the argument is a floating point tensor, RuntimeError if its memory was freed."""
     if not isinstance(tensor, Tensor):
         raise InvalidArgumentType(name, f"must be a tensor, got {type(tensor).__name__}.")
     if not torch.is_floating_point(tensor):
         raise InvalidArgumentType(name, f"must be a floating point tensor, got {tensor.dtype}.")
+    require_memory(tensor)
 
 
-class OptionCheck:
+class NotScriptable:
+    """Mixin of modules that can be traced and exported, but not scripted."""
+
+    def __prepare_scriptable__(self) -> Any:
+        """Raise an error with what works instead of `torch.jit.script`, whose own message is long and does not help."""
+        raise InvalidArgumentType(
+            "module",
+            "must be traced or exported, not scripted: use torch.jit.trace or torch.export.export, "
+            f"got torch.jit.script of {type(self).__name__}.",
+        )
+
+
+class OptionCheck(NotScriptable):
     """Mixin whose subclasses reject unknown constructor options by the name of the class that the caller used."""
 
     option_defaults: ClassVar[Mapping[str, object]] = {}
@@ -145,14 +160,6 @@ class OptionCheck:
         if options:
             _reject_by_signature(cls.__name__, options, inspect.signature(cls), cls.option_synonyms)
         return super().__new__(cls)
-
-    def __prepare_scriptable__(self) -> Any:
-        """Raise an error with what works instead of `torch.jit.script`, whose own message is long and does not help."""
-        raise InvalidArgumentType(
-            "module",
-            "must be traced or exported, not scripted: use torch.jit.trace or torch.export.export, "
-            f"got torch.jit.script of {type(self).__name__}.",
-        )
 
 
 OPTION_DEFAULTS: dict[object, Mapping[str, object]] = {}

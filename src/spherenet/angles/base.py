@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from spherenet._util.positive import PositiveParameter
+from spherenet._util.validation import NotScriptable
 from spherenet.angles.elementary import angle_from_cosine
 from spherenet.errors import InvalidArgumentType
 
@@ -24,7 +25,7 @@ def inside_range(theta: Tensor) -> Tensor:
     return theta + (theta.clamp(0, math.pi) - theta).detach()
 
 
-class AngleFunction(nn.Module):
+class AngleFunction(NotScriptable, nn.Module):
     """A function g of the angle θ, evaluated on c = cos θ (Eq. 1).
 
     A subclass defines `forward(cosine)`, which maps a floating point tensor of any shape with the filters last to a

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from torch import Tensor, nn
 
 from spherenet._util.text import first_line
-from spherenet._util.validation import require_module, suggest_options
+from spherenet._util.validation import require_memory, require_module, suggest_options
 from spherenet.angles import AngleFunction
 from spherenet.convert.attention import make_attention_plain, make_attention_spherical
 from spherenet.convert.plan import Rules, Selection, make_plan
@@ -222,6 +222,7 @@ def _share_angle(options: SphereOptions, model: nn.Module, layers: Sequence[nn.M
 
 
 def _copy(model: M) -> M:
+    require_memory(*model.parameters(), *model.buffers())
     try:
         return copy.deepcopy(model)
     except Exception as error:  # torch cannot copy non-leaf tensors, and a module may hold any object

@@ -12,6 +12,7 @@ from torch import Size, Tensor
 from torch.distributions import Distribution
 from torch.distributions.constraints import Constraint
 
+from spherenet._util.validation import require_memory
 from spherenet.errors import InvalidArgument, InvalidArgumentType
 
 __all__ = [
@@ -45,8 +46,15 @@ def require(argument: str, value: Tensor, constraint: Constraint) -> None:
         raise InvalidArgument(argument, f"must be {constraint}, got {given}.")
 
 
-def require_sample(value: Tensor, shape: torch.Size) -> None:
-    """Raise an error unless the value consists of unit vectors whose shape broadcasts with that of one sample."""
+def require_sample(value: Tensor, shape: torch.Size, validate: bool | None) -> None:
+    """Raise an error for freed memory and, if `validate`, unless the value consists of unit vectors of a fitting shape.
+
+    The shape must broadcast with that of one sample.
+    """
+    if isinstance(value, Tensor):
+        require_memory(value)
+    if not validate:
+        return
     if not isinstance(value, Tensor):
         raise InvalidArgumentType("value", f"must be a tensor, got {type(value).__name__}.")
     ends = value.shape[-len(shape) :]
@@ -145,6 +153,7 @@ class AroundDirection(Distribution):
                 ) from None
         if concentration.is_complex():
             raise InvalidArgumentType("concentration", f"must be real, got {concentration.dtype}.")
+        require_memory(mean_direction, concentration)
         dtype = torch.promote_types(mean_direction.dtype, concentration.dtype)
         try:
             batch_shape = broadcast(mean_direction.shape[:-1], concentration.shape)
@@ -163,7 +172,12 @@ class AroundDirection(Distribution):
             require("concentration", self.concentration, concentrations)
 
     def _validate_sample(self, value: Tensor) -> None:
-        require_sample(value, self._batch_shape + self._event_shape)
+        self._require_memory()
+        require_sample(value, self._batch_shape + self._event_shape, self._validate_args)
+
+    def _require_memory(self) -> None:
+        """Raise RuntimeError if the memory of a parameter was freed after the distribution was created."""
+        require_memory(self.mean_direction, self.concentration)
 
     @property
     def dimension(self) -> int:
@@ -173,6 +187,7 @@ class AroundDirection(Distribution):
     @property
     def mean(self) -> Tensor:
         """Mean of the samples: the mean direction times `mean_resultant_length`."""
+        self._require_memory()
         return self.mean_resultant_length.unsqueeze(-1) * self.mean_direction
 
     @property
@@ -183,6 +198,7 @@ class AroundDirection(Distribution):
     @property
     def variance(self) -> Tensor:
         """Variance of each entry of the samples."""
+        self._require_memory()
         along, across = (value.to(self.concentration.dtype).unsqueeze(-1) for value in self._variances())
         share = self.mean_direction.square()
         return along * share + across * (1 - share).clamp(min=0)
@@ -214,6 +230,7 @@ class AroundDirection(Distribution):
         A sample is cos θ μ + sin θ v: θ is a random angle, and v a random direction across μ, whose gradient for μ is
         that of the projection of a fixed random vector.
         """
+        self._require_memory()
         shape = self._extended_shape(sample_shape)
         direction = self.mean_direction.double()
         across = uniform_directions(shape, direction)
@@ -224,6 +241,7 @@ class AroundDirection(Distribution):
 
     def entropy(self) -> Tensor:
         """Return the differential entropy: that of the uniform distribution less the divergence to it."""
+        self._require_memory()
         return (log_surface(self.dimension) - self._kl_to_uniform()).to(self.concentration.dtype)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Any:

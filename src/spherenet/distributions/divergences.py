@@ -68,4 +68,5 @@ def _to_von_mises_fisher(p: AroundDirection, q: VonMisesFisher) -> Tensor:
     # 1 − E_p μ_q·x
     missing = deficit + (1 - deficit) * half_squared_distance(p.mean_direction, q.mean_direction)
     divergence = p._kl_to_uniform() - bessel.log_mode_ratio(dimension, kappa) + kappa * missing
-    return divergence.to(torch.promote_types(p.concentration.dtype, q.concentration.dtype))
+    # Of two almost equal distributions, rounding would leave a negative number.
+    return divergence.clamp(min=0).to(torch.promote_types(p.concentration.dtype, q.concentration.dtype))

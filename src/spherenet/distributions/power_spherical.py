@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Size, Tensor
 
@@ -14,6 +15,11 @@ SHIFTS = 16
 
 STIRLING = [1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156]
 """Coefficients of x^(1 − 2k) in log Γ(x), k = 1, …, 7."""
+
+
+_nodes, _weights = np.polynomial.legendre.leggauss(8)
+QUADRATURE = list(zip(((_nodes + 1) / 2).tolist(), (_weights / 2).tolist(), strict=True))
+"""Nodes and weights of Gauss–Legendre on [0, 1]; up to κ = (d − 1)/4 their relative error is below 1e-15."""
 
 
 class PowerSpherical(AroundDirection):
@@ -41,8 +47,7 @@ class PowerSpherical(AroundDirection):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log density of unit vectors [..., d]; −inf opposite to the mean direction for κ > 0."""
-        if self._validate_args:
-            self._validate_sample(value)
+        self._validate_sample(value)
         kappa, direction = self.concentration.double(), self.mean_direction.double()
         distance, opposite = (half_squared_distance(value, center) / 2 for center in (direction, -direction))
         is_near = distance < opposite
@@ -66,11 +71,24 @@ class PowerSpherical(AroundDirection):
 
     def _kl_to_uniform(self) -> Tensor:
         kappa, half = self.concentration.double(), (self.dimension - 1) / 2
-        return self._log_mode_ratio() - kappa * _digamma_difference(kappa + half, half)
+        large = self._log_mode_ratio() - kappa * _digamma_difference(kappa + half, half)
+        small = sum(weight * node * self._curvature(node) for node, weight in QUADRATURE)
+        return torch.where(kappa < half / 2, kappa.square() * small, large)
 
     def _kl_from_uniform(self) -> Tensor:
         kappa, half = self.concentration.double(), (self.dimension - 1) / 2
-        return kappa * _digamma_difference(torch.full_like(kappa, half), half) - self._log_mode_ratio()
+        large = kappa * _digamma_difference(torch.full_like(kappa, half), half) - self._log_mode_ratio()
+        small = sum(weight * (1 - node) * self._curvature(node) for node, weight in QUADRATURE)
+        return torch.where(kappa < half / 2, kappa.square() * small, large)
+
+    def _curvature(self, node: float) -> Tensor:
+        """Return −F''(node·κ) of F(κ) = `_log_mode_ratio`.
+
+        The divergences are the remainders of first-order expansions of F, whose differences cancel for small κ. As
+        integrals, ∫ t·(−F''(t)) dt and ∫ (κ − t)·(−F''(t)) dt from 0 to κ, they are sums of positive numbers.
+        """
+        half = (self.dimension - 1) / 2
+        return _trigamma_difference(node * self.concentration.double() + half, half)
 
     def _angles(self, shape: Size) -> Tensor:
         half = (self.dimension - 1) / 2
@@ -102,4 +120,18 @@ def _digamma_difference(x: Tensor, rise: float) -> Tensor:
     for k, coefficient in enumerate(STIRLING):
         power = 2 * k + 1
         result = result - power * coefficient * (high ** -(power + 1) - low ** -(power + 1))
+    return result
+
+
+def _trigamma_difference(x: Tensor, rise: float) -> Tensor:
+    """Return ψ'(x) − ψ'(x + rise), minus the derivative of `_digamma_difference`, for x > 0."""
+    result = torch.zeros_like(x)
+    for shift in range(SHIFTS):
+        low, high = x + shift, x + (shift + rise)
+        result = result + (rise / low / high) * (1 / low + 1 / high)
+    low, high = x + SHIFTS, x + (SHIFTS + rise)
+    result = result + (rise / low / high) * (1 + (1 / low + 1 / high) / 2)
+    for k, coefficient in enumerate(STIRLING):
+        power = 2 * k + 1
+        result = result + power * (power + 1) * coefficient * (low ** -(power + 2) - high ** -(power + 2))
     return result

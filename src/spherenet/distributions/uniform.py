@@ -77,8 +77,7 @@ class HypersphericalUniform(Distribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log density of unit vectors: minus the log of the sphere's surface."""
-        if self._validate_args:
-            self._validate_sample(value)
+        self._validate_sample(value)
         shape = broadcast(value.shape[:-1], self._batch_shape)
         return torch.full(shape, -log_surface(self.dimension), dtype=value.dtype, device=value.device)
 
@@ -87,7 +86,7 @@ class HypersphericalUniform(Distribution):
         return self._like.new_full(self._batch_shape, log_surface(self.dimension))
 
     def _validate_sample(self, value: Tensor) -> None:
-        require_sample(value, self._batch_shape + self._event_shape)
+        require_sample(value, self._batch_shape + self._event_shape, self._validate_args)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> HypersphericalUniform:
         """Return the distribution with another batch shape."""

@@ -52,8 +52,7 @@ class VonMisesFisher(AroundDirection):
 
         μ·x is computed as 1 − ‖x − μ‖² / 2, which is accurate for large concentrations.
         """
-        if self._validate_args:
-            self._validate_sample(value)
+        self._validate_sample(value)
         kappa = self.concentration.double()
         mode = bessel.log_mode_ratio(self.dimension, kappa) - log_surface(self.dimension)
         return (mode - kappa * half_squared_distance(value, self.mean_direction)).to(self.concentration.dtype)

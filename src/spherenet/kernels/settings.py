@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
+from contextlib import ContextDecorator
+from contextvars import ContextVar, Token
 
 from spherenet._util.validation import require_one_of
 from spherenet.errors import InvalidArgument
 from spherenet.kernels import library
 from spherenet.kernels.backends import has_triton
 
-__all__ = ["BACKEND", "CONVOLUTION", "Setting", "backend", "convolution", "set_backend", "set_convolution"]
+__all__ = ["BACKEND", "CONVOLUTION", "Choice", "Setting", "backend", "convolution", "set_backend", "set_convolution"]
 
 
 class Setting:
@@ -37,14 +36,22 @@ class Setting:
             raise InvalidArgument("backend", "must not be 'triton': Triton cannot be imported.")
         return name
 
-    @contextmanager
-    def within(self, name: str) -> Iterator[None]:
-        """Choose a name inside a `with` block, in this thread."""
-        token = self.here.set(self.require(name))
-        try:
-            yield
-        finally:
-            self.here.reset(token)
+
+class Choice(ContextDecorator):
+    """A name of a setting inside `with` blocks of a thread, or inside calls of a decorated function."""
+
+    def __init__(self, setting: Setting, name: str) -> None:
+        self.setting, self.name = setting, setting.require(name)
+        self._tokens: list[Token[str | None]] = []
+
+    def _recreate_cm(self) -> Choice:
+        return Choice(self.setting, self.name)  # each call of a decorated function has its own, also in other threads
+
+    def __enter__(self) -> None:
+        self._tokens.append(self.setting.here.set(self.name))
+
+    def __exit__(self, *error: object) -> None:
+        self.setting.here.reset(self._tokens.pop())
 
 
 BACKEND = Setting("backend", ("auto", "native", "triton", "compiled", "reference"))
@@ -65,7 +72,7 @@ def set_backend(name: str) -> None:
     BACKEND.everywhere = BACKEND.require(name)
 
 
-def backend(name: str) -> AbstractContextManager[None]:
+def backend(name: str) -> Choice:
     """Choose the implementation inside a `with` block, in this thread: `with sn.backend("reference"): …`.
 
     Args:
@@ -74,7 +81,7 @@ def backend(name: str) -> AbstractContextManager[None]:
     Raises:
         ValueError: As in `set_backend`.
     """
-    return BACKEND.within(name)
+    return Choice(BACKEND, name)
 
 
 def set_convolution(name: str) -> None:
@@ -92,7 +99,7 @@ def set_convolution(name: str) -> None:
     CONVOLUTION.everywhere = CONVOLUTION.require(name)
 
 
-def convolution(name: str) -> AbstractContextManager[None]:
+def convolution(name: str) -> Choice:
     """Choose the algorithm of 3×3 convolutions on CPUs inside a `with` block, in this thread.
 
         with sn.convolution("direct"):
@@ -106,4 +113,4 @@ def convolution(name: str) -> AbstractContextManager[None]:
     Raises:
         ValueError: If the name is unknown.
     """
-    return CONVOLUTION.within(name)
+    return Choice(CONVOLUTION, name)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from spherenet._util.validation import NotScriptable
 from spherenet.kernels.dispatch import convolution_plan, readable
 from spherenet.kernels.library import dense_like
 from spherenet.kernels.sphere_conv import winograd
@@ -15,7 +16,7 @@ from spherenet.ops.geometry import Geometry, resolve_padding
 __all__ = ["FastConv2d"]
 
 
-class FastConv2d(nn.Conv2d):
+class FastConv2d(NotScriptable, nn.Conv2d):
     """`torch.nn.Conv2d` that takes Winograd's algorithm on CPUs where SphereConv2d takes it.
 
     Arguments, parameters and results are those of `torch.nn.Conv2d`; `spherenet.convolution` states the errors. A NaN

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from spherenet._util.validation import OptionCheck, require_floating, require_integer, require_number
+from spherenet._util.validation import OptionCheck, require_floating, require_integer, require_memory, require_number
 from spherenet.errors import InvalidArgument
 from spherenet.ops.norms import DEFAULT_EPS, direction
 
@@ -157,6 +157,7 @@ def mp_sum(a: Tensor, b: Tensor, t: float = 0.5) -> Tensor:
     Raises:
         ValueError: If t is not from 0 to 1.
     """
+    require_memory(a, b)
     t = _weight(t)
     return ((1 - t) * a + t * b) / math.hypot(1 - t, t)
 
@@ -177,6 +178,7 @@ def mp_cat(a: Tensor, b: Tensor, dim: int = 1, t: float = 0.5) -> Tensor:
     Raises:
         ValueError: If t is not from 0 to 1, or a size is 0.
     """
+    require_memory(a, b)
     t = _weight(t)
     sizes = a.shape[dim], b.shape[dim]
     if 0 in sizes:
@@ -189,6 +191,7 @@ def mp_cat(a: Tensor, b: Tensor, dim: int = 1, t: float = 0.5) -> Tensor:
 
 def mp_silu(x: Tensor) -> Tensor:
     """Return silu(x)/0.596, which has magnitude 1 if x is Gaussian with magnitude 1."""
+    require_memory(x)
     return F.silu(x) / SILU_MAGNITUDE
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -10,6 +12,9 @@ from spherenet._util.validation import require_integer
 from spherenet.errors import InvalidArgument, InvalidArgumentType
 from spherenet.kernels.dispatch import can_read_values
 from spherenet.models.transformer import Architecture, EmbeddingMatrix, Transformer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["SphereGPT", "sphere_gpt_tiny"]
 
@@ -28,7 +33,7 @@ class SphereGPT(Transformer):
         alpha: Initial eigen learning rate; 1/depth by default.
 
     Raises:
-        TypeError: If an argument has the wrong type; in forward for tokens that are not integers.
+        TypeError: If an argument is unknown or has the wrong type; in forward for tokens that are not integers.
         ValueError: If an argument is not allowed; in forward for wrong shapes and, on a
             CPU, tokens beyond the vocabulary.
 
@@ -41,24 +46,19 @@ class SphereGPT(Transformer):
         >>> handle = sn.keep_normalized(optimizer, model)
     """
 
+    option_defaults = {"dim": 96, "depth": 4, "num_heads": 4, "mlp_dim": None, "sphere": True, "alpha": None}  # noqa: RUF012
+
     def __init__(
         self,
         num_tokens: int,
         context: int = 128,
-        dim: int = 96,
-        depth: int = 4,
-        num_heads: int = 4,
-        mlp_dim: int | None = None,
-        *,
-        sphere: bool = True,
-        alpha: float | None = None,
+        **architecture: Unpack[Architecture],
     ) -> None:
         num_tokens = require_integer("num_tokens", num_tokens, minimum=1)
         context = require_integer("context", context, minimum=1)
-        architecture = Architecture(dim, depth, num_heads, mlp_dim, sphere, alpha)
         super().__init__(num_tokens, context, architecture, causal=True)
         self.num_tokens = num_tokens
-        self.tokens = EmbeddingMatrix(dim, num_tokens, 1, sphere)
+        self.tokens = EmbeddingMatrix(self.dim, num_tokens, 1, self.sphere)
 
     def hidden_states(self, inputs: Tensor) -> list[Tensor]:
         """Return the hidden states [N, steps, dim] before the first block and after each block."""
@@ -93,4 +93,4 @@ def sphere_gpt_tiny(num_tokens: int, *, sphere: bool = True) -> SphereGPT:
     Example:
         >>> model = sn.models.sphere_gpt_tiny(num_tokens=128)
     """
-    return SphereGPT(num_tokens, context=128, dim=96, depth=4, num_heads=4, sphere=sphere)
+    return SphereGPT(num_tokens, sphere=sphere)

@@ -23,7 +23,7 @@ Unlike the paper, which rotates q and k, positions are learned vectors that are 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from spherenet._util.validation import require_integer, require_module, require_positive
+from spherenet._util.validation import OptionCheck, require_integer, require_module, require_positive
 from spherenet.errors import InvalidArgument, InvalidArgumentType
 from spherenet.ops.norms import direction
 
@@ -203,33 +203,41 @@ class Block(nn.Module):
         return output
 
 
-class Architecture(NamedTuple):
-    """Sizes of a transformer, and whether it is normalized."""
+class Architecture(TypedDict, total=False):
+    """Options of all transformers; `SphereGPT` documents them."""
 
     dim: int
     depth: int
     num_heads: int
-    mlp_dim: int | None = None
-    """Size of the hidden layers of the MLPs; None for 8/3·dim."""
-
-    sphere: bool = True
-    alpha: float | None = None
-    """Initial eigen learning rate; None for 1/depth."""
+    mlp_dim: int | None
+    sphere: bool
+    alpha: float | None
 
 
-class Transformer(nn.Module):
-    """Positions, blocks and output matrix of all networks; features have no output matrix."""
+class Transformer(OptionCheck, nn.Module):
+    """Positions, blocks and output matrix of all networks; features have no output matrix.
+
+    Args:
+        num_outputs: Number of logits; None for no output matrix.
+        num_steps: Largest number of steps.
+        architecture: Options whose values differ from `option_defaults`.
+        causal: Whether step i attends to steps 0 … i only.
+    """
+
+    dim: int
+    sphere: bool
 
     def __init__(self, num_outputs: int | None, num_steps: int, architecture: Architecture, *, causal: bool) -> None:
         super().__init__()
-        dim, depth, num_heads, mlp_dim, sphere, alpha = architecture
+        chosen: dict[str, Any] = {**self.option_defaults, **architecture}
+        dim, depth, num_heads, mlp_dim, sphere, alpha = (chosen[name] for name in Architecture.__annotations__)
         for name, size in (("dim", dim), ("depth", depth), ("num_heads", num_heads)):
             require_integer(name, size, minimum=1)
         if dim % num_heads:
             raise InvalidArgument("num_heads", f"must be a divisor of dim={dim}, got {num_heads}.")
         mlp_dim = 8 * dim // 3 if mlp_dim is None else require_integer("mlp_dim", mlp_dim, minimum=1)
         alpha = 1 / depth if alpha is None else require_positive("alpha", alpha)
-        self.sphere, self.num_steps = sphere, num_steps
+        self.dim, self.sphere, self.num_steps = dim, sphere, num_steps
         self.positions = EmbeddingMatrix(dim, num_steps, 1, sphere)
         self.blocks = nn.ModuleList(Block(dim, num_heads, mlp_dim, causal, sphere, alpha) for _ in range(depth))
         self.norm = nn.Identity() if sphere else nn.RMSNorm(dim)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,11 +15,16 @@ from spherenet.layers import SphereOptions
 from spherenet.models.networks import LayerFactory
 from spherenet.models.transformer import Architecture, EmbeddingMatrix, Transformer, unit
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 __all__ = ["SphereViT", "ViTFeatures"]
 
 
 class _PatchTransformer(Transformer):
     """Transformer over the patches of images, of which each side is a multiple of that of a patch."""
+
+    option_defaults = {"dim": 192, "depth": 6, "num_heads": 3, "mlp_dim": None, "sphere": True, "alpha": None}  # noqa: RUF012
 
     def __init__(
         self,
@@ -31,7 +37,7 @@ class _PatchTransformer(Transformer):
         rows, columns = (side // patch_size for side in input_size)
         super().__init__(num_outputs, rows * columns, architecture, causal=False)
         self.image_shape, self.patch_size = (in_channels, *input_size), patch_size
-        self.patches = EmbeddingMatrix(in_channels * patch_size**2, architecture.dim, 0, self.sphere)
+        self.patches = EmbeddingMatrix(in_channels * patch_size**2, self.dim, 0, self.sphere)
 
     def hidden_states(self, inputs: Tensor) -> list[Tensor]:
         """Return the hidden states [N, patches, dim] before the first block and after each block."""
@@ -71,7 +77,7 @@ class SphereViT(_PatchTransformer):
         alpha: Initial eigen learning rate; 1/depth by default.
 
     Raises:
-        TypeError: If an argument has the wrong type.
+        TypeError: If an argument is unknown or has the wrong type.
         ValueError: If an argument is not allowed; in forward for images of another shape.
 
     Shape:
@@ -84,13 +90,7 @@ class SphereViT(_PatchTransformer):
         image_size: int = 32,
         patch_size: int = 4,
         in_channels: int = 3,
-        dim: int = 192,
-        depth: int = 6,
-        num_heads: int = 3,
-        mlp_dim: int | None = None,
-        *,
-        sphere: bool = True,
-        alpha: float | None = None,
+        **architecture: Unpack[Architecture],
     ) -> None:
         num_classes = require_integer("num_classes", num_classes, minimum=1)
         image_size = require_integer("image_size", image_size, minimum=1)
@@ -98,7 +98,6 @@ class SphereViT(_PatchTransformer):
         in_channels = require_integer("in_channels", in_channels, minimum=1)
         if image_size % patch_size:
             raise InvalidArgument("patch_size", f"must be a divisor of image_size={image_size}, got {patch_size}.")
-        architecture = Architecture(dim, depth, num_heads, mlp_dim, sphere, alpha)
         super().__init__(num_classes, in_channels, (image_size, image_size), patch_size, architecture)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -146,7 +145,7 @@ class ViTFeatures(_PatchTransformer):
             _require_cosine(layers.options)
         (dim,) = widths
         num_heads = next(heads for heads in range(max(1, dim // 64), 0, -1) if dim % heads == 0)
-        architecture = Architecture(dim, depth, num_heads, sphere=layers.options is not None)
+        architecture = Architecture(dim=dim, depth=depth, num_heads=num_heads, sphere=layers.options is not None)
         super().__init__(None, in_channels, input_size, patch_size, architecture)
         self.out_features = dim
 
@@ -167,7 +166,7 @@ def _require_cosine(options: SphereOptions) -> None:
     operator = getattr(options.operator, "name", options.operator)
     if operator != "cosine":
         raise InvalidArgument("operator", f"must be cosine or none for a transformer, got {operator}.")
-    for name in ("rescale", "center", "magnitude"):
+    for name in ("k", "rescale", "center", "magnitude", "radius"):
         value = getattr(options, name)
         if value is not None:
             raise InvalidArgument(name, f"must be none for a transformer, which has no sphere layers, got {value!r}.")

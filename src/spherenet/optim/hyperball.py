@@ -92,11 +92,14 @@ class Hyperball(SteppingOptimizer):
                 )
             names = group.get("param_names", [None] * len(group["params"]))
             for name, weight in zip(names, group["params"], strict=True):
-                if weight.device.type != "meta" and not bool(torch.count_nonzero(_local(weight))) and weight.numel():
+                if weight.device.type == "meta" or weight.numel() == 0:
+                    continue
+                largest = _local(weight).detach().abs().amax() if _local(weight).numel() else torch.ones(())
+                if not 0 < float(largest) < math.inf:
                     raise InvalidArgument(
                         "params" if name is None else f"params[{name!r}]",
-                        "must not be zero for Hyperball, which keeps their norm, got a weight of shape "
-                        f"{list(weight.shape)} that is.",
+                        "must be finite and not zero for Hyperball, which keeps their norm, got a weight of shape "
+                        f"{list(weight.shape)} whose largest entry is {float(largest):g}.",
                     )
         except (TypeError, ValueError):
             self.param_groups.pop()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
+from spherenet._util.validation import require_memory
 from spherenet.errors import InvalidArgument
 from spherenet.layers import AngularHead, SphereLayer
 from spherenet.losses import AngularLoss
@@ -34,6 +35,7 @@ class Kernels:
 
     def local(self) -> Tensor:
         """Return the values that this process owns, with kernels along dimension 0, or along 0 and 2 if transposed."""
+        require_memory(self.weight)
         values: Any = self.weight.detach()
         if is_dtensor(values):
             values = values.to_local()

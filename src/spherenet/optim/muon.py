@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spherenet._util.validation import require_integer, require_number, require_one_of
+from spherenet._util.validation import require_integer, require_memory, require_number, require_one_of
 from spherenet.errors import InvalidArgument, InvalidArgumentType
 from spherenet.ops.norms import working_dtype
 from spherenet.optim.kernels import is_dtensor
@@ -196,6 +196,7 @@ def require_matrices(optimizer: str, group: dict[str, Any]) -> None:
     names = group.get("param_names", [None] * len(group["params"]))
     for name, parameter in zip(names, group["params"], strict=True):
         label = "params" if name is None else f"params[{name!r}]"
+        require_memory(parameter)
         if parameter.dim() < 2:
             raise InvalidArgument(
                 label,

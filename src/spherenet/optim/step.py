@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from spherenet._util.validation import require_memory
 from spherenet.errors import InvalidArgumentType
 
 __all__ = ["SteppingOptimizer", "as_list"]
@@ -40,6 +41,11 @@ class SteppingOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    state = self.state[weight].values() if weight in self.state else ()
+                    require_memory(weight, weight.grad, *(each for each in state if isinstance(each, Tensor)))
         self._step()
         return loss
 

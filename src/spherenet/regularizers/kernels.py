@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import UninitializedParameter
 
-from spherenet._util.validation import require_one_of
+from spherenet._util.validation import require_memory, require_one_of
 from spherenet.errors import InvalidArgument, InvalidArgumentType
 from spherenet.kernels.dispatch import readable
 from spherenet.layers import AngularHead, SphereLayer
@@ -166,6 +166,7 @@ def kernel_stacks(modules: Modules, include: Collection[str] = ("sphere",)) -> l
     stacks: dict[tuple[object, ...], KernelStack] = {}
     for layer in layers_with_kernels(modules, include).values():
         weight: Any = layer.weight
+        require_memory(weight)
         if hasattr(weight, "full_tensor"):
             weight = weight.full_tensor()
         groups = cast(int, getattr(layer, "groups", 1))
