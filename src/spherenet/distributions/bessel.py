@@ -138,85 +138,55 @@ def _values(dimension: int, kappa: Tensor) -> _Values:
     return _Values(log_m, log_mode_ratio, deficit, slope)
 
 
-class _LogM(Function):
-    """log M_d(κ), whose derivative is I_{v+1} / I_v."""
+class _OfKappa(Function):
+    """A field of `_Values`, with the derivative of `_derivative`."""
 
     @staticmethod
-    def forward(ctx: Any, kappa: Tensor, dimension: int) -> Tensor:
+    def forward(ctx: Any, kappa: Tensor, dimension: int, name: str) -> Tensor:
         ctx.save_for_backward(kappa)
-        ctx.dimension = dimension
-        return _values(dimension, kappa).log_m
+        ctx.dimension, ctx.name = dimension, name
+        return _values(dimension, kappa)[_Values._fields.index(name)]
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         (kappa,) = ctx.saved_tensors
-        return gradients[0] * resultant_length(ctx.dimension, kappa), None
+        return gradients[0] * _derivative(ctx.name, ctx.dimension, kappa), None, None
 
 
-class _LogModeRatio(Function):
-    """κ − log M_d(κ), whose derivative is 1 − I_{v+1} / I_v."""
-
-    @staticmethod
-    def forward(ctx: Any, kappa: Tensor, dimension: int) -> Tensor:
-        ctx.save_for_backward(kappa)
-        ctx.dimension = dimension
-        return _values(dimension, kappa).log_mode_ratio
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (kappa,) = ctx.saved_tensors
-        return gradients[0] * resultant_deficit(ctx.dimension, kappa), None
-
-
-class _Deficit(Function):
-    """1 − A, whose derivative is −A'."""
-
-    @staticmethod
-    def forward(ctx: Any, kappa: Tensor, dimension: int) -> Tensor:
-        ctx.save_for_backward(kappa)
-        ctx.dimension = dimension
-        return _values(dimension, kappa).deficit
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (kappa,) = ctx.saved_tensors
-        return -gradients[0] * resultant_slope(ctx.dimension, kappa), None
+def _derivative(name: str, d: int, kappa: Tensor) -> Tensor:
+    """Return the derivative of a field of `_Values` by κ, which can be differentiated again."""
+    if name == "log_m":
+        return resultant_length(d, kappa)
+    if name == "log_mode_ratio":
+        return resultant_deficit(d, kappa)
+    if name == "deficit":
+        return -resultant_slope(d, kappa)
+    # A' = q (1 − κ (A − B)) with q = A / κ = 1 / (d + κ B), where B is A for two more dimensions.
+    q, b = length_per_kappa(d, kappa), resultant_length(d + 2, kappa)
+    change, b_change = resultant_slope(d, kappa), resultant_slope(d + 2, kappa)
+    difference = resultant_deficit(d, kappa) - resultant_deficit(d + 2, kappa)
+    q_change = -(q**2) * (b + kappa * b_change)
+    return q_change * (1 + kappa * difference) + q * (difference + kappa * (b_change - change))
 
 
-class _Slope(Function):
-    """A' = q (1 − κ (A − B)) with q = A / κ = 1 / (d + κ B), where B is A for two more dimensions."""
-
-    @staticmethod
-    def forward(ctx: Any, kappa: Tensor, dimension: int) -> Tensor:
-        ctx.save_for_backward(kappa)
-        ctx.dimension = dimension
-        return _values(dimension, kappa).slope
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (kappa,) = ctx.saved_tensors
-        d = ctx.dimension
-        q, b = length_per_kappa(d, kappa), resultant_length(d + 2, kappa)
-        change, b_change = resultant_slope(d, kappa), resultant_slope(d + 2, kappa)
-        difference = resultant_deficit(d, kappa) - resultant_deficit(d + 2, kappa)
-        q_change = -(q**2) * (b + kappa * b_change)
-        second = q_change * (1 + kappa * difference) + q * (difference + kappa * (b_change - change))
-        return gradients[0] * second, None
+def _of_kappa(name: str, dimension: int, kappa: Tensor) -> Tensor:
+    value: Tensor = _OfKappa.apply(kappa.double(), dimension, name)  # type: ignore[no-untyped-call]
+    return value.to(kappa.dtype)
 
 
 def log_generating_function(dimension: int, kappa: Tensor) -> Tensor:
     """Return log E exp(κ μ·x) for uniform unit vectors x: 0 at κ = 0."""
-    return _LogM.apply(kappa.double(), dimension).to(kappa.dtype)  # type: ignore[no-any-return, no-untyped-call]
+    return _of_kappa("log_m", dimension, kappa)
 
 
 def log_mode_ratio(dimension: int, kappa: Tensor) -> Tensor:
     """Return κ − log E exp(κ μ·x): the log of the density at its mode, relative to the uniform density."""
-    return _LogModeRatio.apply(kappa.double(), dimension).to(kappa.dtype)  # type: ignore[no-any-return, no-untyped-call]
+    return _of_kappa("log_mode_ratio", dimension, kappa)
 
 
 def resultant_deficit(dimension: int, kappa: Tensor) -> Tensor:
     """Return 1 − I_{d/2}(κ) / I_{d/2−1}(κ), accurate also where the ratio rounds to 1."""
-    return _Deficit.apply(kappa.double(), dimension).to(kappa.dtype)  # type: ignore[no-any-return, no-untyped-call]
+    return _of_kappa("deficit", dimension, kappa)
 
 
 def resultant_length(dimension: int, kappa: Tensor) -> Tensor:
@@ -227,7 +197,7 @@ def resultant_length(dimension: int, kappa: Tensor) -> Tensor:
 
 def resultant_slope(dimension: int, kappa: Tensor) -> Tensor:
     """Return the derivative of `resultant_length`, which is also the variance of μ·x."""
-    return _Slope.apply(kappa.double(), dimension).to(kappa.dtype)  # type: ignore[no-any-return, no-untyped-call]
+    return _of_kappa("slope", dimension, kappa)
 
 
 def length_per_kappa(dimension: int, kappa: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from spherenet.errors import InvalidArgument
-from spherenet.models.networks import LayerFactory
+from spherenet.models.networks import LayerFactory, require_size
 
 __all__ = ["AirFeatures", "Whitening"]
 
@@ -148,13 +148,7 @@ class AirFeatures(nn.Module):
         whitening: bool = True,
     ) -> None:
         super().__init__()
-        smallest = 2 ** len(widths) + 1
-        if min(input_size) < smallest:
-            raise InvalidArgument(
-                "input_size",
-                f"must be at least {smallest}×{smallest} for {len(widths)} poolings after whitening, "
-                f"got {input_size[0]}×{input_size[1]}.",
-            )
+        require_size(input_size, 2 ** len(widths) + 1, f"{len(widths)} poolings after whitening")
         filters = 8 * in_channels
         self.whitening = Whitening(in_channels) if whitening else None
         self.first = None if whitening else layers.convolution(in_channels, filters, 3)

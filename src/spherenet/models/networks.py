@@ -22,7 +22,7 @@ from spherenet.layers import FastConv2d, SphereConv2d, SphereLinear, SphereOptio
 from spherenet.layers.base import Proxy
 from spherenet.layers.options import FIRST_PATCH, SphereKeywords
 
-__all__ = ["LayerFactory", "PlainFeatures", "ResidualFeatures"]
+__all__ = ["LayerFactory", "PlainFeatures", "ResidualFeatures", "require_size"]
 
 
 @dataclass
@@ -122,6 +122,15 @@ class LayerFactory:
         return nn.Sequential(*layers)
 
 
+def require_size(input_size: tuple[int, int], smallest: int, purpose: str) -> None:
+    """Raise ValueError if images are smaller than a network needs."""
+    if min(input_size) < smallest:
+        height, width = input_size
+        raise InvalidArgument(
+            "input_size", f"must be at least {smallest}×{smallest} for {purpose}, got {height}×{width}."
+        )
+
+
 class PlainFeatures(nn.Module):
     """Plain network: one stage of 3×3 convolutions per width, then a fully connected layer.
 
@@ -155,12 +164,7 @@ class PlainFeatures(nn.Module):
     ) -> None:
         super().__init__()
         shrinkage = 2 ** len(widths)
-        if min(input_size) < shrinkage:
-            raise InvalidArgument(
-                "input_size",
-                f"must be at least {shrinkage}×{shrinkage} for {len(widths)} poolings, "
-                f"got {input_size[0]}×{input_size[1]}.",
-            )
+        require_size(input_size, shrinkage, f"{len(widths)} poolings")
         self.out_features = out_features
         self.stages = nn.ModuleList()
         channels = in_channels
