@@ -1,8 +1,9 @@
 """Made-up tables of the questions of results/PLAN.md."""
 
-from spherenet_paper import accuracy, unknown
+from spherenet_paper import accuracy, segmentation, unknown
 from spherenet_paper.accuracy import Accuracy
 from spherenet_paper.light import BASELINES, CLAIM_SEEDS, CONTROLS, LIGHT, Row
+from spherenet_paper.segmentation import Score
 from spherenet_paper.unknown import KINDS, SCORES, Area
 
 ARMS = dict(zip(("patch", *BASELINES), (0.7, 0.5, 0.6, 0.62, 0.64), strict=True))
@@ -36,4 +37,14 @@ def accuracies(lead):
         Accuracy(arm, seed, 0.93 + (lead + 0.0001 * (seed - 2)) * (arm != "cnn"), 0.94, 1800.0, 2600, 1972792)
         for arm in accuracy.ARMS
         for seed in accuracy.SEEDS
+    ]
+
+
+def segmentation_scores(lead):
+    """Made-up scores in which the SphereNet has a lead over all others."""
+    return [
+        Score(arm, seed, batch, 1e-3, 0.5 + (lead + 0.001 * (seed - 2)) * (arm == "sphere-patch"))
+        for arm in segmentation.ARMS
+        for seed in segmentation.SEEDS
+        for batch in segmentation.BATCHES
     ]

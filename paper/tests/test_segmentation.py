@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from made_answers import segmentation_scores
 from torch import nn
 from torch.nn import functional as F
 
@@ -19,16 +20,6 @@ from spherenet_paper.segmentation import (
     UNet,
     make_images,
 )
-
-
-def scores(lead):
-    """Made-up scores in which the SphereNet has a lead over all others."""
-    return [
-        Score(arm, seed, batch, 1e-3, 0.5 + (lead + 0.001 * (seed - 2)) * (arm == "sphere-patch"))
-        for arm in ARMS
-        for seed in SEEDS
-        for batch in BATCHES
-    ]
 
 
 def test_images_show_all_classes_and_are_the_same_each_time():
@@ -79,10 +70,10 @@ def test_score_is_the_intersection_over_union():
 
 @pytest.mark.parametrize(("lead", "decision"), [(0.1, "confirmed"), (-0.1, "refuted"), (0.0, "not decided")])
 def test_verdict_follows_the_differences(lead, decision):
-    comparisons = segmentation.judge(scores(lead))
+    comparisons = segmentation.judge(segmentation_scores(lead))
     assert [one.name for one in comparisons] == list(BASELINES)
     assert {one.decision for one in comparisons} == {decision}
-    assert segmentation.judge(scores(lead)[1:]) == []
+    assert segmentation.judge(segmentation_scores(lead)[1:]) == []
 
 
 def test_best_rate_of_the_search_is_used(tmp_path, monkeypatch, capsys):

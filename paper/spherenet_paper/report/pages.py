@@ -33,6 +33,7 @@ from spherenet_paper.report.questions import (
     area_table,
     comparison_table,
     light_table,
+    segmentation_table,
     speed_table,
     tuning_table,
 )
@@ -90,6 +91,8 @@ def results_page(grids: Sequence[Grid], verdicts: Sequence[VerdictRow], question
         speed=questions.speed,
         speed_claims=questions.speed_claims,
         tuning=questions.tuning,
+        segmentation=questions.segmentation,
+        segmentation_claims=questions.segmentation_claims,
         areas=questions.areas,
         unknown_claims=questions.unknown_claims,
         small=next((grid for grid in grids if (grid.preset, grid.id) == (preset, "fig-spherenorm")), None),
@@ -204,8 +207,8 @@ def _environment(verdicts: Sequence[VerdictRow]) -> Environment:
         trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
     )
     filters = (markdown, closeness, distance, accuracy_table, footer, logs_table, missing_table, protocol_table,
-               time_table, light_table, comparison_table, speed_table, tuning_table, area_table, claim,
-               effect)  # fmt: skip
+               time_table, light_table, comparison_table, speed_table, tuning_table, segmentation_table, area_table,
+               claim, effect)  # fmt: skip
     environment.filters.update({function.__name__: function for function in filters})
     environment.filters["confirmed"] = partial(effect, is_confirmed=True)
     environment.filters["unconfirmed"] = partial(effect, is_confirmed=False)

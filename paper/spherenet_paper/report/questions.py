@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import NamedTuple
 
-from spherenet_paper import accuracy, light, tuning, unknown
+from spherenet_paper import accuracy, light, segmentation, tuning, unknown
 from spherenet_paper.comparisons import Comparison, read_rows
 from spherenet_paper.report.claims import confidence_interval
 
@@ -19,6 +19,7 @@ __all__ = [
     "area_table",
     "comparison_table",
     "light_table",
+    "segmentation_table",
     "speed_table",
     "tuning_table",
 ]
@@ -40,6 +41,17 @@ ARM_NAMES = {
 
 SPEED_NAMES = {"cnn": "CNN", "cosine": "SphereNet, cosine"}
 """Arms of Q2."""
+
+NORMALIZATION_NAMES = {
+    "sphere-patch": "SphereNorm, centered by patch",
+    "sphere-weight": "SphereNorm, centered by weight",
+    "batchnorm": "BatchNorm",
+    "groupnorm": "GroupNorm",
+    "groupnorm-ws": "GroupNorm, weight standardization",
+    "layernorm": "LayerNorm",
+    "scaled-ws": "scaled weight standardization",
+}
+"""Arms of the segmentation network."""
 
 SCORE_NAMES = {
     "max_cosine": "largest cosine",
@@ -100,17 +112,25 @@ class Questions(NamedTuple):
         areas: Rows of unknown.csv (Q4).
         speed: Rows of speed.csv (Q2).
         tuning: Rows of tuning.csv, the candidates before Q2.
+        segmentation: Rows of segmentation.csv (Q3).
     """
 
     light: Sequence[light.Row] = ()
     areas: Sequence[unknown.Area] = ()
     speed: Sequence[accuracy.Accuracy] = ()
     tuning: Sequence[tuning.Candidate] = ()
+    segmentation: Sequence[segmentation.Score] = ()
 
     @classmethod
     def read(cls, folder: Path) -> Questions:
         """Read the tables of a folder that exist."""
-        types = {"light": light.Row, "unknown": unknown.Area, "speed": accuracy.Accuracy, "tuning": tuning.Candidate}
+        types = {
+            "light": light.Row,
+            "unknown": unknown.Area,
+            "speed": accuracy.Accuracy,
+            "tuning": tuning.Candidate,
+            "segmentation": segmentation.Score,
+        }
         paths = {name: folder / f"{name}.csv" for name in types}
         return cls(*(read_rows(paths[name], row) if paths[name].exists() else () for name, row in types.items()))
 
@@ -123,6 +143,11 @@ class Questions(NamedTuple):
     def speed_claims(self) -> list[Comparison]:
         """The comparison of Q2; none if a planned run is missing."""
         return accuracy.judge(self.speed)
+
+    @property
+    def segmentation_claims(self) -> list[Comparison]:
+        """The comparisons of the segmentation network; none if a planned training is missing."""
+        return segmentation.judge(self.segmentation)
 
     @property
     def unknown_claims(self) -> list[Comparison]:
@@ -160,7 +185,7 @@ def comparison_table(comparisons: Sequence[Comparison], title: str) -> str:
 def _comparison_name(name: str) -> str:
     """Return the name of an arm for readers; of Q4's comparisons with the CNN, the arm and the images."""
     arm, _, images = name.partition(" − cnn on ")
-    return ARM_NAMES.get(arm, arm) + (f", {images}" if images else "")
+    return (ARM_NAMES | NORMALIZATION_NAMES).get(arm, arm) + (f", {images}" if images else "")
 
 
 def area_table(areas: Sequence[unknown.Area]) -> str:
@@ -192,6 +217,20 @@ def tuning_table(rows: Sequence[tuning.Candidate]) -> str:
         for name, values in tuning.ranking([row for row in rows if tuning.network_of(row.candidate) == network]):
             options = f"`{tuning.CANDIDATES[name]}`"
             lines.append(f"| {title} | {options} | {len(values)} | {mean_text(values, 2)} |")
+    return "\n".join(lines)
+
+
+def segmentation_table(rows: Sequence[segmentation.Score]) -> str:
+    """Return intersections over union in % by normalization and batch, with the learning rates that were chosen."""
+    columns = [f"batch {batch} | its rate" for batch in segmentation.BATCHES]
+    lines = [f"| | {' | '.join(columns)} |", "|---" * (2 * len(columns) + 1) + "|"]
+    for arm in dict.fromkeys(row.arm for row in rows):
+        cells = []
+        for batch in segmentation.BATCHES:
+            cell = [row for row in rows if (row.arm, row.batch) == (arm, batch) and row.seed in segmentation.SEEDS]
+            rates = " or ".join(dict.fromkeys(f"{row.learning_rate:g}" for row in cell))
+            cells += [mean_text([100 * row.score for row in cell]), rates] if cell else ["", ""]
+        lines.append(f"| {NORMALIZATION_NAMES[arm]} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -1,6 +1,6 @@
 """The four questions on the page of results: complete tables, missing ones, and what is left out of them."""
 
-from made_answers import accuracies, areas, made_rows
+from made_answers import accuracies, areas, made_rows, segmentation_scores
 
 from spherenet_paper.light import Row
 from spherenet_paper.records import RESULTS
@@ -45,6 +45,9 @@ def test_page_states_verdicts_or_that_runs_are_missing():
     some = [area for area in areas(0.1) if area.arm != "patch"]
     for lead, verdict in ((0.01, "Confirmed"), (-0.01, "Refuted"), (0.0, "Not decided")):
         assert f"**{verdict}: with the speed recipe" in results_page(grids, verdicts, Questions(speed=accuracies(lead)))
+    page = results_page(grids, verdicts, Questions(segmentation=segmentation_scores(-0.1)))
+    assert "0 confirm and 5 refute" in page
+    assert "| SphereNorm, centered by patch | 40.0 ± 0.2 | 0.001 | 40.0 ± 0.2 | 0.001 |" in page
     missing = results_page(grids, verdicts, Questions([Row("cnn", 0, "clean", "", 0.5)], some))
     assert missing.count("so there is no verdict") == 2
     assert "**No verdict yet: the runs of the speed recipe are not complete.**" in missing
