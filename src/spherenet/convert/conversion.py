@@ -13,14 +13,11 @@ from spherenet._util.validation import require_memory, require_module, suggest_o
 from spherenet.angles import AngleFunction
 from spherenet.convert.attention import make_attention_plain, make_attention_spherical
 from spherenet.convert.plan import Rules, Selection, make_plan
-from spherenet.convert.record import record_on_save
+from spherenet.convert.record import finish_conversion
 from spherenet.convert.summary import record_reason, recorded_drop, restore_attributes
 from spherenet.convert.swap import (
     can_be_centered,
     check_options,
-    disable_fast_paths,
-    disable_inplace,
-    drop_batch_norms,
     find_batch_norms,
     make_plain,
     make_spherical,
@@ -156,10 +153,7 @@ def to_sphere(
             record_reason(layer, reason)
     for name, reason in keep.items():
         record_reason(model.get_submodule(name), f"BatchNorm kept: {reason}")
-    drop_batch_norms(model, drop)
-    disable_inplace(model)
-    disable_fast_paths(model)
-    record_on_save(model)
+    finish_conversion(model, drop)
     return model
 
 

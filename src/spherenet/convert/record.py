@@ -48,6 +48,7 @@ __all__ = [
     "RECORD_ENTRY",
     "apply_conversion",
     "conversion_record",
+    "finish_conversion",
     "is_pretrained_model",
     "record_on_save",
     "save_with_record",
@@ -196,7 +197,17 @@ def apply_conversion(model: nn.Module, record: object) -> None:
         owner = layers[name].get("angle_of")
         if owner is not None:
             modules[name].angle = modules[owner].angle
-    drop_batch_norms(model, {name: after for name, after in dropped.items() if isinstance(modules[name], _BatchNorm)})
+    finish_conversion(model, {name: after for name, after in dropped.items() if isinstance(modules[name], _BatchNorm)})
+
+
+def finish_conversion(model: nn.Module, drop: dict[str, str]) -> None:
+    """Change what surrounds the converted layers: BatchNorms after them, in-place activations, fast paths, saving.
+
+    Args:
+        model: The model, whose layers are converted.
+        drop: Name of each BatchNorm to drop, and of the layer before it.
+    """
+    drop_batch_norms(model, drop)
     disable_inplace(model)
     disable_fast_paths(model)
     record_on_save(model)

@@ -14,7 +14,7 @@ from spherenet.kernels.dispatch import blockwise as use_blocks
 from spherenet.layers.base import Proxy, record_as_leaf
 from spherenet.ops import angular
 from spherenet.ops.angular import AngularOutput
-from spherenet.ops.norms import DEFAULT_EPS, norm, without_autocast, working_dtype
+from spherenet.ops.norms import DEFAULT_EPS, without_autocast, working_dtype
 
 __all__ = ["AngularHead", "FixedHead", "etf_directions"]
 
@@ -90,8 +90,26 @@ class AngularHead(OptionCheck, nn.Module):
         """Return cosines, norms and bias for features [*, in_features]."""
         if isinstance(features, Proxy):
             return record_as_leaf(self, features)  # type: ignore[return-value]
-        if not isinstance(features, Tensor) or not features.is_floating_point():
-            require_floating("features", features)
+        dtype = self._checked_dtype(features)
+        with without_autocast(features):
+            unit, length = angular.unit_features(features, self.eps)
+            unit = unit.reshape(-1, self.in_features)
+            weight = self.weight.to(dtype).flatten(0, -2)
+            in_blocks = use_blocks(max(unit.shape[0] * len(weight), weight.numel()), unit, weight)
+            compute = blockwise.angular_cosine if in_blocks else angular.angular_cosine
+            cosine, weight_norm = compute(unit, weight, self.eps)
+            if self.directions > 1:
+                cosine, weight_norm = angular.nearest_direction(cosine, self.directions)
+            return AngularOutput(
+                cosine.reshape(*features.shape[:-1], self.num_classes),
+                length.squeeze(-1),
+                angular.finite(weight_norm, self.eps),
+                None if self.bias is None else self.bias.to(dtype),
+            )
+
+    def _checked_dtype(self, features: Tensor) -> torch.dtype:
+        """Return the dtype in which angles are computed; raise an error for features that do not fit the weights."""
+        require_floating("features", features)
         if features.dim() < 1 or features.shape[-1] != self.in_features:
             raise InvalidArgument(
                 "features",
@@ -102,24 +120,7 @@ class AngularHead(OptionCheck, nn.Module):
             raise InvalidArgumentType(
                 "features", f"must have the dtype of the weights, {self.weight.dtype}, got {features.dtype}."
             )
-        with without_autocast(features):
-            length = norm(features, -1, self.eps)
-            overflowed = length.isinf()
-            length = length.masked_fill(overflowed, self.eps**0.5)
-            unit_features = (features.to(dtype).masked_fill(overflowed, 0) / length).reshape(-1, self.in_features)
-            weight = self.weight.to(dtype).flatten(0, -2)
-            elements = max(unit_features.shape[0] * len(weight), weight.numel())
-            in_blocks = use_blocks(elements, unit_features, weight)
-            compute = blockwise.angular_cosine if in_blocks else angular.angular_cosine
-            cosine, weight_norm = compute(unit_features, weight, self.eps)
-            if self.directions > 1:
-                cosine, weight_norm = angular.nearest_direction(cosine, self.directions)
-            return AngularOutput(
-                cosine.reshape(*features.shape[:-1], self.num_classes),
-                length.squeeze(-1),
-                weight_norm.masked_fill(weight_norm.isinf(), self.eps**0.5),
-                None if self.bias is None else self.bias.to(dtype),
-            )
+        return dtype
 
     def extra_repr(self) -> str:
         """Return the sizes and options."""

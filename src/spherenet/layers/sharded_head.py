@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from spherenet._util.validation import require_floating, require_module, require_number
-from spherenet.errors import InvalidArgument, InvalidArgumentType
+from spherenet._util.validation import require_module, require_number
+from spherenet.errors import InvalidArgument
 from spherenet.kernels.classes.sharded import ClassShard, ShardedOutput, gather_rows
 from spherenet.layers.head import AngularHead
-from spherenet.ops.norms import norm, without_autocast, working_dtype
+from spherenet.ops.angular import unit_features
+from spherenet.ops.norms import without_autocast, working_dtype
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -76,16 +77,7 @@ class ShardedHead(AngularHead):
         shard = self.shard
         error: Exception | None = None
         try:
-            require_floating("features", features)
-            if features.dim() < 1 or features.shape[-1] != self.in_features:
-                raise InvalidArgument(
-                    "features",
-                    f"must have {self.in_features} features in their last dimension, got shape {list(features.shape)}.",
-                )
-            if working_dtype(features.dtype) != working_dtype(self.weight.dtype):
-                raise InvalidArgumentType(
-                    "features", f"must have the dtype of the weights, {self.weight.dtype}, got {features.dtype}."
-                )
+            self._checked_dtype(features)
         except (TypeError, ValueError) as wrong:
             error = wrong
         count = -1 if error is not None else features.numel() // self.in_features
@@ -96,12 +88,10 @@ class ShardedHead(AngularHead):
         with without_autocast(features):
             dtype = working_dtype(features.dtype)
             rows = gather_rows(features.reshape(-1, self.in_features).to(dtype), counts, shard)
-            length = norm(rows, -1, self.eps)
-            overflowed = length.isinf()
-            length = length.masked_fill(overflowed, self.eps**0.5)
+            unit, length = unit_features(rows, self.eps)
             weight, bias = self.weight.to_local(), None if self.bias is None else self.bias.to_local()
             return ShardedOutput(
-                rows.masked_fill(overflowed, 0) / length,
+                unit,
                 length.squeeze(-1),
                 weight.to(dtype),
                 None if bias is None else bias.to(dtype),

@@ -16,7 +16,8 @@ from torch.utils.checkpoint import checkpoint
 from spherenet._util.validation import OptionCheck, require_floating, require_integer, require_positive
 from spherenet.angles.elementary import gradients_of
 from spherenet.errors import InvalidArgument, InvalidArgumentType
-from spherenet.ops.norms import norm, without_autocast, working_dtype
+from spherenet.ops.angular import unit_features
+from spherenet.ops.norms import without_autocast
 
 __all__ = ["PAIR_EPS", "PairLoss", "checked_features", "checked_labels", "gather", "in_blocks", "unit", "unit_views"]
 
@@ -98,11 +99,8 @@ def checked_labels(name: str, labels: Tensor, features: Tensor) -> Tensor:
 
 def unit(features: Tensor, eps: float) -> Tensor:
     """Return x/‖x‖ in float32 or float64; 0 for a zero feature, and for one whose squares overflow."""
-    dtype = working_dtype(features.dtype)
     with without_autocast(features):
-        length = norm(features, -1, eps)
-        overflowed = length.isinf()
-        return features.to(dtype).masked_fill(overflowed, 0) / length.masked_fill(overflowed, 1)
+        return unit_features(features, eps)[0]
 
 
 def unit_views(first: Tensor, second: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -25,7 +25,9 @@ __all__ = [
     "additive_angle",
     "additive_cosine",
     "angular_cosine",
+    "finite",
     "nearest_direction",
+    "unit_features",
 ]
 
 Similarity: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -66,6 +68,19 @@ def angular_cosine(unit_features: Tensor, weight: Tensor, eps: float) -> tuple[T
     """Return cos θ [N, C] and ‖w‖ [C] from unit features [N, in] and weights [C, in]."""
     length = norm(weight, 1, eps)
     return F.linear(unit_features, weight / length), length.squeeze(1)
+
+
+def unit_features(features: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return features/‖x‖ and ‖x‖ [*, 1] in the working dtype; a feature whose squares overflow counts as zero."""
+    length = norm(features, -1, eps)
+    overflowed = length.isinf()
+    length = length.masked_fill(overflowed, eps**0.5)
+    return features.to(length.dtype).masked_fill(overflowed, 0) / length, length
+
+
+def finite(length: Tensor, eps: float) -> Tensor:
+    """Return norms of weights, with that of a zero weight in place of infinite ones."""
+    return length.masked_fill(length.isinf(), eps**0.5)
 
 
 def nearest_direction(cosine: Tensor, directions: int) -> tuple[Tensor, Tensor]:

@@ -157,26 +157,29 @@ def _local(weight: Any) -> Tensor:
 
 def _sums(values: Tensor, like: Any, scope: str) -> Tensor:
     """Return the sums of products over each weight or filter, with dimensions of size 1, over all processes."""
-    dims = range(values.dim()) if scope == "weight" else range(1, values.dim())
-    sums = values.sum(tuple(dims), keepdim=True)
-    if scope == "weight" and is_dtensor(like):
-        from torch.distributed.tensor import DTensor, Partial, Replicate
-
-        placements = [Partial() if placement.is_shard() else Replicate() for placement in like.placements]
-        sums = DTensor.from_local(sums, like.device_mesh, placements).full_tensor()
-    return sums
+    return _over_processes(values.sum(_dims(values, scope), keepdim=True), like, scope, "sum")
 
 
 def _largest(values: Tensor, like: Any, scope: str) -> Tensor:
     """Return the largest magnitude of each weight or filter, at least the smallest normal number."""
-    dims = tuple(range(values.dim()) if scope == "weight" else range(1, values.dim()))
+    dims = _dims(values, scope)
     largest = values.abs().amax(dims, keepdim=True) if values.numel() else values.new_zeros([1] * values.dim())
-    if scope == "weight" and is_dtensor(like):
-        from torch.distributed.tensor import DTensor, Partial, Replicate
+    return _over_processes(largest, like, scope, "max").clamp(min=torch.finfo(values.dtype).tiny)
 
-        placements = [Partial("max") if placement.is_shard() else Replicate() for placement in like.placements]
-        largest = DTensor.from_local(largest, like.device_mesh, placements).full_tensor()
-    return largest.clamp(min=torch.finfo(values.dtype).tiny)
+
+def _dims(values: Tensor, scope: str) -> tuple[int, ...]:
+    """Return the dimensions of a weight or of each of its filters."""
+    return tuple(range(int(scope == "filter"), values.dim()))
+
+
+def _over_processes(values: Tensor, like: Any, scope: str, reduction: str) -> Tensor:
+    """Return numbers of the parts of a weight, reduced to those of the whole weight; filters are never divided."""
+    if scope == "filter" or not is_dtensor(like):
+        return values
+    from torch.distributed.tensor import DTensor, Partial, Replicate
+
+    placements = [Partial(reduction) if placement.is_shard() else Replicate() for placement in like.placements]
+    return DTensor.from_local(values, like.device_mesh, placements).full_tensor()
 
 
 def _norms(weight: Any, scope: str) -> Tensor:

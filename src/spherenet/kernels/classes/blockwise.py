@@ -33,6 +33,7 @@ __all__ = [
     "angular_cross_entropy",
     "block_length",
     "exponential_",
+    "factors_of",
     "has_kernel",
     "with_label_column",
 ]
@@ -121,6 +122,15 @@ class _BlockwiseCosine(torch.autograd.Function):
 def has_kernel(angle: AngleFunction | None) -> bool:
     """Return whether `angular_cross_entropy` supports g: it must have factors, and no tensor parameter."""
     return angle is None or (not isinstance(angle.k, Tensor) and angle.factors(angle.k) is not None)
+
+
+def factors_of(angle: AngleFunction | None) -> tuple[Any, float]:
+    """Return (inner, gain) of g = gain·shape(c, inner), for a g with a kernel.
+
+    The gain is multiplied into the scale of a row instead of all its classes.
+    """
+    factors = None if angle is None else angle.factors(angle.k)
+    return (None, 1.0) if factors is None else factors
 
 
 def angular_cross_entropy(
@@ -274,10 +284,7 @@ class _Rows:
     def __init__(self, terms: _Terms, angle: AngleFunction | None) -> None:
         self.cosine, self.scale, self.class_scale, self.bias, self.target, self.labels, _ = terms
         self.angle = angle
-        # g = gain·shape(c, inner): the gain is multiplied into the scale of a row instead of all its classes.
-        factors = None if angle is None else angle.factors(angle.k)
-        self.inner: Any = None if factors is None else factors[0]
-        self.gain: float = 1.0 if factors is None else factors[1]
+        self.inner, self.gain = factors_of(angle)
         count, classes = self.cosine.shape
         step = block_length(self.cosine)
         self.blocks = [slice(first, min(first + step, count)) for first in range(0, count, step)]

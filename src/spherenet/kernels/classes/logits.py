@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
+from spherenet.kernels.classes.blockwise import factors_of
 from spherenet.ops.angular import AngularLogits, AngularOutput, Columns
 
 __all__ = ["BlockGradient", "ClassLogits", "DirectLogits", "FormulaLogits", "ValuesOf"]
@@ -70,11 +71,8 @@ class DirectLogits:
 
     def __init__(self, logits: AngularLogits) -> None:
         self._logits, self._angle, self._scale = logits, logits.angle, logits.scale
-        self._uses_length, angle = logits.uses_weight_norm, logits.angle
-        # g = gain·shape(c, inner), as in kernels/classes/blockwise.py.
-        factors = None if angle is None else angle.factors(angle.k)
-        self._inner: Any = None if factors is None else factors[0]
-        self._gain: float = 1.0 if factors is None else factors[1]
+        self._uses_length = logits.uses_weight_norm
+        self._inner, self._gain = factors_of(logits.angle)
         self._buffers = torch.empty(2, 0)
 
     def values(

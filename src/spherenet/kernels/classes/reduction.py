@@ -19,8 +19,8 @@ from torch import Tensor
 
 from spherenet.kernels.classes.blockwise import BLOCK_ELEMENTS, BLOCK_ELEMENTS_ELSEWHERE, exponential_
 from spherenet.kernels.classes.logits import ClassLogits
-from spherenet.kernels.classes.sharded import ClassShard, ShardedOutput, finite
-from spherenet.ops.angular import AngularOutput, Columns
+from spherenet.kernels.classes.sharded import ClassShard, ShardedOutput
+from spherenet.ops.angular import AngularOutput, Columns, finite
 from spherenet.ops.norms import SHRINK, without_autocast
 
 __all__ = ["Reduced", "Used", "reduce_classes"]

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from spherenet.ops.angular import AngularOutput, angular_cosine, nearest_direction
+from spherenet.ops.angular import AngularOutput, angular_cosine, finite, nearest_direction
 from spherenet.ops.norms import without_autocast
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["ClassShard", "ShardedOutput", "finite", "gather_rows", "own_rows", "sum_over_processes", "total"]
+__all__ = ["ClassShard", "ShardedOutput", "gather_rows", "own_rows", "sum_over_processes", "total"]
 
 
 @dataclass(frozen=True)
@@ -145,11 +145,6 @@ def sum_over_processes(values: Tensor) -> Tensor:
     summed = values.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(summed)
     return summed
-
-
-def finite(length: Tensor, eps: float) -> Tensor:
-    """Return norms of weights, with that of a zero weight in place of infinite ones."""
-    return length.masked_fill(length.isinf(), eps**0.5)
 
 
 def gather_rows(own: Tensor, rows: Sequence[int], shard: ClassShard) -> Tensor:
