@@ -44,9 +44,9 @@ class VerdictRow:
 
     @property
     def effect(self) -> str:
-        """The difference with its interval, e.g. "+1.41 [+0.13, +2.69] points"."""
+        """The difference with its interval, e.g. "+1.41 [−0.13, +2.95] points"."""
         interval = f" [{self.lower}, {self.upper}]" if self.lower else ""
-        return f"{self.difference}{interval} {self.unit}"
+        return f"{self.difference}{interval}".replace("-", "−") + f" {self.unit}"
 
     @property
     def shown(self) -> str:
