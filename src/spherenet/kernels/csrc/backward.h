@@ -10,7 +10,7 @@ SN_INLINE double *sums_of(double *partial, int64_t task, int64_t filters) {
 }
 
 template <class E>
-void backward_pointwise(const Geometry &g, const Passes<E> &passes, const Filters<Work<E>> &filters, const Backward &b,
+void backward_pointwise(const Geometry &g, const PassesOf<E> &passes, const Filters<Work<E>> &filters, const Backward &b,
                         double *partial, int64_t tasks, int threads) {
     using T = Work<E>;
     Blocks blocks(g);
@@ -35,7 +35,7 @@ void backward_pointwise(const Geometry &g, const Passes<E> &passes, const Filter
 }
 
 template <class E>
-void backward_band(const Geometry &g, const Passes<E> &passes, const Filters<Work<E>> &filters, const Backward &b,
+void backward_band(const Geometry &g, const PassesOf<E> &passes, const Filters<Work<E>> &filters, const Backward &b,
                    int64_t image, int64_t first, int64_t length, Work<E> *s, double *sums) {
     using T = Work<E>;
     const E *grad = static_cast<const E *>(b.grad);
@@ -71,7 +71,7 @@ void spread_map(const Geometry &g, int64_t inner, T *map, T *spare, T *spread) {
 }
 
 template <class E>
-void backward_windows(const Geometry &g, const Passes<E> &passes, const Filters<Work<E>> &filters, const Backward &b,
+void backward_windows(const Geometry &g, const PassesOf<E> &passes, const Filters<Work<E>> &filters, const Backward &b,
                       double *partial, int64_t tasks, int threads) {
     using T = Work<E>;
     Bands bands(g, threads);
@@ -137,7 +137,7 @@ void backward(const Geometry *geometry, const Angle *angle, const Backward *poin
         using E = typename decltype(tag)::type;
         Filters<Work<E>> filters(*angle, g.filters);
         auto run = pointwise ? backward_pointwise<E> : backward_windows<E>;
-        run(g, passes_for<E>(*angle, pointers->saved_map, size > 0), filters, *pointers, partial.get(),
+        run(g, passes_of<E>(*angle, pointers->saved_map, size > 0), filters, *pointers, partial.get(),
             tasks, used);
     });
     for (int64_t i = 0; i < size; ++i) {

@@ -6,7 +6,7 @@
 namespace SN_ISA {
 
 template <class E>
-void forward_pointwise(const Geometry &g, const Passes<E> &passes, const Filters<Work<E>> &filters, const E *x,
+void forward_pointwise(const Geometry &g, const PassesOf<E> &passes, const Filters<Work<E>> &filters, const E *x,
                        E *product, E *out, Work<E> *r, Work<E> *mean, Work<E> *cosine, double eps, int threads) {
     using T = Work<E>;
     Blocks blocks(g);
@@ -46,7 +46,7 @@ void clear_flat(const Geometry &g, E *product, int64_t image, int64_t first, int
 }
 
 template <class E>
-void forward_windows(const Geometry &g, const Passes<E> &passes, const Filters<Work<E>> &filters, const E *x,
+void forward_windows(const Geometry &g, const PassesOf<E> &passes, const Filters<Work<E>> &filters, const E *x,
                      E *product, E *out, Work<E> *r, Work<E> *mean, Work<E> *cosine, double eps, int threads) {
     using T = Work<E>;
     Bands bands(g, threads);
@@ -112,7 +112,7 @@ void forward(const Geometry *geometry, const Angle *angle, const void *x, void *
         using T = Work<E>;
         Filters<T> filters(*angle, g.filters);
         auto run = is_pointwise(g) ? forward_pointwise<E> : forward_windows<E>;
-        run(g, passes_for<E>(*angle, SAVED_COSINE, false), filters, static_cast<const E *>(x),
+        run(g, passes_of<E>(*angle, SAVED_COSINE, false), filters, static_cast<const E *>(x),
             static_cast<E *>(product), static_cast<E *>(out), static_cast<T *>(inverse_norm), static_cast<T *>(mean),
             static_cast<T *>(cosine), eps, used);
     });

@@ -98,12 +98,11 @@ SN_INLINE Vec<T> norm_of(Vec<T> inverse) {
     return inverse == 0 ? Vec<T>{} : 1 / inverse;
 }
 
-template <class A, Form FORM, class E>
-void forward_rows(const ForwardRows<E> &a, const Filters<Work<E>> &filters) {
-    using T = Work<E>;
+template <class A, Form FORM, class T>
+void forward_rows(const ForwardRows<T> &a, const Filters<T> &filters) {
     const int64_t n = a.filters / a.groups, groups = a.groups, segments = a.rows * groups;
-    const E *product = a.product;
-    E *out = a.out;
+    const T *product = a.product;
+    T *out = a.out;
     T *cosine = a.cosine;
     const T *__restrict r = a.r;
     const Constants<T> constants = filters.constants();
@@ -112,50 +111,48 @@ void forward_rows(const ForwardRows<E> &a, const Filters<Work<E>> &filters) {
         const int64_t at = segment * n;
         const Vec<T> norm = FORM == WITH_MAGNITUDE ? norm_of<T>(broadcast<T>(inverse)) : Vec<T>{};
         for_each_vector<T>(n, [&](int64_t i, int count) SN_FORCE_INLINE {
-            Vec<T> c = clamp_cosine(load<E>(product + at + i, count) * inverse);
+            Vec<T> c = clamp_cosine(load<T>(product + at + i, count) * inverse);
             if (__builtin_expect(inverse == 0, 0)) c = Vec<T>{};
             if (__builtin_expect(cosine != nullptr, 0)) store<T>(cosine + at + i, c, count);
             Filter<Vec<T>> f = some(constants, group + i, count);
-            store<E>(out + at + i, output<A, FORM, T>(c, norm, f, constants.magnitude), count);
+            store<T>(out + at + i, output<A, FORM, T>(c, norm, f, constants.magnitude), count);
         });
         group = group + n == a.filters ? 0 : group + n;
     }
 }
 
-template <class A, Form FORM, class E>
-void forward_plane(const ForwardPlane<E> &a, const Filters<Work<E>> &filters) {
-    using T = Work<E>;
+template <class A, Form FORM, class T>
+void forward_plane(const ForwardPlane<T> &a, const Filters<T> &filters) {
     const Constants<T> constants = filters.constants();
     const Filter<Vec<T>> f = one(constants, a.filter);
-    const E *product = a.product;
-    E *out = a.out;
+    const T *product = a.product;
+    T *out = a.out;
     T *cosine = a.cosine;
     const T *__restrict r = a.r;
     for_each_vector<T>(a.length, [&](int64_t i, int count) SN_FORCE_INLINE {
         Vec<T> inverse = load<T>(r + i, count);
-        Vec<T> c = inverse == 0 ? Vec<T>{} : clamp_cosine(load<E>(product + i, count) * inverse);
+        Vec<T> c = inverse == 0 ? Vec<T>{} : clamp_cosine(load<T>(product + i, count) * inverse);
         if (__builtin_expect(cosine != nullptr, 0)) store<T>(cosine + i, c, count);
         const Vec<T> norm = FORM == WITH_MAGNITUDE ? norm_of<T>(inverse) : Vec<T>{};
-        store<E>(out + i, output<A, FORM, T>(c, norm, f, constants.magnitude), count);
+        store<T>(out + i, output<A, FORM, T>(c, norm, f, constants.magnitude), count);
     });
 }
 
 // The cosine as backward gets it from what forward has saved.
-template <class A, SavedMap MAP, class E>
+template <class A, SavedMap MAP>
 struct Saved {
-    using T = Work<E>;
-    using Stored = typename std::conditional<MAP == SAVED_COSINE, T, E>::type;
     // After an affine map the output does not suffice: with it there is no scale, and no sum but that of k.
     static constexpr bool AFFINE = MAP != SAVED_OUTPUT;
-    SN_INLINE Vec<T> scaled(Vec<T> grad, const Filter<Vec<T>> &f) { return AFFINE ? grad * f.scale : grad; }
-    SN_INLINE Local<Vec<T>> at(const Stored *saved, int count, Vec<T> inverse, const Filter<Vec<T>> &f) {
+    template <class T>
+    SN_INLINE Vec<T> scaled(Vec<T> grad, const Filter<Vec<T>> &f) {
+        return AFFINE ? grad * f.scale : grad;
+    }
+    template <class T>
+    SN_INLINE Local<Vec<T>> at(const T *saved, int count, const Filter<Vec<T>> &f) {
         if constexpr (MAP == SAVED_OUTPUT)
-            return A::template from_value<T>(load<E>(saved, count), f);
-        else if constexpr (MAP == SAVED_COSINE)
+            return A::template from_value<T>(load<T>(saved, count), f);
+        else
             return A::template from_cosine<T>(load<T>(saved, count), f);
-        else  // as in forward
-            return A::template from_cosine<T>(
-                inverse == 0 ? Vec<T>{} : clamp_cosine(load<E>(saved, count) * inverse), f);
     }
 };
 
@@ -186,15 +183,14 @@ struct BackwardPlane {
 constexpr int64_t SUMS = 4;           // sums per filter: see Backward in api.h
 constexpr int64_t ROWS_PER_SUM = 64;  // rows whose sums are added up in the working type before they go to double
 
-template <class K, bool WITH_SUMS, bool MAGNITUDE, class E>
-void backward_rows(const BackwardRows<E> &a, const Filters<Work<E>> &filters) {
-    using T = Work<E>;
+template <class K, bool WITH_SUMS, bool MAGNITUDE, class T>
+void backward_rows(const BackwardRows<T> &a, const Filters<T> &filters) {
     const int64_t n = a.filters / a.groups, groups = a.groups, segments = a.rows * groups, all = a.filters;
-    const E *__restrict grad = a.grad;
-    E *__restrict grad_product = a.grad_product;
+    const T *__restrict grad = a.grad;
+    T *__restrict grad_product = a.grad_product;
     const T *__restrict r = a.r;
     T *__restrict s = a.s;
-    const auto *__restrict saved = static_cast<const typename K::Stored *>(a.saved) + a.saved_at;
+    const T *__restrict saved = static_cast<const T *>(a.saved) + a.saved_at;
     const Constants<T> constants = filters.constants();
     Buffer<T> buffer(WITH_SUMS ? SUMS * all : 0);
     T *sums = buffer.get();
@@ -209,15 +205,15 @@ void backward_rows(const BackwardRows<E> &a, const Filters<Work<E>> &filters) {
         for_each_vector<T>(n, [&](int64_t i, int count) SN_FORCE_INLINE {
             int64_t o = group + i;
             Filter<Vec<T>> f = some(constants, o, count);
-            Local<Vec<T>> local = K::at(saved + at + i, count, broadcast<T>(inverse), f);
-            Vec<T> incoming = load<E>(grad + at + i, count);
-            Vec<T> scaled = K::scaled(incoming, f), u = scaled * local.slope;
+            Local<Vec<T>> local = K::template at<T>(saved + at + i, count, f);
+            Vec<T> incoming = load<T>(grad + at + i, count);
+            Vec<T> scaled = K::template scaled<T>(incoming, f), u = scaled * local.slope;
             Length<Vec<T>> length{};
             if constexpr (MAGNITUDE) {
                 length = constants.magnitude.at(norm, f);
                 u *= length.value;
             }
-            store<E>(grad_product + at + i, u * inverse, count);
+            store<T>(grad_product + at + i, u * inverse, count);
             // Beyond the row the gradient reads as 0, and so do the products.
             if constexpr (MAGNITUDE)
                 total += u * local.cosine * inverse - scaled * local.value * length.slope;
@@ -258,21 +254,20 @@ void backward_rows(const BackwardRows<E> &a, const Filters<Work<E>> &filters) {
         s[segment] = sum_of_lanes<T>(totals[segment & 3]) * factors[segment & 3];
 }
 
-template <class K, bool WITH_SUMS, bool MAGNITUDE, class E>
-void backward_plane(const BackwardPlane<E> &a, const Filters<Work<E>> &filters) {
-    using T = Work<E>;
+template <class K, bool WITH_SUMS, bool MAGNITUDE, class T>
+void backward_plane(const BackwardPlane<T> &a, const Filters<T> &filters) {
     const Constants<T> constants = filters.constants();
     const Filter<Vec<T>> f = one(constants, a.filter);
-    const E *grad = a.grad;
-    E *grad_product = a.grad_product;
+    const T *grad = a.grad;
+    T *grad_product = a.grad_product;
     const T *r = a.r;
     T *s = a.s;
-    const auto *saved = static_cast<const typename K::Stored *>(a.saved) + a.saved_at;
+    const T *saved = static_cast<const T *>(a.saved) + a.saved_at;
     Vec<T> by_grad{}, by_value{}, by_parameter{}, by_radius{};
     for_each_vector<T>(a.length, [&](int64_t i, int count) SN_FORCE_INLINE {
-        Vec<T> inverse = load<T>(r + i, count), incoming = load<E>(grad + i, count);
-        Local<Vec<T>> local = K::at(saved + i, count, inverse, f);
-        Vec<T> scaled = K::scaled(incoming, f), u = scaled * local.slope * inverse;
+        Vec<T> inverse = load<T>(r + i, count), incoming = load<T>(grad + i, count);
+        Local<Vec<T>> local = K::template at<T>(saved + i, count, f);
+        Vec<T> scaled = K::template scaled<T>(incoming, f), u = scaled * local.slope * inverse;
         Vec<T> along = u * local.cosine;
         if constexpr (MAGNITUDE) {
             const Length<Vec<T>> length = constants.magnitude.at(norm_of<T>(inverse), f);
@@ -282,7 +277,7 @@ void backward_plane(const BackwardPlane<E> &a, const Filters<Work<E>> &filters) 
             local.value *= length.value;
             local.by_parameter *= length.value;
         }
-        store<E>(grad_product + i, u, count);
+        store<T>(grad_product + i, u, count);
         store<T>(s + i, load<T>(s + i, count) + along * inverse, count);
         if constexpr (WITH_SUMS && K::AFFINE) {
             by_grad += incoming;
@@ -300,50 +295,38 @@ void backward_plane(const BackwardPlane<E> &a, const Filters<Work<E>> &filters) 
     }
 }
 
-// The passes of one angle function, as the drivers call them.
-template <class E>
+// The passes of one angle function, as the drivers call them, in float or double.
+template <class T>
 struct Passes {
-    void (*forward_rows)(const ForwardRows<E> &, const Filters<Work<E>> &);
-    void (*forward_plane)(const ForwardPlane<E> &, const Filters<Work<E>> &);
-    void (*backward_rows)(const BackwardRows<E> &, const Filters<Work<E>> &);
-    void (*backward_plane)(const BackwardPlane<E> &, const Filters<Work<E>> &);
+    void (*forward_rows)(const ForwardRows<T> &, const Filters<T> &);
+    void (*forward_plane)(const ForwardPlane<T> &, const Filters<T> &);
+    void (*backward_rows)(const BackwardRows<T> &, const Filters<T> &);
+    void (*backward_plane)(const BackwardPlane<T> &, const Filters<T> &);
 };
 
-template <class A, Form FORM, class K, bool MAGNITUDE, class E>
-Passes<E> passes_with(bool with_sums) {
-    return {forward_rows<A, FORM, E>, forward_plane<A, FORM, E>,
-            with_sums ? backward_rows<K, true, MAGNITUDE, E> : backward_rows<K, false, MAGNITUDE, E>,
-            with_sums ? backward_plane<K, true, MAGNITUDE, E> : backward_plane<K, false, MAGNITUDE, E>};
+template <class A, Form FORM, class K, bool MAGNITUDE, class T>
+Passes<T> passes_with(bool with_sums) {
+    return {forward_rows<A, FORM, T>, forward_plane<A, FORM, T>,
+            with_sums ? backward_rows<K, true, MAGNITUDE, T> : backward_rows<K, false, MAGNITUDE, T>,
+            with_sums ? backward_plane<K, true, MAGNITUDE, T> : backward_plane<K, false, MAGNITUDE, T>};
 }
 
-// The passes if backward knows the cosine itself, and with it every g, h and affine map.
-template <class A, SavedMap MAP, class E>
-Passes<E> passes_from_cosine(const Angle &angle, bool with_sums) {
-    using K = Saved<A, MAP, E>;
-    if (angle.magnitude != SPHERE) return passes_with<A, WITH_MAGNITUDE, K, true, E>(with_sums);
-    bool affine = angle.bias != nullptr || angle.scale != nullptr || angle.shift != nullptr;
-    return affine ? passes_with<A, AFFINE_MAP, K, false, E>(with_sums) : passes_with<A, PLAIN, K, false, E>(with_sums);
-}
-
-template <class E>
-Passes<E> passes_for(const Angle &angle, int32_t saved_map, bool with_sums) {
-    Passes<E> chosen{};
+// The passes for what forward has saved: its output, or the cosine and with it every g, h and affine map.
+template <class T>
+Passes<T> passes_for(const Angle &angle, int32_t saved_map, bool with_sums) {
+    Passes<T> chosen{};
     for_angle(angle.type, [&](auto g) {
         using A = decltype(g);
-        if constexpr (sizeof(E) < 4) {
-            if (saved_map == SAVED_PRODUCT) {
-                chosen = passes_from_cosine<A, SAVED_PRODUCT, E>(angle, with_sums);
-                return;
-            }
-        }
-        // An output in half precision does not determine the angle well enough: only that of the cosine is used.
-        if constexpr (sizeof(E) >= 4 || std::is_same<A, CosineAngle>::value) {
-            if (saved_map == SAVED_OUTPUT && angle.magnitude == SPHERE) {
-                chosen = passes_with<A, PLAIN, Saved<A, SAVED_OUTPUT, E>, false, E>(with_sums);
-                return;
-            }
-        }
-        chosen = passes_from_cosine<A, SAVED_COSINE, E>(angle, with_sums);
+        using K = Saved<A, SAVED_COSINE>;
+        bool affine = angle.bias != nullptr || angle.scale != nullptr || angle.shift != nullptr;
+        if (angle.magnitude != SPHERE)
+            chosen = passes_with<A, WITH_MAGNITUDE, K, true, T>(with_sums);
+        else if (saved_map == SAVED_OUTPUT)
+            chosen = passes_with<A, PLAIN, Saved<A, SAVED_OUTPUT>, false, T>(with_sums);
+        else if (affine)
+            chosen = passes_with<A, AFFINE_MAP, K, false, T>(with_sums);
+        else
+            chosen = passes_with<A, PLAIN, K, false, T>(with_sums);
     });
     return chosen;
 }

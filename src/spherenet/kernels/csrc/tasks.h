@@ -3,7 +3,7 @@
 // Tasks depend on the shapes alone, and sums over tasks are added in order, so results do not depend on scheduling.
 #pragma once
 
-#include "passes.h"
+#include "halves.h"
 #include "window.h"
 
 namespace SN_ISA {

@@ -43,28 +43,37 @@ class WinogradForward {
         Buffer<float> squares(p_.centered ? 0 : 2 * region);
         Buffer<double> moments(p_.centered ? 3 * region : 0);
         Buffer<uint8_t> flat(p_.centered ? pixels : 0);
+        float *products = buffers_.of(worker, buffers_.products);  // in the cache, unlike the output
         for (int64_t first; (first = next.fetch_add(t.block)) < t.all_rows();) {
             int64_t last = first + t.block < t.all_rows() ? first + t.block : t.all_rows();
-            convolve(worker, first, last);
-            if (angle_ == nullptr) continue;
             int64_t pixel = t.first_pixel(first), count = t.first_pixel(last) - pixel;
+            float *out = p_.out + pixel * t.filters;
+            if (angle_ == nullptr) {
+                convolve(worker, first, last, out);
+                continue;
+            }
             float *inverse = p_.inverse_norm == nullptr ? norms.get() : p_.inverse_norm + pixel;
             float *mean = !p_.centered ? nullptr : p_.mean == nullptr ? norms.get() + pixels : p_.mean + pixel;
+            // The norms first: they read the pixels in order, and so bring them into the cache for the tiles.
             for_each_image(first, last, [&](int64_t row, int64_t end) {
                 int64_t at = t.first_pixel(row) - pixel;
                 if (mean == nullptr)
                     measure(row, end, inverse + at, squares.get());
                 else
                     measure_centered(row, end, inverse + at, mean + at, moments.get(), flat.get() + at);
-                repair(row, end, {inverse + at, mean == nullptr ? nullptr : mean + at, rows_of(row, end), t.out_width,
-                                  float(9 * t.channels)});
             });
-            float *out = p_.out + pixel * t.filters;
+            convolve(worker, first, last, products);
+            for_each_image(first, last, [&](int64_t row, int64_t end) {
+                int64_t at = t.first_pixel(row) - pixel;
+                repair(row, end, {inverse + at, mean == nullptr ? nullptr : mean + at, rows_of(row, end), t.out_width,
+                                  float(9 * t.channels)},
+                       products + at * t.filters);
+            });
             if (mean != nullptr)
                 for (int64_t i = 0; i < count; ++i)
-                    if (flat.get()[i]) memset(out + i * t.filters, 0, sizeof(float) * t.filters);
+                    if (flat.get()[i]) memset(products + i * t.filters, 0, sizeof(float) * t.filters);
             float *cosine = p_.cosine == nullptr ? nullptr : p_.cosine + pixel * t.filters;
-            passes.forward_rows({out, out, cosine, inverse, count, t.filters, 1}, filters);
+            passes.forward_rows({products, out, cosine, inverse, count, t.filters, 1}, filters);
         }
     }
 
@@ -90,10 +99,10 @@ class WinogradForward {
     }
 
     // The products of a block.
-    void convolve(int64_t worker, int64_t first, int64_t last) const {
+    void convolve(int64_t worker, int64_t first, int64_t last, float *products) const {
         const Tiling<M> &t = tiling_;
         const Panels panels(t.filters);
-        float *input = buffers_.input(worker), *output = buffers_.output(t, worker);
+        float *input = buffers_.of(worker, buffers_.input), *output = buffers_.of(worker, buffers_.output);
         const int64_t tiles = (last - first) * t.columns, step = frequency_step(t.channels, t.filters);
         for (int64_t begin = 0; begin < tiles; begin += t.chunk) {
             int64_t count = tiles - begin < t.chunk ? tiles - begin : t.chunk;
@@ -107,9 +116,9 @@ class WinogradForward {
                                 output + f * t.out_step, t.out_tile(), count, t.channels, panels);
             for (int64_t i = 0; i < count; ++i) {
                 int64_t row = first + (begin + i) / t.columns, column = (begin + i) % t.columns;
-                Image<float> out{p_.out + row / t.rows * t.out_height * t.out_width * t.filters, t.out_height,
-                                 t.out_width, t.filters};
-                transform_output<M>(output + i * t.out_tile(), t.out_step, out, t.out_row(row), column * M, p_.bias);
+                Image<float> out{products + (t.first_pixel(row) - t.first_pixel(first)) * t.filters,
+                                 t.out_height - t.out_row(row), t.out_width, t.filters};
+                transform_output<M>(output + i * t.out_tile(), t.out_step, out, 0, column * M, p_.bias);
             }
         }
     }
@@ -139,11 +148,10 @@ class WinogradForward {
                               [&](int64_t i) { flat[i] = 1; });
     }
 
-    // Compute directly what the tiles of one image got wrong. The norms begin at the first row.
-    void repair(int64_t row, int64_t end, const Norms &norms) const {
+    // Compute directly what the tiles of one image got wrong. Norms and products begin at the first row.
+    void repair(int64_t row, int64_t end, const Norms &norms, float *products) const {
         const Tiling<M> &t = tiling_;
         const Image<const float> x = t.input(c_.x, row);
-        float *out = p_.out + t.first_pixel(row) * t.filters;
         int64_t top = t.out_row(row);
         for (int64_t h = 0; h < (end - row) * M; h += M)
             for (int64_t w = 0; w < t.columns * M; w += M) {
@@ -151,7 +159,7 @@ class WinogradForward {
                 if (__builtin_expect(bits == 0, 1)) continue;
                 for_each_direct<M>(bits, norms.height, norms.width, h, w, [&](int64_t i, int64_t j) {
                     direct_product(x, top + i - t.pad_height, j - t.pad_width, buffers_.taps, t.filters,
-                                   out + (i * t.out_width + j) * t.filters);
+                                   products + (i * t.out_width + j) * t.filters);
                 });
             }
     }

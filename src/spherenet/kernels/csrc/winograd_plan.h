@@ -47,11 +47,17 @@ struct Tiling {
 class Parts {
   public:
     explicit Parts(float *memory) : memory_(memory) {}
-    float *take(int64_t numbers) {
-        float *part = memory_ == nullptr ? nullptr : memory_ + used_;
+    // Where the next part begins, counted from the first.
+    int64_t skip(int64_t numbers) {
+        int64_t at = used_;
         used_ += (numbers + 15) / 16 * 16;
-        return part;
+        return at;
     }
+    float *take(int64_t numbers) {
+        int64_t at = skip(numbers);
+        return memory_ == nullptr ? nullptr : memory_ + at;
+    }
+    int64_t used() const { return used_; }
     int64_t bytes() const { return used_ * int64_t(sizeof(float)); }
 
   private:
@@ -61,19 +67,22 @@ class Parts {
 
 template <int M>
 struct ForwardBuffers {
-    float *weights, *taps, *tiles;
-    int64_t per_worker;
+    float *weights, *taps;
+    float *worker_memory;
+    int64_t input, output, products, per_worker;  // offsets in the memory of a worker
     int64_t bytes;
     ForwardBuffers(const Tiling<M> &t, float *scratch, int workers) {
-        Parts parts(scratch);
+        Parts parts(scratch), own(nullptr);
         weights = parts.take(t.F * frequency_step(t.channels, t.filters));
         taps = parts.take(9 * t.channels * t.out_step);
-        per_worker = t.chunk * (t.in_tile() + t.out_tile());
-        tiles = parts.take(per_worker * workers);
+        input = own.skip(t.chunk * t.in_tile());
+        output = own.skip(t.chunk * t.out_tile());
+        products = own.skip(t.block * M * t.out_width * t.filters);
+        per_worker = own.used();
+        worker_memory = parts.take(per_worker * workers);
         bytes = parts.bytes();
     }
-    float *input(int64_t worker) const { return tiles + worker * per_worker; }
-    float *output(const Tiling<M> &t, int64_t worker) const { return input(worker) + t.chunk * t.in_tile(); }
+    float *of(int64_t worker, int64_t offset) const { return worker_memory + worker * per_worker + offset; }
 };
 
 template <int M>
@@ -83,23 +92,17 @@ struct BackwardBuffers {
     int64_t gradient, input, output, sums, direct, halo, per_worker;  // offsets in the memory of a worker
     int64_t bytes;
     BackwardBuffers(const Tiling<M> &t, float *scratch, int workers) {
-        Parts parts(scratch);
+        Parts parts(scratch), own(nullptr);
         weights = parts.take(t.F * frequency_step(t.filters, t.channels));
         taps = parts.take(9 * t.filters * t.in_step);
         spread = parts.take(t.batch * t.out_height * t.out_width);
-        int64_t used = 0;
-        auto take = [&](int64_t numbers) {
-            int64_t at = used;
-            used += (numbers + 15) / 16 * 16;
-            return at;
-        };
-        gradient = take(t.block * M * t.out_width * t.filters);
-        input = take(t.chunk * t.in_tile());
-        output = take(t.chunk * t.out_tile());
-        sums = take(t.F * frequency_step(t.filters, t.channels));
-        direct = take(9 * t.filters * t.in_step);
-        halo = take(2 * t.width * t.channels);
-        per_worker = used;
+        gradient = own.skip(t.block * M * t.out_width * t.filters);
+        input = own.skip(t.chunk * t.in_tile());
+        output = own.skip(t.chunk * t.out_tile());
+        sums = own.skip(t.F * frequency_step(t.filters, t.channels));
+        direct = own.skip(9 * t.filters * t.in_step);
+        halo = own.skip(2 * t.width * t.channels);
+        per_worker = own.used();
         worker_memory = parts.take(per_worker * workers);
         bytes = parts.bytes();
     }
