@@ -6,7 +6,7 @@ USABLE := $(VENV)/.usable
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check lint types imports audit lock fast pytest docs results soak browser hosts format wheel wheel-windows \
+.PHONY: help demo test test-all check lint types imports audit lock fast pytest docs results soak sanitizers browser hosts format wheel wheel-windows \
         test-wheel test-torch clean
 
 help:  ## list the targets
@@ -87,6 +87,9 @@ results: $(READY)  ## write verdicts.csv, docs/results.md, its figure and the ta
 SOAK   ?= tests/faults paper/tests/cli/test_fuzz.py
 soak: $(READY) hosts  ## run the fault tests with their full counts and write the table of docs/reliability.md (about an hour)
 	SPHERENET_SOAK=1 $(BIN)/python -m pytest $(SOAK)
+
+sanitizers: $(READY)  ## run the C++ kernels under the address and undefined-behavior sanitizers
+	$(MAKE) --no-print-directory soak SOAK=tests/faults/test_native_memory.py
 
 browser:  ## install chromium for the tests of pages, if it is missing and apt is available
 	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || \
