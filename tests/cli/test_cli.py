@@ -77,3 +77,13 @@ def test_bench_prints_a_table(capsys):
     assert "relative to the CNN twin" in table
     assert "cosine" in table
     assert "same engine" in table
+    assert "--convolution direct" in table
+
+
+def test_bench_measures_the_direct_algorithm(capsys):
+    arguments = ["bench", "--network", "cnn-3", "--widths", "4", "6", "8", "--operators", "cosine", "--batch-size", "2",
+                 "--rounds", "2", "--mode", "inference", "--convolution", "direct", "--json"]  # fmt: skip
+    assert main(arguments) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in result["rows"]] == ["cnn", "cosine"]
+    assert "winograd" not in result["implementation"]
