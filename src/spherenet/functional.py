@@ -10,16 +10,20 @@ overflow (‖x‖ > 1e21 in float32) is treated as a zero patch: cosine 0, gradi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypedDict
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
+import torch
 from torch import Tensor
 
 from spherenet._util.validation import (
     OPTION_DEFAULTS,
     require_floating,
     require_integer,
+    require_number,
     require_one_of,
     require_positive,
+    shown,
     suggest_options,
 )
 from spherenet.angles import ANGLES, AngleFunction, make_angle
@@ -27,7 +31,7 @@ from spherenet.errors import InvalidArgument, InvalidArgumentType
 from spherenet.kernels.dispatch import can_read_values, sphere_layer
 from spherenet.kernels.settings import backend, set_backend
 from spherenet.magnitudes import Magnitude, make_magnitude
-from spherenet.ops.geometry import Geometry, per_dimension
+from spherenet.ops.geometry import Geometry
 from spherenet.ops.norms import DEFAULT_EPS, working_dtype
 from spherenet.ops.operation import Operation, Parameters, require_center
 
@@ -172,6 +176,7 @@ def sphere_linear(
     Shape:
         input [*, in]; weight [out, in] → [*, out].
     """
+    require_floating("weight", weight)
     if weight.dim() != 2:
         raise InvalidArgument("weight", f"must have 2 dimensions [out, in], got shape {list(weight.shape)}.")
     return sphere_layer(input, weight, *_resolve(weight, bias, Geometry(), FunctionOptions(**options)))
@@ -273,6 +278,11 @@ def _resolve(
 ) -> tuple[Operation, Parameters]:
     """Check the options of a function and return what it computes, and its tensors with the k of the operator."""
     operator, k, beta, gamma, eps, center, magnitude = options
+    if bias is not None:
+        require_floating("bias", bias)
+    for name, value in (("beta", beta), ("gamma", gamma)):
+        if value is not None and not isinstance(value, Tensor):
+            require_number(name, value)
     angle, k = _resolve_angle(operator, k)
     filters = geometry.filters(weight)
     require_center(center, weight.numel() // filters if filters else 0)
@@ -322,9 +332,10 @@ def _geometry(spatial_dims: int, weight: Tensor, convolution: Convolution) -> Ge
             f"must have {spatial_dims + 2} dimensions [out, in/groups, *kernel], got shape {list(weight.shape)}.",
         )
     require_integer("groups", groups, minimum=1)
-    stride, dilation = per_dimension(stride, spatial_dims), per_dimension(dilation, spatial_dims)
+    stride = _sizes("stride", stride, spatial_dims, minimum=1)
+    dilation = _sizes("dilation", dilation, spatial_dims, minimum=1)
     if not isinstance(padding, str):
-        padding = per_dimension(padding, spatial_dims)
+        padding = _sizes("padding", padding, spatial_dims)
     elif require_one_of("padding", padding, ("same", "valid")) == "same" and any(s != 1 for s in stride):
         raise InvalidArgument("padding", f'must not be "same" for a strided convolution, got stride={tuple(stride)}.')
     return Geometry(tuple(weight.shape[2:]), stride, padding, dilation, groups)
@@ -343,6 +354,21 @@ def _transposed_geometry(spatial_dims: int, weight: Tensor, convolution: Convolu
         raise InvalidArgument("groups", f"must divide the {weight.shape[0]} input channels of weight, got {groups!r}.")
     if isinstance(padding, str):
         raise InvalidArgumentType("padding", f"must be a number or a sequence of numbers, got {padding!r}.")
-    stride, padding = per_dimension(stride, spatial_dims), per_dimension(padding, spatial_dims)
-    dilation, output_padding = per_dimension(dilation, spatial_dims), per_dimension(output_padding, spatial_dims)
+    stride = _sizes("stride", stride, spatial_dims, minimum=1)
+    padding, dilation = _sizes("padding", padding, spatial_dims), _sizes("dilation", dilation, spatial_dims, minimum=1)
+    output_padding = _sizes("output_padding", output_padding, spatial_dims)
     return Geometry(tuple(weight.shape[2:]), stride, padding, dilation, groups, "zeros", True, output_padding)
+
+
+def _sizes(name: str, value: Any, spatial_dims: int, minimum: int = 0) -> tuple[int, ...]:
+    """Return one number per dimension from a number or a sequence of 1 or `spatial_dims` numbers."""
+    values = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
+    sizes = values * spatial_dims if len(values) == 1 else values
+    are_integers = all(isinstance(n, (Integral, torch.SymInt)) and not isinstance(n, bool) for n in sizes)
+    if len(sizes) != spatial_dims or not are_integers:
+        raise InvalidArgumentType(
+            name, f"must be an integer or a sequence of {spatial_dims} integers, got {shown(value)}."
+        )
+    if any(n < minimum for n in sizes):
+        raise InvalidArgument(name, f"must be at least {minimum} in every dimension, got {value!r}.")
+    return sizes

@@ -159,6 +159,35 @@ CALLS = {
         lambda: sphere_conv2d(IMAGE, W4, stride=2, padding="same"),
         ValueError, r"stride=\(2, 2\)",
     ),
+    **{
+        f"{name}={value!r} of a function": (
+            lambda name=name, value=value: sphere_conv2d(IMAGE, W4, **{name: value}),
+            TypeError, rf"^{name} must be an integer or a sequence of 2 integers, got ",
+        )
+        for name in ("stride", "padding", "dilation")
+        for value in (None, 0.5, True, (1, 1, 1), [0.5], torch.tensor(1))
+    },
+    **{
+        f"{name} too small": (
+            lambda name=name: sphere_conv2d(IMAGE, W4, **{name: -1}),
+            ValueError, rf"^{name} must be at least {least} in every dimension, got -1\.$",
+        )
+        for name, least in (("stride", 1), ("padding", 0), ("dilation", 1))
+    },
+    "output padding": (
+        lambda: sphere_conv_transpose1d(IMAGE[0], W2[:3, :, None], output_padding="1"),
+        TypeError, r"^output_padding must be an integer or a sequence of 1 integers, got '1'\.$",
+    ),
+    "weight that is no tensor": (lambda: sphere_linear(ROW, 3), TypeError, r"^weight must be a tensor, got int\.$"),
+    "bias that is no tensor": (
+        lambda: sphere_linear(ROW, W2, bias=0.5), TypeError, r"^bias must be a tensor, got float\.$",
+    ),
+    "beta that is no number": (
+        lambda: sphere_linear(ROW, W2, beta="1"), TypeError, r"^beta must be a number, got '1' of type str\.$",
+    ),
+    "gamma that is not finite": (
+        lambda: sphere_linear(ROW, W2, gamma=math.nan), ValueError, r"^gamma must be finite, got nan\.$",
+    ),
 }  # fmt: skip
 
 

@@ -16,7 +16,6 @@ __all__ = [
     "convolve",
     "convolve_backward",
     "pad_input",
-    "per_dimension",
     "resolve_padding",
     "spread",
     "sum_slices",
@@ -71,14 +70,6 @@ class Geometry(NamedTuple):
     def filters(self, weight: Tensor) -> int:
         """Return the number of filters of a weight."""
         return weight.shape[1] * self.groups if self.transposed else weight.shape[0]
-
-
-def per_dimension(value: int | Sequence[int], spatial_dims: int) -> tuple[int, ...]:
-    """Return one number per dimension from a number or a sequence of length 1 or `spatial_dims`."""
-    if type(value) is tuple and len(value) == spatial_dims:
-        return value
-    values = (value,) if isinstance(value, int) else tuple(value)
-    return values * spatial_dims if len(values) == 1 else values
 
 
 def _padding_amounts(geometry: Geometry) -> list[tuple[int, int]]:
