@@ -1,4 +1,4 @@
-"""What tests share: a fixed seed, one torch thread per process if several workers run, and a browser."""
+"""What tests share: fixtures, one torch thread per process if several workers run, and the list of slow tests."""
 
 import gc
 import os
@@ -8,9 +8,7 @@ from pathlib import Path
 
 import torch
 
-from fixtures import browser, process_group, seed, visit
-
-__all__ = ["browser", "process_group", "seed", "visit"]
+pytest_plugins = ["fixtures", "faults.recording"]
 
 
 def pytest_configure(config):

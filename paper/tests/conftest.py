@@ -1,5 +1,3 @@
 """What tests share, with those of the library."""
 
-from fixtures import browser, seed, visit
-
-__all__ = ["browser", "seed", "visit"]
+pytest_plugins = ["fixtures", "faults.recording"]

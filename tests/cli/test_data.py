@@ -120,7 +120,10 @@ def test_missing_dataset_names_folder_and_download_command(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["cifar"], "data must be one of 'mnist5k', 'cifar10', 'cifar100', 'folder', got 'cifar'. Did you mean"),
+        (
+            ["cifar"],
+            "data must be mnist5k, cifar10, cifar100 or an existing folder, got 'cifar'. Did you mean 'cifar10'?",
+        ),
         (["mnist5k", "--download"], "NAME must be cifar10 or cifar100 with --download, got mnist5k"),
         (["--download"], "NAME must be cifar10 or cifar100 with --download, got none"),
         (["folder", "--data-dir", "x", "--test-fraction", "2"], "test_fraction must be between 0 and 1, got 2.0"),

@@ -56,7 +56,7 @@ def test_folder_without_data_is_not_ignored(photos, tmp_path, capsys):
     message = refused(capsys, "train", *TINY, "--data", photos, "--data-dir", tmp_path, "--output", tmp_path / "run")
     assert "--data-dir must be left out if data is the folder" in message
     message = refused(capsys, "train", *TINY, "--data", tmp_path / "nowhere", "--output", tmp_path / "run")
-    assert "--data must be the name of a data set or an existing folder" in message
+    assert "--data must be mnist5k, cifar10, cifar100 or an existing folder" in message
 
 
 def test_other_data_of_a_run_are_not_ignored(finished, photos, capsys):

@@ -186,8 +186,8 @@ def test_data_may_be_a_folder(image_folder, tmp_path, monkeypatch):
     for data, data_dir, message in (
         ("mnist5k", "images", "data_dir must be left out with mnist5k, which is part of the package, got 'images'"),
         ("images", ".", "data_dir must be left out if data is the folder 'images', got '.'"),
-        ("./image", None, "data must be the name of a data set or an existing folder, got './image'"),
-        ("cifar11", None, "data must be one of"),
+        ("./image", None, "data must be mnist5k, cifar10, cifar100 or an existing folder, got './image'"),
+        ("cifar11", None, r"got 'cifar11'\. Did you mean 'cifar10'\?$"),
     ):
         with pytest.raises(ValueError, match=message):
             locate(data, data_dir)

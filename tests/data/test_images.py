@@ -2,6 +2,7 @@
 
 import io
 import os
+import random
 import struct
 import zlib
 
@@ -10,8 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
+from faults.mutation import call_reader, mutated_bytes
 from spherenet.data import Preprocessing, read_image
-from spherenet.data.images import MAX_PIXELS, decode, pixel_limit
+from spherenet.data.images import FORMATS, MAX_PIXELS, decode, pixel_limit
 from spherenet.errors import DataError
 
 # An image with four different corners, which shows any rotation or flip: red, green / blue, gray.
@@ -281,3 +283,25 @@ def test_libtiff_prints_nothing_beside_the_error(compression, tmp_path, capfd):
     with pytest.raises(OSError, match="-2"), Image.open(path) as image:
         image.load()
     assert capfd.readouterr().err != "", "messages of others are not silenced"
+
+
+@pytest.mark.parametrize("image_format", FORMATS)
+def test_mutated_image_is_decoded_or_refused(image_format, tmp_path):
+    stream = io.BytesIO()
+    Image.effect_noise((16, 12), 90).convert("RGB").save(stream, image_format)
+    path, chance, refused = tmp_path / "image", random.Random(0), 0
+    for _ in range(300):
+        path.write_bytes(mutated_bytes(stream.getvalue(), chance))
+        pixels, message = call_reader(lambda path: decode(path, (10, 11), 3), path, DataError)
+        assert message or (pixels.shape, pixels.dtype) == ((10, 11, 3), np.uint8)
+        refused += message is not None
+    assert 0 < refused < 300
+
+
+def test_mutated_png_is_decoded_correctly_or_refused(save):
+    path, chance = save(CORNERS), random.Random(1)
+    content = path.read_bytes()
+    for _ in range(300):
+        path.write_bytes(mutated_bytes(content, chance))
+        pixels, _ = call_reader(lambda path: decode(path, CORNERS.shape[:2], 3), path, DataError)
+        assert pixels is None or np.array_equal(pixels, CORNERS)

@@ -2,10 +2,12 @@
 
 import json
 import math
+import random
 
 import pytest
 import torch
 
+from faults.mutation import call_reader, mutated_value
 from spherenet.data import Preprocessing
 from spherenet.data.preprocessing import normalize
 from spherenet.errors import DataError
@@ -124,3 +126,13 @@ def test_wrong_argument_is_refused():
         Preprocessing((4, 4), 1, (0.0,), (0.0,))
     with pytest.raises(ValueError, match=r"channels must be 1 \(gray\) or 3 \(RGB\), got 4"):
         Preprocessing.standard((4, 4), 4)
+
+
+def test_mutated_preprocessing_is_read_unchanged_or_refused():
+    chance, refused = random.Random(0), 0
+    for _ in range(500):
+        saved = mutated_value(GOOD, chance)
+        read, message = call_reader(Preprocessing.from_dict, saved, DataError)
+        assert message or read.as_dict() == saved
+        refused += message is not None
+    assert 0 < refused < 500

@@ -74,9 +74,6 @@ def test_converted_classifier_needs_no_module(tmp_path):
     with torch.no_grad():
         assert torch.equal(loaded(images), converted.eval()(images))
     assert number_of_sphere_layers(loaded) == 4
-    assert json.loads((tmp_path / "saved" / "config.json").read_text())["format_version"] == 2
-    sn.save_model(model, tmp_path / "plain")
-    assert json.loads((tmp_path / "plain" / "config.json").read_text())["format_version"] == 1
 
 
 def test_no_class_is_imported_by_a_name_in_the_folder(converted, tmp_path):

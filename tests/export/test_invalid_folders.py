@@ -57,18 +57,17 @@ TEXTS = {
     "long number": (b'{"format_version": ' + b"9" * 5000 + b"}", "is corrupt: it is not valid JSON"),
     "list": (b"[]", 'it has no "format"'),
     "other format": (b'{"format": "other"}', 'it has no "format"'),
-    "no version": (b'{"format": "spherenet-model"}', "must have format_version 1 or 2, got 'None'"),
+    "no version": (b'{"format": "spherenet-model"}', "must have format_version 1, got 'None'"),
     "boolean version": (
         b'{"format": "spherenet-model", "format_version": true}',
-        "must have format_version 1 or 2, got 'True'",
+        "must have format_version 1, got 'True'",
     ),
     "newer version": (
-        b'{"format": "spherenet-model", "format_version": 3}',
-        "must have format_version 1 or 2, got '3'",
+        b'{"format": "spherenet-model", "format_version": 2}',
+        "must have format_version 1, got '2'",
     ),
-    "no model in version 2": (b'{"format": "spherenet-model", "format_version": 2}', "'model' must be an object"),
     "module of a wrong type": (
-        b'{"format": "spherenet-model", "format_version": 2, "module": [], "metadata": {}}',
+        b'{"format": "spherenet-model", "format_version": 1, "module": [], "metadata": {}}',
         "'module' must be an object",
     ),
     "no model": (b'{"format": "spherenet-model", "format_version": 1}', "'model' must be an object"),

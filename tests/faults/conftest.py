@@ -8,22 +8,7 @@ from pathlib import Path
 import pytest
 
 from faults.children import OPTIONS, Children
-from faults.recording import (
-    pytest_collection_modifyitems,
-    pytest_deselected,
-    pytest_runtest_logreport,
-    pytest_runtest_protocol,
-    tried,
-)
 from faults.scale import SOAK
-
-__all__ = [
-    "pytest_collection_modifyitems",
-    "pytest_deselected",
-    "pytest_runtest_logreport",
-    "pytest_runtest_protocol",
-    "tried",
-]
 
 
 @pytest.fixture(scope="session")

@@ -2,10 +2,7 @@
 
 import copy
 import math
-import subprocess
-import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -219,13 +216,6 @@ def test_a_batch_that_is_not_finite_does_not_change_the_state(make):
     loss(head(x * math.nan), labels)
     assert all(torch.equal(before[name], state) for name, state in loss.state_dict().items())
     assert loss(head(x), labels).isfinite()
-
-
-def test_state_is_the_same_in_all_processes(tmp_path):
-    worker = Path(__file__).with_name("state_worker.py")
-    command = [sys.executable, "-W", "error", str(worker), str(tmp_path / "store")]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240)
-    assert done.returncode == 0, done.stdout
 
 
 # --- edges ---

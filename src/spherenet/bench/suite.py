@@ -31,16 +31,19 @@ OPERATORS = ("cosine", "linear", "sigmoid", "learnable")
 ShowRounds = Callable[[Iterator[dict[str, float]], int, str], Iterable[dict[str, float]]]
 
 
+FULL_WIDTH, HALF_WIDTH = (64, 96, 128), (32, 48, 64)
+
+
 @dataclass(frozen=True)
 class Workload:
     """One network at one size, with the largest acceptable time ratio to its CNN twin per operator."""
 
     name: str
-    mode: str
-    widths: tuple[int, int, int]
-    batch_size: int
-    size: int
     targets: dict[str, float]
+    mode: str = "train"
+    widths: tuple[int, int, int] = FULL_WIDTH
+    batch_size: int = 128
+    size: int = 32
     precision: str = "float32"
     repeats: int = 1
     """Factor for the number of rounds; short steps need more."""
@@ -51,55 +54,32 @@ class Workload:
 WORKLOADS = (
     Workload(
         "training, 64/96/128, batch 128, 32×32",
-        "train",
-        (64, 96, 128),
-        128,
-        32,
         {"cosine": 0.62, "linear": 0.63, "sigmoid": 0.66, "learnable": 0.70, "cosine, no BatchNorm": 0.55},
     ),
     Workload(
         "training, 32/48/64, batch 128, 32×32",
-        "train",
-        (32, 48, 64),
-        128,
-        32,
         {"cosine": 0.68, "linear": 0.70, "sigmoid": 0.76, "learnable": 0.80},
+        widths=HALF_WIDTH,
     ),
     Workload(
         "training, 16/24/32, batch 64, 16×16",
-        "train",
-        (16, 24, 32),
-        64,
-        16,
         {"cosine": 1.05, "linear": 1.08, "sigmoid": 1.12, "learnable": 1.20},
+        widths=(16, 24, 32),
+        batch_size=64,
+        size=16,
         repeats=6,
     ),
     Workload(
         "training, bfloat16, 64/96/128, batch 128, 32×32",
-        "train",
-        (64, 96, 128),
-        128,
-        32,
         {"cosine": 1.15, "linear": 1.18, "sigmoid": 1.25, "learnable": 1.30},
         precision="bfloat16",
     ),
     Workload(
         "inference, 64/96/128, batch 128, 32×32",
-        "inference",
-        (64, 96, 128),
-        128,
-        32,
         {"cosine": 0.55, "linear": 0.56, "sigmoid": 0.60, "learnable": 0.60},
+        mode="inference",
     ),
-    Workload(
-        "resnet-32, training, 64/96/128, batch 128, 32×32",
-        "train",
-        (64, 96, 128),
-        128,
-        32,
-        {"cosine": 0.65},
-        network="resnet-32",
-    ),
+    Workload("resnet-32, training, 64/96/128, batch 128, 32×32", {"cosine": 0.65}, network="resnet-32"),
 )
 
 

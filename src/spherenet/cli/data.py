@@ -6,7 +6,7 @@ from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
 from spherenet._util.text import plain
-from spherenet.cli.option_types import add_max_megapixels, add_option
+from spherenet.cli.option_types import add_max_megapixels, add_option, add_workers
 from spherenet.cli.options import Parser
 from spherenet.cli.output import print_json, progress_bar, stdout_console
 from spherenet.errors import InvalidArgument
@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from spherenet.data import Dataset, Split
 
 __all__ = ["data_parser", "run_data"]
-
-MAX_WORKERS = 256
-"""Largest number of processes, as for training."""
 
 
 def data_parser() -> Parser:
@@ -39,8 +36,7 @@ def data_parser() -> Parser:
     parser.add_argument("--download", action="store_true", help="download cifar10 or cifar100 if it is missing")
     text = "fraction of a folder without val/ or test/ that is used for testing"
     add_option(parser, "--test-fraction", type=float, default=0.1, help=text)
-    text = "processes that decode images"
-    add_option(parser, "--workers", type=int, default=0, at_least=0, at_most=MAX_WORKERS, help=text, advanced=True)
+    add_workers(parser)
     add_max_megapixels(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     return parser

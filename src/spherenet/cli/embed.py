@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from spherenet._util.text import plain
-from spherenet.cli.evaluate import add_checkpoint
-from spherenet.cli.option_types import add_max_megapixels, add_option
+from spherenet.cli.option_types import add_inference, add_option, add_workers
 from spherenet.cli.options import Parser, require_ending, require_folder
 from spherenet.cli.output import print_json, print_message, progress_bar, warn
 from spherenet.errors import InvalidArgument
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["embed_parser", "run_embed", "run_verify", "verify_parser"]
 
-MAX_WORKERS = 256
 RECALLS = (1, 5, 10)
 FALSE_POSITIVE_RATES = (0.1, 0.01, 0.001)
 
@@ -46,18 +44,10 @@ def embed_parser() -> Parser:
     parser.add_argument("--normalize", action="store_true", help="divide each embedding by its norm")
     text = "print recall@k and mAP@R of the images, each as a query for the others of its class"
     parser.add_argument("--retrieval", action="store_true", help=text)
-    _add_reading(parser)
+    add_inference(parser, batch_size=64)
+    add_workers(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     return parser
-
-
-def _add_reading(parser: Parser) -> None:
-    add_checkpoint(parser)
-    add_option(parser, "--device", help="cpu, cuda, cuda:1, …; by default cuda if available")
-    add_option(parser, "--batch-size", type=int, default=64, at_least=1, at_most=1 << 20, help="images per batch")
-    text = "processes that decode images"
-    add_option(parser, "--workers", type=int, default=0, at_least=0, at_most=MAX_WORKERS, help=text, advanced=True)
-    add_max_megapixels(parser)
 
 
 def run_embed(arguments: Namespace) -> int:
@@ -167,7 +157,8 @@ def verify_parser() -> Parser:
     text = "false positive rates at which the true positive rate is stated"
     add_option(parser, "--fpr", type=list[float], default=FALSE_POSITIVE_RATES, at_least=0, at_most=1, help=text)
     add_option(parser, "--roc", metavar="FILE", help="CSV file for the points of the ROC curve")
-    _add_reading(parser)
+    add_inference(parser, batch_size=64)
+    add_workers(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     return parser
 

@@ -7,7 +7,7 @@ from argparse import Namespace
 from typing import TYPE_CHECKING, Any, Literal
 
 from spherenet._util.text import plain
-from spherenet.cli.option_types import add_max_megapixels, add_option, add_threads
+from spherenet.cli.option_types import add_checkpoint, add_inference, add_option, add_threads, add_tta
 from spherenet.cli.options import Parser
 from spherenet.cli.output import print_json, stdout_console, warn
 from spherenet.errors import InvalidArgument
@@ -21,16 +21,10 @@ if TYPE_CHECKING:
     from spherenet.training.saved_runs import SavedRun
     from spherenet.training.unknowns import Separation
 
-__all__ = ["add_checkpoint", "evaluate_parser", "export_parser", "run_evaluate", "run_export"]
+__all__ = ["evaluate_parser", "export_parser", "run_evaluate", "run_export"]
 
 MAX_PRINTED_CLASSES = 20
 """Largest number of classes for which the confusion matrix is printed; an image shows more."""
-
-
-def add_checkpoint(parser: Parser) -> None:
-    """Add the option --checkpoint."""
-    text = "checkpoint to use: the last one, or the one most accurate on the validation or test images"
-    add_option(parser, "--checkpoint", type=Literal["last", "best"], default="last", help=text)
 
 
 def evaluate_parser() -> Parser:
@@ -47,22 +41,18 @@ def evaluate_parser() -> Parser:
   spherenet evaluate runs/flowers --data-dir other-photos --allow-changes --json""",
     )
     parser.add_argument("run", metavar="RUN", help="folder of a run")
-    add_checkpoint(parser)
+    add_inference(parser, batch_size=256)
     splits = Literal["test", "validation", "train"]
     add_option(parser, "--split", type=splits, default="test", help="images to evaluate on")
     add_option(parser, "--data-dir", metavar="DIR", help="folder of the data set; by default the one of the training")
     parser.add_argument("--allow-changes", action="store_true", help="allow data other than the run's own")
     text = "response to images that cannot be read; skip decodes all of them first and leaves those out"
     add_option(parser, "--on-broken", type=Literal["stop", "skip"], default="stop", help=text, advanced=True)
-    add_max_megapixels(parser)
-    add_option(parser, "--device", help="cpu, cuda, cuda:1, …; by default cuda if available")
-    add_option(parser, "--batch-size", type=int, default=256, at_least=1, help="images per batch")
     add_threads(parser)
     precisions = Literal["float32", "bfloat16", "float16"]
     text = "floating point format; by default the one of the training"
     add_option(parser, "--precision", type=precisions, help=text, advanced=True)
-    text = "views of each image whose mean score gives a second accuracy; shift: by one pixel"
-    add_option(parser, "--tta", type=Literal["none", "mirror", "mirror-shift"], default="none", help=text)
+    add_tta(parser, "gives a second accuracy")
     text = "folder of images of other classes; prints how well four scores tell them from those of the run"
     add_option(parser, "--ood", metavar="DIR", help=text)
     text = (

@@ -75,7 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if name in ELSEWHERE:
             print_message(f"spherenet {name}: this verb is part of {ELSEWHERE[name]}")
         else:
-            print_message(f"spherenet: unknown verb {name!r}{suggestion(name, all_verbs())}; see spherenet --help.")
+            hint = suggestion(name, all_verbs()) or ";"
+            print_message(f"spherenet: unknown verb {name!r}{hint} see spherenet --help.")
         return WRONG_INPUT
     open_closed_streams()
     debug = "--debug" in rest
@@ -111,7 +112,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 @contextmanager
 def _interrupts_recorded(interrupts: list[int]) -> Iterator[None]:
     """Add every SIGINT that raises KeyboardInterrupt in the block to a list."""
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or not _in_main_thread():
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or not in_main_thread:
         yield  # the program that calls `main` handles it
         return
 
@@ -124,10 +126,6 @@ def _interrupts_recorded(interrupts: list[int]) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def _in_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
 
 
 def _describe_error(error: Exception, option_of: Callable[[str], str] = str) -> tuple[str, int]:

@@ -8,7 +8,18 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from spherenet._util.text import short
 
-__all__ = ["MAX_THREADS", "OptionType", "add_max_megapixels", "add_option", "add_switch", "add_threads", "from_yaml"]
+__all__ = [
+    "OptionType",
+    "add_checkpoint",
+    "add_inference",
+    "add_max_megapixels",
+    "add_option",
+    "add_switch",
+    "add_threads",
+    "add_tta",
+    "add_workers",
+    "from_yaml",
+]
 
 INTEGER_LIMIT = 2**63  # torch stores integers in 64 bits
 METAVARS = {int: "N", float: "X", str: "NAME"}
@@ -86,8 +97,8 @@ def from_yaml(value: Any, hint: Any) -> Any:
     return [OptionType(element)(entry) for entry in value]
 
 
-MAX_THREADS = 1_024
-"""Largest number of threads, as for training."""
+MAX_THREADS, MAX_WORKERS, MAX_BATCH = 1024, 256, 1 << 20
+"""Largest numbers of threads, of processes that decode images, and of images per batch, as for training."""
 
 
 def add_option(
@@ -154,6 +165,33 @@ def add_max_megapixels(container: argparse._ActionsContainer) -> None:
     """Add the option --max-megapixels of verbs that read image files."""
     text = "largest image file in millions of pixels, each of which takes 3 MB; by default 89"
     add_option(container, "--max-megapixels", type=float, at_least=0.001, at_most=1e4, help=text, advanced=True)
+
+
+def add_workers(container: argparse._ActionsContainer) -> None:
+    """Add the option --workers of verbs that read image files."""
+    text = "processes that decode images"
+    add_option(container, "--workers", type=int, default=0, at_least=0, at_most=MAX_WORKERS, help=text, advanced=True)
+
+
+def add_checkpoint(container: argparse._ActionsContainer) -> None:
+    """Add the option --checkpoint of verbs that read a run."""
+    text = "checkpoint to use: the last one, or the one most accurate on the validation or test images"
+    add_option(container, "--checkpoint", type=Literal["last", "best"], default="last", help=text)
+
+
+def add_inference(container: argparse._ActionsContainer, *, batch_size: int) -> None:
+    """Add the options of verbs that compute what a trained network returns for image files."""
+    add_checkpoint(container)
+    add_option(container, "--device", help="cpu, cuda, cuda:1, …; by default cuda if available")
+    text = "images per batch"
+    add_option(container, "--batch-size", type=int, default=batch_size, at_least=1, at_most=MAX_BATCH, help=text)
+    add_max_megapixels(container)
+
+
+def add_tta(container: argparse._ActionsContainer, use: str) -> None:
+    """Add the option --tta; `use` says what happens to the mean score of the views."""
+    text = f"views of each image whose mean score {use}; shift: by one pixel"
+    add_option(container, "--tta", type=Literal["none", "mirror", "mirror-shift"], default="none", help=text)
 
 
 def _shown(default: Any) -> str:

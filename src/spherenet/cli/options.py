@@ -22,10 +22,9 @@ T = TypeVar("T")
 
 
 def suggestion(word: str, allowed: Iterable[str]) -> str:
-    """Return ", did you mean …?" if an allowed word is similar, else the list of allowed words."""
-    choices = list(allowed)
-    similar = get_close_matches(word, choices, n=1)
-    return f", did you mean {similar[0]!r}?" if similar else f", allowed are {', '.join(choices)}"
+    """Return ", did you mean …?" with the most similar of the allowed words, nothing if none is similar."""
+    similar = get_close_matches(word, list(allowed), n=1)
+    return f", did you mean {similar[0] if similar[0].startswith('-') else repr(similar[0])}?" if similar else ""
 
 
 class Parser(argparse.ArgumentParser):
@@ -79,8 +78,7 @@ class Parser(argparse.ArgumentParser):
 
     def alternative(self, name: str) -> str:
         """Return the end of the sentence about an unknown option: the most similar one."""
-        similar = get_close_matches(name, self.option_names(), n=1)
-        return f", did you mean {similar[0]}?" if similar else ""
+        return suggestion(name, self.option_names())
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Parse arguments; exit with one sentence if an option is unknown or a value is empty."""
@@ -167,9 +165,9 @@ class ConfigParser(Parser):
         text = super().help_text(all_options=all_options)
         if not all_options:
             return text
-        keys = [(field.name, field.metadata["help"]) for field in fields(self.config) if _is_file_only(field)]
+        file_only = [field for field in fields(self.config) if field.metadata["tier"] == "file"]
         return f"{text}\nkeys of --config and --set without an option of their own:\n" + "".join(
-            f"  {name:<22} {help}\n" for name, help in keys
+            f"  {field.name:<22} {field.metadata['help']}\n" for field in file_only
         )
 
     def alternative(self, name: str) -> str:
@@ -230,9 +228,7 @@ class ConfigParser(Parser):
         checked: dict[str, Any] = {}
         for key, value in values.items():
             if key not in self.hints:
-                similar = get_close_matches(str(key), self.hints, n=1)
-                hint = f", did you mean {similar[0]!r}?" if similar else ""
-                self.error(f"{source} has the unknown key {short(repr(key))}{hint}")
+                self.error(f"{source} has the unknown key {short(repr(key))}{suggestion(str(key), self.hints)}")
             try:
                 checked[key] = value if isinstance(value, dict) else from_yaml(value, self.hints[key])
             except argparse.ArgumentTypeError as error:
@@ -242,10 +238,6 @@ class ConfigParser(Parser):
 
 def _option_of(field_name: str) -> str:
     return f"--{field_name.replace('_', '-')}"
-
-
-def _is_file_only(field: Any) -> bool:
-    return bool(field.metadata["tier"] == "file")
 
 
 def _default(field: Any) -> Any:

@@ -9,11 +9,10 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from spherenet._util.text import csv_cell, plain
-from spherenet.cli.evaluate import add_checkpoint
-from spherenet.cli.option_types import add_max_megapixels, add_option
+from spherenet.cli.option_types import add_inference, add_option, add_tta
 from spherenet.cli.options import Parser, require_ending
 from spherenet.cli.output import print_json, print_message, warn
 from spherenet.errors import InvalidArgument
@@ -43,13 +42,9 @@ def predict_parser() -> Parser:
     text = "image files, folders of them, or - for a list of paths on stdin, one per line"
     parser.add_argument("images", nargs="+", metavar="IMAGE", help=text)
     add_option(parser, "--run", metavar="RUN", help="folder of a run or an exported model")
-    add_checkpoint(parser)
+    add_inference(parser, batch_size=64)
     add_option(parser, "--top", type=int, default=3, at_least=1, help="classes shown per image")
-    add_option(parser, "--device", help="cpu, cuda, cuda:1, …; by default cuda if available")
-    add_option(parser, "--batch-size", type=int, default=64, at_least=1, at_most=1 << 20, help="images per batch")
-    add_max_megapixels(parser)
-    text = "views of each image whose mean score is used; shift: by one pixel"
-    add_option(parser, "--tta", type=Literal["none", "mirror", "mirror-shift"], default="none", help=text)
+    add_tta(parser, "is used")
     add_option(parser, "--csv", metavar="FILE", help="CSV file to write instead of a table")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     return parser

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
 
@@ -110,9 +111,10 @@ def locate(data: str, data_dir: str | os.PathLike[str] | None = None) -> tuple[s
     if not data.strip():  # as a path it would be the current folder
         raise InvalidArgument("data", f"must be the name of a data set or a folder, got {data!r}.")
     if not os.path.isdir(folder):
-        if os.sep in data:
-            raise InvalidArgument("data", f"must be the name of a data set or an existing folder, got {data!r}.")
-        require_one_of("data", data, DATASETS)
+        similar = [name for name in get_close_matches(data, DATASETS, n=1) if os.sep not in data]
+        hint = f" Did you mean {similar[0]!r}?" if similar else ""
+        names = ", ".join(name for name in DATASETS if name != "folder")
+        raise InvalidArgument("data", f"must be {names} or an existing folder, got {data!r}.{hint}")
     if data_dir is not None and user_path(data_dir).resolve() != folder.resolve():
         raise InvalidArgument("data_dir", f"must be left out if data is the folder {data!r}, got {str(data_dir)!r}.")
     return "folder", str(folder.absolute())

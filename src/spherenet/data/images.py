@@ -8,23 +8,25 @@ are; it cannot read HEIC.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import stat
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import cache
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError, features
+from PIL import Image, ImageOps, UnidentifiedImageError, _imaging, features
 from torch import Tensor
 
 from spherenet._util.files import open_regular
 from spherenet._util.text import first_line
-from spherenet.data.libtiff import without_messages
 from spherenet.data.preprocessing import Preprocessing, normalize
 from spherenet.errors import DataError
 
@@ -175,7 +177,7 @@ def _pixels(image: Image.Image, size: tuple[int, int], channels: int, keep_aspec
     """Decode, resize and orient an open image. `export.preprocessing_steps` documents the steps."""
     # JPEG can be decoded at 1/2, 1/4 or 1/8 of its size, which takes a tenth of the time for photographs.
     image.draft(None, (draft_side(size), draft_side(size)))
-    with without_messages() if image.format == "TIFF" else nullcontext():
+    with _silent_libtiff() if image.format == "TIFF" else nullcontext():
         image.load()
     transpose = TRANSPOSES.get(_orientation(image))  # after load: Pillow orients a TIFF itself while loading
     height, width = reversed(size) if transpose in SWAPS_SIDES else size
@@ -188,6 +190,35 @@ def _pixels(image: Image.Image, size: tuple[int, int], channels: int, keep_aspec
     if transpose is not None:
         converted = converted.transpose(transpose)
     return np.array(converted, dtype=np.uint8).reshape(*size, channels)
+
+
+_libtiff_handlers = Lock()  # they are global variables of the library
+
+
+@cache
+def _libtiff_setters() -> tuple[Any, ...]:
+    """Return the functions that replace libtiff's handlers of messages, none if Pillow does not export them."""
+    try:
+        # The symbols of a library include those of the libraries that it is linked with.
+        library = ctypes.CDLL(_imaging.__file__)
+        setters = [getattr(library, name) for name in ("TIFFSetErrorHandler", "TIFFSetWarningHandler")]
+    except (OSError, AttributeError, TypeError):  # Windows, where libtiff is a part of Pillow; or built without it
+        return ()
+    for setter in setters:
+        setter.argtypes, setter.restype = [ctypes.c_void_p], ctypes.c_void_p
+    return tuple(setters)
+
+
+@contextmanager
+def _silent_libtiff() -> Iterator[None]:
+    """Run a block in which libtiff, with which Pillow decodes TIFF, prints nothing besides the error that it raises.
+
+    Other users of libtiff in the process are as before afterwards.
+    """
+    with _libtiff_handlers, ExitStack() as stack:
+        for setter in _libtiff_setters():
+            stack.callback(setter, setter(None))
+        yield
 
 
 def _orientation(image: Image.Image) -> int:

@@ -48,9 +48,6 @@ CONFIG_FILE = "config.json"
 CARD_FILE = "README.md"
 FORMAT = "spherenet-model"
 FORMAT_VERSION = 1
-CONVERTED_VERSION = 2
-"""Version of folders with a conversion record, which earlier versions of the library must not load without it."""
-
 LARGEST_CONFIG = 64 * 2**20
 """Largest config.json in bytes: enough for a million class names, too small to exhaust memory."""
 
@@ -103,9 +100,8 @@ def save_model(
             )
         config["model"], conversion = model_description(model)
         if conversion is not None:
-            config |= {"format_version": CONVERTED_VERSION, "conversion": conversion}
+            config["conversion"] = conversion
     elif isinstance(model, nn.Module) and _sphere_layers(model):
-        config["format_version"] = CONVERTED_VERSION
         config["module"] = _module_description(model, arguments)
         config["conversion"] = conversion_record(model)
     else:
@@ -265,9 +261,8 @@ def _read(path: Path) -> dict[str, Any]:
         hint = "; it is a run: use load_run, or spherenet export" if "train" in config else hint
         raise ModelError(f'{file} is not the config of a saved model: it has no "format": "{FORMAT}"{hint}.')
     version = config.get("format_version")
-    if version not in (FORMAT_VERSION, CONVERTED_VERSION) or isinstance(version, bool):
-        allowed = f"{FORMAT_VERSION} or {CONVERTED_VERSION}"
-        raise ModelError(f"{file} must have format_version {allowed}, got {str(version)[:40]!r}.")
+    if version != FORMAT_VERSION or isinstance(version, bool):
+        raise ModelError(f"{file} must have format_version {FORMAT_VERSION}, got {str(version)[:40]!r}.")
     for name in ("module" if "module" in config else "model", "metadata"):
         if not isinstance(config.get(name), dict):
             raise ModelError(f"{file} is corrupt: {name!r} must be an object.")

@@ -148,7 +148,8 @@ def export_program(
     example = example_batch(model, example)
     program = trace_program(model, example)
     buffer = io.BytesIO()
-    torch.export.save(program, buffer, extra_files={METADATA_FILE: _json(metadata)})
+    text = to_json(metadata_as_json(metadata), indent=None).strip()
+    torch.export.save(program, buffer, extra_files={METADATA_FILE: text})
     if check:
         buffer.seek(0)
         with warnings.catch_warnings():
@@ -208,7 +209,3 @@ def _require_scores(frozen: nn.Module, example: Tensor) -> None:
             f"the model must return one row per input to be exported, got shape {list(scores.shape)} for "
             f"{len(example)} inputs."
         )
-
-
-def _json(metadata: Mapping[str, Any] | None) -> str:
-    return to_json(metadata_as_json(metadata), indent=None).strip()

@@ -176,11 +176,6 @@ def _function(config: TrainConfig, name: str) -> object:
     return (loss.name, loss.options.get("k")) if name == "loss" else getattr(config, name)
 
 
-def _result_options(config: TrainConfig) -> dict[str, Any]:
-    """Return the options that change the result of a run."""
-    return {name: value for name, value in config.as_dict().items() if name not in FREE}
-
-
 def _data_state(dataset: Dataset, record: dict[str, Any]) -> dict[str, Any]:
     """Return what must be the same in all processes, besides the options and the weights."""
     return {
@@ -248,8 +243,11 @@ def require_same_options(run: RunDirectory, config: TrainConfig) -> None:
     before = config_of(run).as_dict()
     requested = run.config.get("requested")  # options that the run fitted to its data
     requested = requested if isinstance(requested, dict) else {}
-    options = _result_options(config).items()
-    changed = [name for name, value in options if value not in (before[name], requested.get(name, before[name]))]
+    changed = [
+        name
+        for name, value in config.as_dict().items()
+        if name not in FREE and value not in (before[name], requested.get(name, before[name]))
+    ]
     if changed:
         name = changed[0]
         finished = "finished; it " if run.finished else ""

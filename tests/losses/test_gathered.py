@@ -1,21 +1,14 @@
-"""Script of test_contrastive.py: gathered losses against those of one process with all samples.
-
-    python contrastive_worker.py WORLD STORE
-
-A process prints one line if all checks succeed.
-"""
+"""Gathered losses on pairs equal those of one process with all samples."""
 
 import copy
-import sys
-from datetime import timedelta
 
+import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import spherenet as sn
+from process_group import run_checks
 
 MAKERS = {
     "supcon": sn.SupConLoss,
@@ -61,18 +54,13 @@ def check(rank, sizes, name, block_size):
         )
 
 
-def main(rank, world, store):
-    torch.set_num_threads(1)
-    timeout = timedelta(seconds=60)  # a failed process ends the others
-    dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world, timeout=timeout)
+def checks(rank, world):
     for name in MAKERS:
         for block_size in (None, 2):
-            check(rank, [4] * world, name, block_size)
-            check(rank, [5, 3, 4][:world], name, block_size)
-            check(rank, [6, 0, 2][:world], name, block_size)
-    dist.destroy_process_group()
-    print(f"process {rank} of {world}: all checks succeeded", flush=True)
+            for sizes in ([4] * world, [5, 3, 4][:world], [6, 0, 2][:world]):
+                check(rank, sizes, name, block_size)
 
 
-if __name__ == "__main__":
-    mp.spawn(main, (int(sys.argv[1]), sys.argv[2]), nprocs=int(sys.argv[1]))
+@pytest.mark.parametrize("world", [2, 3])
+def test_gathered_losses_equal_those_of_one_process(world, tmp_path):
+    run_checks(__file__, world, tmp_path)

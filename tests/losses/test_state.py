@@ -1,22 +1,15 @@
-"""Script of test_face_losses.py: the state of adaptive losses in two processes, under DDP and with a sharded head.
-
-python state_worker.py STORE
-"""
+"""The state of adaptive losses is the same in two processes, under DDP and with a sharded head."""
 
 import copy
-import os
-import sys
-import traceback
-from datetime import timedelta
 
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import spherenet as sn
+from process_group import run_checks
 from spherenet.losses import AdaFaceLoss, CurricularFaceLoss
 
-WORLD, SIZES = 2, (5, 3)
+SIZES = (5, 3)
 
 
 class Model(torch.nn.Module):
@@ -29,11 +22,8 @@ class Model(torch.nn.Module):
         return self.criterion(self.head(features), labels)
 
 
-def main(rank, store):
-    torch.set_num_threads(1)
-    timeout = timedelta(seconds=60)
-    dist.init_process_group("gloo", store=dist.FileStore(store, WORLD), rank=rank, world_size=WORLD, timeout=timeout)
-    mesh = init_device_mesh("cpu", (WORLD,))
+def checks(rank, world):
+    mesh = init_device_mesh("cpu", (world,))
     generator = torch.Generator().manual_seed(1)
     rows = [torch.randn(sum(SIZES), 4, generator=generator) * scale for scale in (1, 4)]
     labels = torch.randint(6, (sum(SIZES),), generator=generator)
@@ -50,7 +40,6 @@ def main(rank, store):
             assert state.keys() == expected.keys()
             for name, value in expected.items():
                 torch.testing.assert_close(state[name], torch.tensor(value), rtol=1e-5, atol=1e-6)
-    dist.destroy_process_group()
 
 
 def expected_state(make, rows, labels):
@@ -64,24 +53,5 @@ def expected_state(make, rows, labels):
     return {"norm_mean": mean, "norm_std": std} if make is AdaFaceLoss else {"progress": progress}
 
 
-def fork(store):
-    """Run both processes, which share the imported modules, and return whether they succeeded."""
-    children = []
-    for rank in range(WORLD):
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                main(rank, store)
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            sys.stdout.flush()
-            os._exit(code)
-        children.append(child)
-    codes = [os.waitpid(child, 0)[1] for child in children]
-    return not any(codes)
-
-
-if __name__ == "__main__":
-    sys.exit(not fork(sys.argv[1]))
+def test_state_is_the_same_in_all_processes(tmp_path):
+    run_checks(__file__, len(SIZES), tmp_path)
