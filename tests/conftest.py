@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-pytest_plugins = ["fixtures", "faults.recording"]
+pytest_plugins = ["common_fixtures", "faults.recording"]
 
 
 def pytest_configure(config):

@@ -1,3 +1,3 @@
 """What tests share, with those of the library."""
 
-pytest_plugins = ["fixtures", "faults.recording"]
+pytest_plugins = ["common_fixtures", "faults.recording"]

@@ -208,7 +208,7 @@ def test_resume_with_more_iterations_requires_allow_changes(tmp_path):
 
 
 WRONG = {
-    "data": (["--data", "mnist"], "must be one of"),
+    "data": (["--data", "mnist"], "--data must be mnist5k, cifar10, cifar100 or an existing folder, got 'mnist'"),
     "model": (["--model", "cnn-10"], "--model must be one of"),
     "operator": (["--operator", "cos"], "--operator must be one of"),
     "loss": (["--loss", "soft"], "--loss must be one of"),

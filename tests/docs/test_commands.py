@@ -21,7 +21,11 @@ from command_line import command, spherenet
 from docs.pages import DOCS, ROOT, all_commands, name_of
 from spherenet_paper.experiments import find_experiment
 
-PAGES = [ROOT / "README.md", DOCS / "index.md", DOCS / "scaling.md", *sorted((DOCS / "tutorials").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *(DOCS / f"{name}.md" for name in ("index", "scaling", "training")),
+    *sorted((DOCS / "tutorials").glob("*.md")),
+]
 ELSEWHERE = {
     "pip install spherenet-torch": "test_pip_installs_the_wheel_by_name",
     "pip install .": "test_pip_installs_the_wheel_by_name",

@@ -101,7 +101,7 @@ def test_differences_in_findings_are_those_of_the_committed_runs(heading):
     spec = importlib.util.spec_from_file_location("compare_cells", DOCS.parent / "paper" / "tools" / "compare_cells.py")
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
-    text = (DOCS / "grids.md").read_text(encoding="utf-8")
+    text = (DOCS / "grids.md").read_text(encoding="utf-8").replace("−", "-")
     for experiment, baseline, statistics in COMPARED[heading]:
         grid = stored_grid("long", experiment)
         names = [cell.name for cell in grid.cells if cell.runs]

@@ -8,7 +8,7 @@ from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources
 
 import spherenet as sn
-from spherenet.kernels.sphere_conv.triton import failures, gradients, launch, patches, weights
+from spherenet.kernels.sphere_conv.triton import gradients, launch, patches, weights
 
 KERNELS = ["unit_weight_kernel", "forward_kernel", "backward_kernel", "correct_kernel", "unit_weight_backward_kernel"]
 
@@ -16,7 +16,7 @@ KERNELS = ["unit_weight_kernel", "forward_kernel", "backward_kernel", "correct_k
 @pytest.fixture(autouse=True)
 def nothing_failed(monkeypatch):
     monkeypatch.setattr(launch, "FEWEST_PROGRAMS", 1)
-    monkeypatch.setattr(failures, "_failed", set())
+    monkeypatch.setattr(launch, "_failed", set())
 
 
 def break_kernels(monkeypatch, error, *names):
@@ -83,7 +83,7 @@ def test_other_errors_propagate(monkeypatch, error):
     break_kernels(monkeypatch, error)
     with pytest.raises(type(error), match=str(error)[-6:]):
         results()
-    assert not failures._failed
+    assert not launch._failed
 
 
 def test_half_precision(monkeypatch):
