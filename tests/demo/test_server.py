@@ -359,7 +359,7 @@ def test_number_of_connections_is_limited(png):
         idle = [socket.create_connection(("127.0.0.1", started.server_port), timeout=240) for _ in range(2)]
         third = socket.create_connection(("127.0.0.1", started.server_port), timeout=240)
         assert received(third) == b""
-        for connection in idle:
+        for connection in (*idle, third):
             connection.close()
         status = None
         while status != 200:
