@@ -10,7 +10,7 @@ import socket
 import subprocess
 import threading
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from urllib.parse import urlsplit
 
 import pytest
@@ -67,17 +67,15 @@ def request(server, method="POST", path="/analyze", body=b"", **headers):
     host = f"127.0.0.1:{server.server_port}"
     own = {"Host": host, "Origin": f"http://{host}", "Content-Type": "application/octet-stream"}
     sent = {**own, "Content-Length": str(len(body)), **{name.replace("_", "-"): text for name, text in headers.items()}}
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=240)
-    connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
-    for name, value in sent.items():
-        if value is not None:
-            connection.putheader(name, value)
-    connection.endheaders()
-    connection.send(body)
-    response = connection.getresponse()
-    content = response.read()
-    connection.close()
-    return response.status, content, response.headers
+    with closing(http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=240)) as connection:
+        connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
+        for name, value in sent.items():
+            if value is not None:
+                connection.putheader(name, value)
+        connection.endheaders()
+        connection.send(body)
+        response = connection.getresponse()
+        return response.status, response.read(), response.headers
 
 
 def test_values_are_those_of_the_network(server, png, tmp_path):
@@ -359,7 +357,7 @@ def test_number_of_connections_is_limited(png):
         idle = [socket.create_connection(("127.0.0.1", started.server_port), timeout=240) for _ in range(2)]
         third = socket.create_connection(("127.0.0.1", started.server_port), timeout=240)
         assert received(third) == b""
-        for connection in (*idle, third):
+        for connection in idle:
             connection.close()
         status = None
         while status != 200:
